@@ -49,6 +49,8 @@ type Client struct {
 	admin        kvpb.AdminClient
 	transactions kvpb.TransactionsClient
 	feed         kvpb.FeedClient
+	leases       kvpb.LeasesClient
+	locks        kvpb.LocksClient
 	health       healthpb.HealthClient
 	timeout      time.Duration
 	retry        Retry
@@ -110,6 +112,8 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 		admin:        kvpb.NewAdminClient(conn),
 		transactions: kvpb.NewTransactionsClient(conn),
 		feed:         kvpb.NewFeedClient(conn),
+		leases:       kvpb.NewLeasesClient(conn),
+		locks:        kvpb.NewLocksClient(conn),
 		health:       healthpb.NewHealthClient(conn),
 		timeout:      o.timeout,
 		retry:        o.retry,

@@ -20,6 +20,8 @@ var (
 	ErrConflict = errors.New("conflict with a concurrent commit")
 	// ErrPreconditionFailed means that a precondition does not hold; Error.Key names the key.
 	ErrPreconditionFailed = errors.New("precondition failed")
+	// ErrFenced means that a lock is not held any more with the token of the condition.
+	ErrFenced = errors.New("the lock is lost")
 	// ErrSnapshotGone means that the requested epoch is not readable any more.
 	ErrSnapshotGone = errors.New("snapshot gone")
 	// ErrPipelineClosed means that a pipeline was used after Close.
@@ -65,6 +67,8 @@ func (e *Error) Is(target error) bool {
 		return e.Reason == kvpb.ErrorReason_ERROR_REASON_CONFLICT
 	case ErrPreconditionFailed:
 		return e.Reason == kvpb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED
+	case ErrFenced:
+		return e.Reason == kvpb.ErrorReason_ERROR_REASON_FENCED
 	case ErrSnapshotGone:
 		return e.Reason == kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE
 	case context.DeadlineExceeded:

@@ -13,6 +13,7 @@ type writeOptions struct {
 	preconditions []*kvpb.Precondition
 	durability    kvpb.Durability
 	id            RequestID
+	lease         uint64
 }
 
 func newWriteOptions(options []WriteOption) writeOptions {
@@ -111,7 +112,7 @@ func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options
 }
 
 func putRequest(key, value []byte, o *writeOptions) *kvpb.PutRequest {
-	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
+	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, LeaseId: o.lease, RequestId: o.wireID()}
 }
 
 func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {
@@ -153,5 +154,10 @@ func (b *Batch) add(m *kvpb.Mutation) {
 }
 
 func (b *Batch) request(o *writeOptions) *kvpb.BatchWriteRequest {
+	for _, m := range b.mutations {
+		if m.LeaseId = 0; m.GetKind() == kvpb.Mutation_KIND_PUT {
+			m.LeaseId = o.lease
+		}
+	}
 	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
 }

@@ -38,6 +38,9 @@ func (a *app) report(err error) int {
 	if err == nil {
 		return exitOK
 	}
+	if ended, ok := errors.AsType[commandError](err); ok { // the command has said why
+		return ended.code
+	}
 	var said saidError
 	if errors.As(err, &said) {
 		return exitCode(err)
@@ -64,7 +67,7 @@ func exitCode(err error) int {
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable
-	case errors.Is(err, errNotApplied):
+	case errors.Is(err, errNotApplied), errors.Is(err, errLockHeld), errors.Is(err, client.ErrLeaseLost):
 		return exitConflict
 	case errors.As(err, &e):
 		return exitCodeOf(e)

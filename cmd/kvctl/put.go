@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +32,7 @@ type writeFlags struct {
 	absent, present bool
 	ifValue         string
 	ifEpoch         uint64
+	fence           string
 }
 
 func (f *writeFlags) add(cmd *cobra.Command) {
@@ -39,6 +42,7 @@ func (f *writeFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.present, "if-present", false, "only if the key is there")
 	flags.StringVar(&f.ifValue, "if-value", "", "only if the key has this `value`")
 	flags.Uint64Var(&f.ifEpoch, "if-epoch", 0, "only if the key's value was written at this `epoch`")
+	flags.StringVar(&f.fence, "fence", "", "only if the lock is held with this token: `NAME=TOKEN`")
 	cmd.MarkFlagsMutuallyExclusive("if-absent", "if-present", "if-value", "if-epoch")
 }
 
@@ -62,7 +66,22 @@ func (f *writeFlags) options(a *app, cmd *cobra.Command, key []byte) ([]client.W
 	case cmd.Flags().Changed("if-epoch"):
 		options = append(options, client.If(client.WrittenAt(key, client.Epoch(f.ifEpoch))))
 	}
-	return options, nil
+	if f.fence == "" {
+		return options, nil
+	}
+	fence, err := a.fenceArg(f.fence)
+	return append(options, client.If(fence)), err
+}
+
+// fenceArg reads a fence. The name of a lock may have the character =.
+func (a *app) fenceArg(arg string) (client.Condition, error) {
+	at := strings.LastIndexByte(arg, '=')
+	token, err := strconv.ParseUint(arg[at+1:], 10, 64)
+	if at < 1 || err != nil {
+		return client.Condition{}, usageError{fmt.Errorf("--fence %q: expected NAME=TOKEN", arg)}
+	}
+	name, err := a.bytesArg(arg[:at])
+	return client.HeldWith(name, client.Epoch(token)), err
 }
 
 func addDurability(cmd *cobra.Command, durability *string) {
@@ -83,6 +102,7 @@ func durabilityOption(durability string) ([]client.WriteOption, error) {
 
 func (a *app) putCommand() *cobra.Command {
 	var f writeFlags
+	var lease uint64
 	cmd := &cobra.Command{
 		Use:   "put KEY VALUE|-",
 		Short: "Set a key",
@@ -104,6 +124,9 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 			if err != nil {
 				return err
 			}
+			if lease != 0 {
+				options = append(options, client.AttachTo(lease))
+			}
 			return a.withClient(func(c *client.Client) error {
 				value, err := a.valueArg(cmd.Context(), c, args[1])
 				if err != nil {
@@ -118,6 +141,7 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 		},
 	}
 	f.add(cmd)
+	cmd.Flags().Uint64Var(&lease, "lease", 0, "delete the key when the lease with this `id` ends")
 	return cmd
 }
 
