@@ -161,7 +161,8 @@ func resultOf(m encoder) []byte {
 
 // GetOutcome implements Transactions.
 func (s *txnService) GetOutcome(ctx context.Context, req *pb.GetOutcomeRequest) (*pb.GetOutcomeResponse, error) {
-	out := new(pb.GetOutcomeResponse)
+	history := s.lineage()
+	out := &pb.GetOutcomeResponse{Lineage: history[:]}
 	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.getOutcome(ctx, req, out) })
 }
 

@@ -283,3 +283,37 @@ func TestRepeatedRequestIsAnsweredAsDurableAsItAsks(t *testing.T) {
 		t.Fatalf("%v, %v", out, err)
 	}
 }
+
+// TestOutcomesNameTheirHistory: each answer says of which history it is, the same one after a restart, and another one in
+// another store, which knows nothing of the requests of the first.
+func TestOutcomesNameTheirHistory(t *testing.T) {
+	disk, id := vfs.NewMem(), newRequestID(t)
+	outcome := func(h *harness, id []byte, fence bool, want pb.OutcomeState) string {
+		t.Helper()
+		out, err := pb.NewTransactionsClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: id, Fence: fence})
+		if err != nil || out.State != want {
+			t.Fatalf("%v, %v; want %v", out, err, want)
+		}
+		return string(out.Lineage)
+	}
+	first := mustStartOn(t, disk)
+	lineage := outcome(first, id, false, pb.OutcomeState_OUTCOME_STATE_NOT_APPLIED)
+	if len(lineage) != 16 {
+		t.Errorf("a lineage of %d bytes", len(lineage))
+	}
+	if _, err := first.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), RequestId: id}); err != nil {
+		t.Fatal(err)
+	}
+	if got := outcome(first, newRequestID(t), true, pb.OutcomeState_OUTCOME_STATE_CANCELLED); got != lineage {
+		t.Errorf("lineage %x after %x", got, lineage)
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := outcome(mustStartOn(t, disk), id, false, pb.OutcomeState_OUTCOME_STATE_APPLIED); got != lineage {
+		t.Errorf("lineage %x after a restart, %x before", got, lineage)
+	}
+	if got := outcome(mustStart(t), id, false, pb.OutcomeState_OUTCOME_STATE_NOT_APPLIED); got == lineage {
+		t.Errorf("two stores have the lineage %x", got)
+	}
+}

@@ -2337,6 +2337,10 @@ type GetOutcomeResponse struct {
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The answer was too long to be kept.
 	ResultDropped bool `protobuf:"varint,3,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
+	// The history that the answer is about, as in the tokens of Feed.Watch. If it is another one than
+	// before, the store has been replaced or taken back to an earlier state: NOT_APPLIED then says
+	// nothing of what was executed before.
+	Lineage []byte `protobuf:"bytes,4,opt,name=lineage,proto3" json:"lineage,omitempty"`
 	// The answer, if it has more than its epoch.
 	//
 	// Types that are valid to be assigned to Response:
@@ -2399,6 +2403,13 @@ func (x *GetOutcomeResponse) GetResultDropped() bool {
 		return x.ResultDropped
 	}
 	return false
+}
+
+func (x *GetOutcomeResponse) GetLineage() []byte {
+	if x != nil {
+		return x.Lineage
+	}
+	return nil
 }
 
 func (x *GetOutcomeResponse) GetResponse() isGetOutcomeResponse_Response {
@@ -2612,11 +2623,12 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x11GetOutcomeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x14\n" +
-	"\x05fence\x18\x02 \x01(\bR\x05fence\"\x82\x03\n" +
+	"\x05fence\x18\x02 \x01(\bR\x05fence\"\x9c\x03\n" +
 	"\x12GetOutcomeResponse\x12.\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x18.epochkv.v1.OutcomeStateR\x05state\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12%\n" +
-	"\x0eresult_dropped\x18\x03 \x01(\bR\rresultDropped\x12D\n" +
+	"\x0eresult_dropped\x18\x03 \x01(\bR\rresultDropped\x12\x18\n" +
+	"\alineage\x18\x04 \x01(\fR\alineage\x12D\n" +
 	"\fdelete_range\x18\x06 \x01(\v2\x1f.epochkv.v1.DeleteRangeResponseH\x00R\vdeleteRange\x124\n" +
 	"\x06invoke\x18\b \x01(\v2\x1a.epochkv.v1.InvokeResponseH\x00R\x06invoke\x12>\n" +
 	"\n" +

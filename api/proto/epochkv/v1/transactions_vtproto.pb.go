@@ -2308,6 +2308,13 @@ func (m *GetOutcomeResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i -= size
 	}
+	if len(m.Lineage) > 0 {
+		i -= len(m.Lineage)
+		copy(dAtA[i:], m.Lineage)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Lineage)))
+		i--
+		dAtA[i] = 0x22
+	}
 	if m.ResultDropped {
 		i--
 		if m.ResultDropped {
@@ -3434,6 +3441,10 @@ func (m *GetOutcomeResponse) SizeVT() (n int) {
 	}
 	if m.ResultDropped {
 		n += 2
+	}
+	l = len(m.Lineage)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if vtmsg, ok := m.Response.(interface{ SizeVT() int }); ok {
 		n += vtmsg.SizeVT()
@@ -7720,6 +7731,40 @@ func (m *GetOutcomeResponse) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.ResultDropped = bool(v != 0)
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lineage", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Lineage = append(m.Lineage[:0], dAtA[iNdEx:postIndex]...)
+			if m.Lineage == nil {
+				m.Lineage = []byte{}
+			}
+			iNdEx = postIndex
 		case 6:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field DeleteRange", wireType)
