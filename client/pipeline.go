@@ -89,7 +89,7 @@ func (c *Client) Pipeline(ctx context.Context, o PipelineOptions) (*Pipeline, er
 func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOption) error {
 	o := newReadOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Get{
-		Get: &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)},
+		Get: &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time},
 	}}
 	if done == nil {
 		return p.send(request, nil)
@@ -101,7 +101,7 @@ func (p *Pipeline) Get(key []byte, done func(Value, error), options ...ReadOptio
 func (p *Pipeline) BatchGet(keys [][]byte, done func([]Value, error), options ...ReadOption) error {
 	o := newReadOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_BatchGet{
-		BatchGet: &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at)},
+		BatchGet: &kvpb.BatchGetRequest{Keys: keys, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time},
 	}}
 	if done == nil {
 		return p.send(request, nil)

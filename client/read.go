@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"time"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -23,7 +24,10 @@ type Value struct {
 // ReadOption changes one read.
 type ReadOption func(*readOptions)
 
-type readOptions struct{ at Epoch }
+type readOptions struct {
+	at   Epoch
+	time uint64
+}
 
 func newReadOptions(options []ReadOption) readOptions {
 	var o readOptions
@@ -37,10 +41,16 @@ func newReadOptions(options []ReadOption) readOptions {
 // more.
 func At(e Epoch) ReadOption { return func(o *readOptions) { o.at = e } }
 
+// AtTime reads the state at a time of the past by the server's clock. Value.ReadEpoch says which epoch that was. It fails with
+// ErrSnapshotGone if the state is not readable any more.
+func AtTime(t time.Time) ReadOption {
+	return func(o *readOptions) { o.time = uint64(t.UnixMicro()) }
+}
+
 // Get reads key. A missing key is not an error: see Value.Found.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Value, error) {
 	o := newReadOptions(options)
-	response, err := call(ctx, c, safe, c.kv.Get, &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at)})
+	response, err := call(ctx, c, safe, c.kv.Get, &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time})
 	if err != nil {
 		return Value{}, err
 	}
@@ -51,8 +61,8 @@ func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Va
 func (c *Client) BatchGet(ctx context.Context, keys [][]byte, options ...ReadOption) ([]Value, error) {
 	o := newReadOptions(options)
 	return inParts(keys, func(rest [][]byte) (*kvpb.BatchGetResponse, error) {
-		response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: rest, SnapshotEpoch: uint64(o.at)})
-		o.at = Epoch(response.GetReadEpoch()) // later parts read the same snapshot
+		response, err := call(ctx, c, safe, c.kv.BatchGet, &kvpb.BatchGetRequest{Keys: rest, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time})
+		o.at, o.time = Epoch(response.GetReadEpoch()), 0 // later parts read the same snapshot
 		return response, err
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"time"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -38,6 +39,8 @@ type ScanOptions struct {
 	KeysOnly bool
 	// At reads at this epoch; 0 means the newest. Not with ResumeToken, which has its own.
 	At Epoch
+	// AtTime reads the state at this time of the past, by the server's clock, instead.
+	AtTime time.Time
 	// PageBytes is about how much the server sends at once; 0 leaves it to the server.
 	PageBytes uint32
 	// Tokens makes the page that Limit ended return a token, to continue later. The server takes a
@@ -118,8 +121,13 @@ func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
 	if o.Tokens {
 		tokens = kvpb.ResumeTokens_RESUME_TOKENS_ALL
 	}
+	var atTime uint64
+	if !o.AtTime.IsZero() {
+		atTime = uint64(o.AtTime.UnixMicro())
+	}
 	return &kvpb.ScanRequest{
-		Range: r.wire(), Reverse: o.Reverse, Limit: o.Limit, KeysOnly: o.KeysOnly, PageBytes: o.PageBytes,
+		SnapshotTimeUs: atTime,
+		Range:          r.wire(), Reverse: o.Reverse, Limit: o.Limit, KeysOnly: o.KeysOnly, PageBytes: o.PageBytes,
 		SnapshotEpoch: uint64(o.At), ResumeToken: o.ResumeToken, Tokens: tokens, ResumeAtNewest: o.ResumeAtNewest,
 	}
 }
@@ -183,7 +191,7 @@ func (c *Client) streamPages(
 			_, _ = stream.Recv() // let the stream end with its status; all entries have arrived, so no error matters
 			return true, nil
 		}
-		request.ResumeToken, request.SnapshotEpoch, request.ResumeAtNewest = response.GetResumeToken(), 0, false
+		request.ResumeToken, request.SnapshotEpoch, request.SnapshotTimeUs, request.ResumeAtNewest = response.GetResumeToken(), 0, 0, false
 	}
 }
 

@@ -32,6 +32,11 @@ func ReadAt(e Epoch) TxnOption {
 	return func(b *kvpb.BeginRequest) { b.ReadOnly, b.SnapshotEpoch = true, uint64(e) }
 }
 
+// ReadAtTime makes the transaction read-only, and reads the state at a time of the past, by the server's clock.
+func ReadAtTime(t time.Time) TxnOption {
+	return func(b *kvpb.BeginRequest) { b.ReadOnly, b.SnapshotTimeUs = true, uint64(t.UnixMicro()) }
+}
+
 // CommitWith says when the commit is acknowledged: CommitWith(Sync()) or CommitWith(Async()).
 func CommitWith(durability WriteOption) TxnOption {
 	return func(b *kvpb.BeginRequest) {

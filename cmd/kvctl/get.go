@@ -9,7 +9,7 @@ import (
 )
 
 func (a *app) getCommand() *cobra.Command {
-	var at uint64
+	var at past
 	cmd := &cobra.Command{
 		Use:   "get KEY...",
 		Short: "Read keys",
@@ -20,7 +20,8 @@ and a list for several.`,
 		Example: `  kvctl get greeting
   kvctl get photo > photo.jpg
   kvctl get -o json user/1 user/2
-  kvctl get --at 41 counter`,
+  kvctl get --at 41 counter
+  kvctl get --at 10:32 counter`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keys, err := a.bytesArgs(args)
@@ -28,7 +29,7 @@ and a list for several.`,
 				return err
 			}
 			return a.withClient(func(c *client.Client) error {
-				values, err := c.BatchGet(cmd.Context(), keys, client.At(client.Epoch(at)))
+				values, err := c.BatchGet(cmd.Context(), keys, at.option())
 				if err != nil {
 					return err
 				}
@@ -36,7 +37,7 @@ and a list for several.`,
 			})
 		},
 	}
-	cmd.Flags().Uint64Var(&at, "at", 0, "read at this `epoch` instead of the newest")
+	cmd.Flags().Var(&at, "at", pastUsage)
 	return cmd
 }
 

@@ -11,7 +11,7 @@ import (
 func (a *app) scanCommand() *cobra.Command {
 	var r rangeFlags
 	var o client.ScanOptions
-	var at uint64
+	var at past
 	var count bool
 	cmd := &cobra.Command{
 		Use:   "scan [PREFIX]",
@@ -37,7 +37,7 @@ A table cuts long values; the other formats do not. Raw output is the key, a tab
 			if err != nil {
 				return err
 			}
-			o.At = client.Epoch(at)
+			o.At, o.AtTime = at.epoch, at.time
 			return a.withClient(func(c *client.Client) error {
 				if count {
 					return a.count(cmd, c, keyRange, o)
@@ -52,7 +52,7 @@ A table cuts long values; the other formats do not. Raw output is the key, a tab
 	flags.Uint64Var(&o.Limit, "limit", 0, "end after this `many` entries; 0 means all")
 	flags.BoolVar(&o.KeysOnly, "keys-only", false, "leave out the values")
 	flags.BoolVar(&count, "count", false, "only count the entries")
-	flags.Uint64Var(&at, "at", 0, "read at this `epoch` instead of the newest")
+	flags.Var(&at, "at", pastUsage)
 	return cmd
 }
 

@@ -41,10 +41,11 @@ type Config struct {
 	DiskReserve  Size // disk space kept for deletions and checkpoints; 0: derived
 	PageSize     Size // of the data file; fixed when the store is created
 
-	Durability   Durability    // of a write that does not choose
-	Transport    Transport     // what serves gRPC
-	SyncInterval time.Duration // how long an async commit may stay unsynced
-	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease
+	Durability    Durability    // of a write that does not choose
+	Transport     Transport     // what serves gRPC
+	SyncInterval  time.Duration // how long an async commit may stay unsynced
+	Retention     time.Duration // how long a past epoch stays readable without a snapshot or a lease
+	RetentionSize Size          // most that is logged since the oldest epoch that Retention keeps; 0: any amount
 
 	RequestIDWindow time.Duration // how long the ids of requests are known
 	RequestIDSize   Size          // of log and tree, that records of request ids may take
@@ -217,6 +218,7 @@ func newOptions() *options {
 	f.Var((*choice)(&c.Durability), "durability", "when a write that does not choose is acknowledged: sync, on stable storage; async, when visible")
 	f.DurationVar(&c.SyncInterval, "sync-interval", c.SyncInterval, "longest time that an async write stays unsynced")
 	f.DurationVar(&c.Retention, "retention", c.Retention, "how long past epochs stay readable without a snapshot or a resume token")
+	f.Var(&c.RetentionSize, "retention-size", "most that may be written since the oldest epoch that --retention keeps readable, in bytes of the log; 0 is any amount")
 	f.DurationVar(&c.RequestIDWindow, "request-id-window", c.RequestIDWindow, "how long the server knows which requests with a request_id it has executed; older ids are refused")
 	f.Var(&c.RequestIDSize, "request-id-size", "most disk space for what it knows of them, about; more shortens the window")
 	f.DurationVar(&c.CheckpointInterval, "checkpoint-interval", c.CheckpointInterval, "longest time between checkpoints while there are writes; full memtables start them sooner")

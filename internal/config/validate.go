@@ -46,6 +46,7 @@ func (c *Config) Validate() error {
 		fmt.Sprintf("is %q; choose text or json", c.LogFormat))
 	v.duration("sync-interval", c.SyncInterval, durationMin, time.Minute)
 	v.duration("retention", c.Retention, 0, 365*24*time.Hour)
+	v.check(c.RetentionSize >= 0, "retention-size", fmt.Sprintf("is %v; give 0 or more", c.RetentionSize))
 	v.duration("request-id-window", c.RequestIDWindow, time.Minute, 365*24*time.Hour)
 	v.check(c.RequestIDSize >= requestIDSizeMin, "request-id-size", fmt.Sprintf("is %v; give at least %v", c.RequestIDSize, requestIDSizeMin))
 	v.duration("checkpoint-interval", c.CheckpointInterval, time.Second, 24*time.Hour)

@@ -121,6 +121,14 @@ const (
 	SystemAttachment = 'a'
 )
 
+// First bytes of the keys in SpaceSystem of which the records are about the past: samples of when epochs were, from which
+// epoch on versions are kept, and holds.
+const (
+	SystemTimeSample = 'h'
+	SystemRetention  = 'w'
+	SystemHold       = 'j'
+)
+
 // ownedHeaderBytes is where the owner begins in the internal key of an owned record.
 const ownedHeaderBytes = 1 + 1 + 8
 

@@ -32,7 +32,8 @@ func (s *Store) runCheckpoints(ctx context.Context) {
 		case <-s.engine.CheckpointRequests():
 			err = s.mergeImmutables(ctx)
 		case <-second.C:
-			switch s.engine.Schedule(s.options.CheckpointInterval/largeWaitPart, s.collector.snapshotEpochs()) {
+			user, _ := s.collector.snapshotEpochs()
+			switch s.engine.Schedule(s.options.CheckpointInterval/largeWaitPart, user) {
 			case storage.WorkRotateAndMerge:
 				err = s.Checkpoint(ctx)
 			case storage.WorkMerge:
@@ -97,14 +98,15 @@ func (s *Store) mergeImmutables(ctx context.Context) error {
 func (s *Store) gcWatermarks() storage.GCWatermarks {
 	visible := s.Visible()
 	s.requests.merging()
-	return storage.GCWatermarks{Visible: visible, Snapshots: s.collector.snapshotEpochs(), Expired: s.requests.expired()}
+	user, system := s.collector.snapshotEpochs()
+	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: s.requests.expired()}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be
-// kept, in a new slice.
-func (c *collector) snapshotEpochs() []keys.Epoch {
+// kept, in new slices: of user data, and of the store's own records.
+func (c *collector) snapshotEpochs() (user, system []keys.Epoch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refresh(time.Now())
-	return append([]keys.Epoch(nil), c.live...)
+	return append([]keys.Epoch(nil), c.live...), c.store.registry.SystemEpochs(nil)
 }

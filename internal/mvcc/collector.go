@@ -23,16 +23,15 @@ const pruneEvery = time.Millisecond
 type collector struct {
 	store *Store
 
-	mu        sync.Mutex // guards what follows
-	slot      *pin.Slot
-	retention *retention
-	live      []keys.Epoch
+	mu   sync.Mutex // guards what follows
+	slot *pin.Slot
+	live []keys.Epoch
 
 	collections, collectNanos atomic.Uint64
 }
 
 func newCollector(s *Store) *collector {
-	return &collector{store: s, slot: s.registry.Slot(), retention: newRetention(s.options.Retention, s.options.GCInterval)}
+	return &collector{store: s, slot: s.registry.Slot()}
 }
 
 func (c *collector) run(ctx context.Context) {
@@ -97,41 +96,5 @@ func (c *collector) assist(length int) {
 // refresh recomputes and publishes the GC watermarks.
 func (c *collector) refresh(now time.Time) {
 	s := c.store
-	c.live = s.registry.AdvanceLowWatermark(c.live, c.retention.oldest(now, s.Visible()), now)
-}
-
-// samplesMax bounds the memory of the retention rule; a longer retention is sampled more coarsely.
-const samplesMax = 4096
-
-// retention remembers which epoch was visible when, so that retention by time becomes retention by epoch.
-type retention struct {
-	keepFor time.Duration
-	every   time.Duration
-	samples []sample // oldest first
-}
-
-type sample struct {
-	at    time.Time
-	epoch keys.Epoch
-}
-
-func newRetention(keep, interval time.Duration) *retention {
-	return &retention{keepFor: keep, every: max(interval, keep/samplesMax)}
-}
-
-// oldest is the newest epoch that was visible at least keepFor ago: all epochs from it on stay
-// readable.
-func (r *retention) oldest(now time.Time, visible keys.Epoch) keys.Epoch {
-	if r.keepFor == 0 {
-		return visible
-	}
-	if n := len(r.samples); n == 0 || now.Sub(r.samples[n-1].at) >= r.every {
-		r.samples = append(r.samples, sample{now, visible})
-	}
-	drop := 0
-	for drop+1 < len(r.samples) && now.Sub(r.samples[drop+1].at) >= r.keepFor {
-		drop++
-	}
-	r.samples = append(r.samples[:0], r.samples[drop:]...)
-	return r.samples[0].epoch
+	c.live = s.registry.AdvanceLowWatermark(c.live, s.timeline.retained(), now)
 }

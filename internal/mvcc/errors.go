@@ -70,6 +70,8 @@ type SnapshotGoneError struct {
 	Epoch  keys.Epoch
 	Oldest keys.Epoch // from here on every epoch is readable
 	Newest keys.Epoch // newest epoch there is
+
+	OldestTime uint64 // the state at this time and later is readable, in microseconds since 1970; zero if it is not known
 }
 
 func (e *SnapshotGoneError) Error() string {

@@ -67,11 +67,12 @@ const (
 
 // Options configure a store. Zero fields take the default named beside them.
 type Options struct {
-	Storage      storage.Options
-	Durability   Durability    // what DurabilityDefault means; DurabilitySync
-	SyncInterval time.Duration // how long an async commit may stay unsynced; 50 ms
-	GCInterval   time.Duration // how often min-visible is recomputed; 100 ms
-	Retention    time.Duration // how long a past epoch stays readable without a snapshot or a lease; 0
+	Storage        storage.Options
+	Durability     Durability    // what DurabilityDefault means; DurabilitySync
+	SyncInterval   time.Duration // how long an async commit may stay unsynced; 50 ms
+	GCInterval     time.Duration // how often min-visible is recomputed; 100 ms
+	Retention      time.Duration // how long a past epoch stays readable without a snapshot or a lease; 0
+	RetentionBytes int64         // how much may be logged since the oldest epoch that Retention keeps; 0: any amount
 
 	RequestWindow time.Duration // how long the ids of requests are known; 15 min
 	RequestBytes  int64         // how much of log and tree the records of ids may take, about; 1 GiB

@@ -65,7 +65,7 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 	case at == 0:
 		x.at = x.slot.OpenSnapshot()
 	case at > visible || !x.slot.OpenSnapshotAt(at):
-		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.LowWatermark(), Newest: visible}
+		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.LowWatermark(), Newest: visible, OldestTime: x.store.TimeOf(x.store.registry.LowWatermark())}
 	default:
 		x.at = at
 	}

@@ -34,6 +34,7 @@ type Store struct {
 	probe         *Session // of Probe alone; outside the limit of sessions, so that a probe does not compete with requests
 	requests      requestWindow
 	expirer       *expirer
+	timeline      timeline
 	lifecycle     lifecycle
 	leaseCheck    atomic.Pointer[func(lease uint64) error] // of GuardLeases
 }
@@ -55,14 +56,16 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery, s.clock = engine, recovery, clock.New(o.WallClock, recovery.CommitTime)
-	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+2+expiryCommitsMax) // and those of the probe, of the request window and of the expirer
+	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+3+expiryCommitsMax) // and those of the probe, of the request window, of the timeline and of the expirer
 	s.probe, s.expirer = s.newSession(), newExpirer(s)
-	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx)); err != nil {
+	s.timeline.init(&o)
+	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx), s.timeline.open(ctx, s.probe)); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
+	s.recordStart(ctx)
 	s.collector.refresh(time.Now())
 	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })
@@ -72,6 +75,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.done.Go(func() { s.engine.RunTablePool(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
 	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx) })
+	s.lifecycle.done.Go(func() { s.runTimeline(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunRebuilds(ctx) })
 	s.lifecycle.done.Go(func() { s.expirer.run(ctx) })
 	return s, nil

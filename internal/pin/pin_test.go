@@ -245,7 +245,8 @@ func TestSnapshotBelowTheLowWatermarkIsTakenAgain(t *testing.T) {
 	r, v := newTestRegistry(5)
 	s := r.Slot()
 	defer s.Free()
-	r.lowWatermark.Store(6) // what a reader sees if its load of visible is old
+	r.lowWatermark.Store(6)
+	r.newestFloor.Store(6) // what a reader sees if its load of visible is old
 	taken := make(chan keys.Epoch)
 	go func() { taken <- s.OpenSnapshot() }()
 	select {

@@ -26,8 +26,9 @@ type Registry struct {
 	tick         atomic.Uint64 // reclamation tick; every retirement advances it
 	_            [cacheLinePair - 8]byte
 	lowWatermark atomic.Uint64 // GC low watermark: this epoch and later ones are readable without a lease
+	newestFloor  atomic.Uint64 // the least epoch of a snapshot that is not named: not below the low watermark
 	minVisible   atomic.Uint64 // min-visible epoch, as of the last AdvanceLowWatermark
-	_            [cacheLinePair - 16]byte
+	_            [cacheLinePair - 24]byte
 
 	// slots is replaced, never changed, so that scans need no lock.
 	slots atomic.Pointer[[]*Slot]
@@ -37,6 +38,7 @@ type Registry struct {
 	mu            sync.Mutex // guards the fields below, and growth; it serializes AdvanceLowWatermark and OpenSnapshotAt of old epochs
 	free          []*Slot
 	leases        map[keys.Epoch]Lease
+	system        []keys.Epoch   // of SystemEpochs
 	retained      []keys.Epoch   // below the low watermark, ascending: epochs that every AdvanceLowWatermark so far has kept readable
 	longSnapshots []longSnapshot // by slot: its snapshot below the low watermark, as of the last AdvanceLowWatermark
 }
@@ -201,6 +203,7 @@ func (r *Registry) AdvanceLowWatermark(dst []keys.Epoch, retained keys.Epoch, no
 	before := r.lowWatermark.Load()
 	lowWatermark := max(min(r.visible.Load(), uint64(retained)), before) // it never falls: unreadable epochs stay unreadable
 	r.lowWatermark.Store(lowWatermark)
+	r.newestFloor.Store(max(r.visible.Load(), lowWatermark))
 	dst = r.snapshotEpochsLocked(dst, lowWatermark, now)
 	r.retainLocked(dst[:len(dst)-1], keys.Epoch(before))
 	if invariants.Enabled {
@@ -227,9 +230,13 @@ func (r *Registry) checkLocked(epochs []keys.Epoch, before uint64) {
 // snapshotEpochsLocked returns, in dst, the epochs of snapshots and leases below the low watermark,
 // then the low watermark.
 func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, now time.Time) []keys.Epoch {
-	dst = dst[:0]
+	dst, r.system = dst[:0], r.system[:0]
+	newestFloor := r.newestFloor.Load()
 	for i, s := range *r.slots.Load() {
 		e := s.epoch.Load()
+		if e != 0 && e < newestFloor {
+			r.system = append(r.system, keys.Epoch(e))
+		}
 		if e == 0 || e >= lowWatermark {
 			r.longSnapshots[i].epoch = 0
 			continue
@@ -249,7 +256,18 @@ func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, n
 	}
 	slices.Sort(dst)
 	dst = slices.Compact(dst)
+	slices.Sort(r.system)
+	r.system = append(slices.Compact(r.system), keys.Epoch(newestFloor))
 	return append(dst, keys.Epoch(lowWatermark))
+}
+
+// SystemEpochs returns, in dst, the epochs for which versions of the store's own records must be kept, as of the last
+// AdvanceLowWatermark: neither the retention nor leases keep their past, and they are read in snapshots of the newest
+// epoch.
+func (r *Registry) SystemEpochs(dst []keys.Epoch) []keys.Epoch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append(dst[:0], r.system...)
 }
 
 // retainLocked notes which of the needed epochs below the low watermark OpenSnapshotAt may grant:

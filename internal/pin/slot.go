@@ -46,7 +46,7 @@ func (s *Slot) OpenSnapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
 		s.epoch.Store(max(e, 1)) // epoch 0 would mean "no snapshot"; before the first commit, epochs 0 and 1 both see nothing
-		if e >= s.reg.lowWatermark.Load() {
+		if e >= s.reg.newestFloor.Load() {
 			return keys.Epoch(e)
 		}
 	}

@@ -2,9 +2,12 @@ package pin
 
 import (
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestReaderWhoseStoreIsLateIsSeen: a processor may delay the store of a tick while its reader
@@ -82,5 +85,33 @@ func TestLowWatermarkNeverFalls(t *testing.T) {
 	r.AdvanceLowWatermark(nil, forever, time.Now())
 	if live := r.AdvanceLowWatermark(nil, 5, time.Now()); r.LowWatermark() != 9 || live[0] != 9 {
 		t.Fatalf("the low watermark fell to %d, needed epochs are %d", r.LowWatermark(), live)
+	}
+}
+
+// TestNewestSnapshotsSeeTheStoresOwnRecords: a snapshot of the newest epoch is among the epochs for which the store's own records
+// are kept, or it is taken again, however far the retention keeps user data back.
+func TestNewestSnapshotsSeeTheStoresOwnRecords(t *testing.T) {
+	r, v := newTestRegistry(5)
+	s := r.Slot()
+	defer s.Free()
+	s.OpenSnapshot()
+	v.Store(9)
+	r.AdvanceLowWatermark(nil, 1, time.Now())
+	if got := r.SystemEpochs(nil); !slices.Equal(got, []keys.Epoch{5, 9}) || r.LowWatermark() != 1 {
+		t.Fatalf("epochs %v, low watermark %d", got, r.LowWatermark())
+	}
+	v.Store(5) // what a reader sees if its load of visible is old
+	taken := make(chan keys.Epoch)
+	late := r.Slot()
+	defer late.Free()
+	go func() { taken <- late.OpenSnapshot() }()
+	select {
+	case e := <-taken:
+		t.Fatalf("snapshot at %d, below 9", e)
+	case <-time.After(10 * time.Millisecond):
+	}
+	v.Store(9)
+	if e := <-taken; e != 9 {
+		t.Fatalf("snapshot at %d, want 9", e)
 	}
 }

@@ -314,10 +314,14 @@ func goneFault(e *mvcc.SnapshotGoneError) fault {
 			metadata: map[string]string{"epoch": decimal(e.Epoch), "visible": decimal(e.Newest)},
 		}
 	}
-	return fault{
+	f := fault{
 		code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE,
 		metadata: map[string]string{"epoch": decimal(e.Epoch), "oldest": decimal(e.Oldest)},
 	}
+	if e.OldestTime != 0 {
+		f.metadata["oldest_time_us"] = strconv.FormatUint(e.OldestTime, 10)
+	}
+	return f
 }
 
 func corruptionFault(e *storage.CorruptionError) fault {

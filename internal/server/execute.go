@@ -73,7 +73,7 @@ func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 
 // get puts the answer into out. The value is appended to buf and aliases it.
 func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ackWait, error) {
-	if err := c.beginRead(req.SnapshotEpoch); err != nil {
+	if err := c.beginRead(req.SnapshotEpoch, req.SnapshotTimeUs); err != nil {
 		return ackWait{}, err
 	}
 	v, err := c.session.Read(buf, req.Key)
@@ -173,7 +173,7 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 	if n := len(req.Keys); n > s.limits.BatchOps {
 		return ackWait{}, &mvcc.LimitError{What: "batch operations", Limit: s.limits.BatchOps, Got: n}
 	}
-	if err := c.beginRead(req.SnapshotEpoch); err != nil {
+	if err := c.beginRead(req.SnapshotEpoch, req.SnapshotTimeUs); err != nil {
 		return ackWait{}, err
 	}
 	defer func() { c.endRead(err) }()

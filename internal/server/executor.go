@@ -63,12 +63,12 @@ const (
 	readCached           // nor wait for the device
 )
 
-// beginRead opens the snapshot of a read, at an epoch or, for zero, the newest.
-func (c *executor) beginRead(at uint64) (err error) {
+// beginRead opens the snapshot of a read: at an epoch, at a time, or the newest if both are zero.
+func (c *executor) beginRead(at, atTime uint64) (err error) {
 	a := &c.attempt
 	if a.repeats {
 		err = context.Cause(c.ctx) // the client may have waited in vain until now
-	} else {
+	} else if at, err = c.epochAt(at, atTime); err == nil {
 		a.at, err = c.session.OpenSnapshot(keys.Epoch(at))
 	}
 	if err == nil {
@@ -76,6 +76,21 @@ func (c *executor) beginRead(at uint64) (err error) {
 		c.session.SetWaits(a.limit != readCached)
 	}
 	return err
+}
+
+// epochAt is the epoch that a request names, with an epoch or a time. It waits for commits that are under way.
+func (c *executor) epochAt(at, atTime uint64) (uint64, error) {
+	if atTime == 0 {
+		return at, nil
+	}
+	if at != 0 {
+		return 0, errEpochAndTime
+	}
+	if c.attempt.limit == readCached {
+		return 0, mvcc.ErrWouldWait
+	}
+	epoch, err := c.session.EpochAt(c.ctx, atTime)
+	return uint64(epoch), err
 }
 
 // endRead closes the snapshot of a read, unless the read is to be repeated.

@@ -8,7 +8,10 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	storeclock "github.com/epochkv/epochkv/internal/clock"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
+
+var errEpochAndTime = invalid("snapshot_time_us", "must be 0 with snapshot_epoch")
 
 // classifyHistory classifies the refusals that have to do with times and with the past.
 func classifyHistory(err error) (fault, bool) {
@@ -16,6 +19,16 @@ func classifyHistory(err error) (fault, bool) {
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER, metadata: map[string]string{
 			"difference_us": strconv.FormatInt(earlier.By.Microseconds(), 10),
 		}}, true
+	}
+	if wrong, ok := errors.AsType[*mvcc.TimeError](err); ok {
+		f := fault{code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, metadata: map[string]string{
+			"time_us": strconv.FormatUint(wrong.Time, 10), "oldest": decimal(wrong.Oldest), "oldest_time_us": strconv.FormatUint(wrong.OldestTime, 10),
+		}}
+		if wrong.Future() {
+			f.reason = pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE
+			f.metadata = map[string]string{"time_us": strconv.FormatUint(wrong.Time, 10), "now_us": strconv.FormatUint(wrong.Now, 10)}
+		}
+		return f, true
 	}
 	return fault{}, false
 }

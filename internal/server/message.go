@@ -105,7 +105,7 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 }
 
 // reuseGet empties a message and keeps its buffer. Unknown fields stay; see resetEvery.
-func reuseGet(m *pb.GetRequest) { m.Key, m.SnapshotEpoch = m.Key[:0], 0 }
+func reuseGet(m *pb.GetRequest) { m.Key, m.SnapshotEpoch, m.SnapshotTimeUs = m.Key[:0], 0, 0 }
 
 // reusePut empties a message and keeps its buffers. Unknown fields stay; see resetEvery.
 func reusePut(m *pb.PutRequest) {

@@ -58,6 +58,7 @@ type scan struct {
 	server    *Server
 	options   mvcc.ScanOptions
 	at        keys.Epoch // asked for; zero: newest
+	atTime    uint64     // asked for instead; zero: none
 	bounds    uint32     // hash of the range, for tokens
 	pageBytes int
 	countOnly bool
@@ -83,7 +84,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 		return nil, err
 	}
 	sc := &scan{
-		server: s, at: keys.Epoch(req.SnapshotEpoch), bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit, tokens: req.Tokens,
+		server: s, at: keys.Epoch(req.SnapshotEpoch), atTime: req.SnapshotTimeUs, bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit, tokens: req.Tokens,
 		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly, Limit: scanLimit(req.Limit)},
 		pageBytes: scanPageBytesDefault,
 	}
@@ -115,7 +116,7 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 	switch {
 	case err != nil:
 		return err
-	case req.SnapshotEpoch != 0:
+	case req.SnapshotEpoch != 0 || req.SnapshotTimeUs != 0:
 		return invalid("snapshot_epoch", "must be 0 with a resume token, which contains its epoch")
 	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse:
 		return invalidToken("belongs to another range or direction")
@@ -163,6 +164,14 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 // begin opens the snapshot and the cursor.
 func (sc *scan) begin(ctx context.Context) (err error) {
 	x := sc.executor.session
+	if sc.atTime != 0 {
+		if sc.at != 0 {
+			return errEpochAndTime
+		}
+		if sc.at, err = x.EpochAt(ctx, sc.atTime); err != nil {
+			return err
+		}
+	}
 	if sc.at, err = x.OpenSnapshot(sc.at); err != nil {
 		return err
 	}

@@ -192,7 +192,8 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
-		RequestWindow: c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
+		RetentionBytes: int64(c.RetentionSize),
+		RequestWindow:  c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
 		Limits: mvcc.Limits{
 			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
 			BatchOps: c.Limits.BatchOps, Sessions: c.Limits.InflightRequests,

@@ -79,9 +79,9 @@ func (h *harness) execute(t testing.TB, req *pb.ExecuteRequest) *pb.ExecuteRespo
 // operations takes the second).
 func TestConditionsDecideWhatIsExecuted(t *testing.T) {
 	h := mustStart(t, retaining)
-	h.put(t, "a", "1")
+	first := h.put(t, "a", "1")
 	mid := h.put(t, "p/x", "2")
-	h.put(t, "a", "3")
+	newest := h.put(t, "a", "3")
 	gone := h.put(t, "q/x", "4")
 	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("q/x")}); err != nil {
 		t.Fatal(err)
@@ -96,8 +96,8 @@ func TestConditionsDecideWhatIsExecuted(t *testing.T) {
 		{existsCondition("a", true), true},
 		{existsCondition("a", false), false},
 		{existsCondition("missing", false), true},
-		{epochCondition("a", 3), true},
-		{epochCondition("a", 1), false},
+		{epochCondition("a", newest), true},
+		{epochCondition("a", first), false},
 		{emptyCondition("p/", true), false},
 		{emptyCondition("p/", false), true},
 		{emptyCondition("none/", true), true},

@@ -13,7 +13,7 @@ import (
 // operation in an open transaction and returns a message that aliases no other memory.
 
 func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
-	if err := ownSnapshot(req.GetSnapshotEpoch()); err != nil {
+	if err := ownSnapshot(req.GetSnapshotEpoch() | req.GetSnapshotTimeUs()); err != nil {
 		return nil, err
 	}
 	v, err := t.Get(nil, req.GetKey())
@@ -31,7 +31,7 @@ func ownSnapshot(epoch uint64) error {
 }
 
 func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.BatchGetResponse, error) {
-	if err := ownSnapshot(req.GetSnapshotEpoch()); err != nil {
+	if err := ownSnapshot(req.GetSnapshotEpoch() | req.GetSnapshotTimeUs()); err != nil {
 		return nil, err
 	}
 	if n := len(req.Keys); n > limits.BatchOps {

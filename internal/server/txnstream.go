@@ -330,6 +330,12 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	if err != nil {
 		return err
 	}
+	if at := req.GetSnapshotTimeUs(); at != 0 {
+		if o.At, err = executor.session.EpochAt(c.stream.Context(), at); err != nil {
+			executor.release()
+			return err
+		}
+	}
 	txn, err := executor.session.Begin(o)
 	if err != nil {
 		executor.release()
@@ -470,8 +476,11 @@ func abortReason(err error) telemetry.AbortReason {
 
 func toTxnOptions(req *pb.BeginRequest) (o mvcc.TxnOptions, err error) {
 	o.ReadOnly, o.At = req.GetReadOnly(), keys.Epoch(req.GetSnapshotEpoch())
-	if o.At != 0 && !o.ReadOnly {
+	if (o.At != 0 || req.GetSnapshotTimeUs() != 0) && !o.ReadOnly {
 		return o, errNoSnapshotHere
+	}
+	if o.At != 0 && req.GetSnapshotTimeUs() != 0 {
+		return o, errEpochAndTime
 	}
 	switch req.GetIsolation() {
 	case pb.Isolation_ISOLATION_UNSPECIFIED, pb.Isolation_ISOLATION_SERIALIZABLE:

@@ -36,11 +36,12 @@ type KeyRange = btree.Range
 type GCWatermarks struct {
 	Visible   keys.Epoch   // every commit up to it is installed
 	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
+	System    []keys.Epoch // the same for keys in keys.SpaceSystem; nil if Snapshots is for all keys
 	Expired   KeyRange     // internal keys that no reader asks for any more; its upper bound never goes back
 }
 
 func (h *GCWatermarks) policy() btree.Policy {
-	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots, Expired: h.Expired}
+	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots, System: h.System, Expired: h.Expired}
 }
 
 // Checkpoint merges every complete immutable generation into the tree, vacuums some leaves, and makes the new root durable, in

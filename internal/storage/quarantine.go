@@ -192,7 +192,7 @@ func (p *quarantinePlan) add(e *Engine, in *btree.MergeInput, input btree.Input,
 	}
 	news := inputVersions(input, key, reason)
 	all := union(before, news)
-	kept, older := visible(&in.Policy, all, news)
+	kept, older := visible(&in.Policy, key, all, news)
 	if older == 0 && !refused && len(key) <= page.KeySizeMax(in.PageSize) {
 		p.changed = true // all that is left is new: the tree may take it
 		return
@@ -233,12 +233,12 @@ func inputVersions(input btree.Input, key []byte, reason string) (versions []qua
 }
 
 // visible is the versions that a snapshot can see, and how many of those are not new.
-func visible(policy *btree.Policy, all, news []quarantine.Version) (kept []quarantine.Version, older int) {
+func visible(policy *btree.Policy, key []byte, all, news []quarantine.Version) (kept []quarantine.Version, older int) {
 	epochs := make([]keys.Epoch, len(all))
 	for i := range all {
 		epochs[i] = all[i].Trailer.Epoch()
 	}
-	for i, keep := range policy.Retained(epochs) {
+	for i, keep := range policy.Retained(key, epochs) {
 		if !keep {
 			continue
 		}

@@ -175,8 +175,8 @@ func (r *replayer) mergeIfPossible() error {
 }
 
 // merge makes the filled generations durable in the tree. The tree is not ahead of the log, because
-// what wal.Recover passes on is durable. There are no readers yet, so only the newest version of
-// each key matters.
+// what wal.Recover passes on is durable. All versions are kept: which of them the retention needs is a record of the store
+// that cannot be read yet.
 func (r *replayer) merge() error {
 	e := r.engine
 	job := mergeJob{recovering: true}
@@ -184,7 +184,7 @@ func (r *replayer) merge() error {
 		job.immutables = append(job.immutables, r.filled[i])
 	}
 	cut := job.cut(0)
-	job.watermarks = GCWatermarks{Visible: cut, Snapshots: []keys.Epoch{cut}}
+	job.watermarks = GCWatermarks{Visible: cut, Snapshots: []keys.Epoch{1}}
 	before := e.checkpoints.quarantine.now
 	number, result, err := e.mergeTree(r.ctx, r.root, &job, cut)
 	if err != nil {

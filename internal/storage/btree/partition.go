@@ -55,7 +55,7 @@ func (w *worker) run(p *partition) error {
 	w.prefetchPartition(p)
 	w.in.seek(p.lo)
 	w.checkInput()
-	w.key, w.history = w.key[:0], keyHistory{}
+	w.key, w.history = w.key[:0], w.m.Policy.begin(nil)
 	for i := range p.children {
 		c, bound := &p.children[i], p.boundAfter(i)
 		if !w.touched(p, i, bound) {
@@ -292,7 +292,7 @@ func (w *worker) resume(lower *page.Separator) {
 		return
 	}
 	w.key = append(w.key[:0], lower.Key...)
-	w.history, w.retained = historyAfter(lower.Trailer), false
+	w.history, w.retained = w.m.Policy.historyAfter(lower), false
 	w.countedOld, w.countedNew = true, true
 }
 
@@ -324,7 +324,7 @@ func (w *worker) refuse(err error) {
 }
 
 func (w *worker) reset() {
-	w.history, w.retained, w.countedOld, w.countedNew = keyHistory{}, false, false, false
+	w.history, w.retained, w.countedOld, w.countedNew = w.m.Policy.begin(w.key), false, false, false
 }
 
 // emitOld emits entry i of an old leaf. The input has nothing for its key.

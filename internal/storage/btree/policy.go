@@ -22,6 +22,9 @@ type Policy struct {
 	// versions dropped up to the GC low watermark (the smallest epoch that a new snapshot can get),
 	// the caller makes it the last element.
 	Snapshots []keys.Epoch
+	// System is the same for keys in keys.SpaceSystem, of which the past is not kept for as long; nil if Snapshots
+	// is for all keys.
+	System []keys.Epoch
 	// RetainTombstones retains the newest version of every key, also if it is a tombstone: another
 	// tree may have older versions.
 	RetainTombstones bool
@@ -45,9 +48,11 @@ func (r *Range) meets(lower, upper *page.Separator) bool {
 
 // keyHistory follows the versions of one key, newest first.
 type keyHistory struct {
-	newer keys.Epoch // epoch of the next newer version, valid if any
-	any   bool       // a newer version exists
-	done  bool       // no snapshot sees anything older
+	newer  keys.Epoch   // epoch of the next newer version, valid if any
+	any    bool         // a newer version exists
+	least  keys.Epoch   // the smallest epoch at which a reader may read the key
+	epochs []keys.Epoch // that snapshots of the key can have
+	done   bool         // no snapshot sees anything older
 }
 
 // past reports whether the leaf after s begins with dead versions: the version before s, which is
@@ -55,12 +60,24 @@ type keyHistory struct {
 // parents. Otherwise a key that once had many versions would keep them, because new ones change
 // only its first leaf, and dropping its tombstone would bring them back.
 func (p *Policy) past(s *page.Separator) bool {
-	return s.Trailer != page.NoTrailer && (s.Trailer+1).Epoch() <= p.MinVisible
+	return s.Trailer != page.NoTrailer && (s.Trailer+1).Epoch() <= p.begin(s.Key).least
+}
+
+// begin begins the history of a key.
+func (p *Policy) begin(key []byte) keyHistory {
+	if p.System != nil && len(key) > 0 && keys.SpaceOf(key) == keys.SpaceSystem {
+		return keyHistory{least: p.System[0], epochs: p.System}
+	}
+	return keyHistory{least: p.MinVisible, epochs: p.Snapshots}
 }
 
 // historyAfter is the history of a key whose older versions begin in a leaf with this lower bound:
 // the bound is directly after the version before it.
-func historyAfter(t keys.Trailer) keyHistory { return keyHistory{newer: (t + 1).Epoch(), any: true} }
+func (p *Policy) historyAfter(s *page.Separator) keyHistory {
+	h := p.begin(s.Key)
+	h.newer, h.any = (s.Trailer + 1).Epoch(), true
+	return h
+}
 
 // retains decides whether a snapshot can see the version of epoch e, which is the next older one of
 // h.
@@ -68,20 +85,20 @@ func (p *Policy) retains(h *keyHistory, e keys.Epoch) bool {
 	if h.done {
 		return false
 	}
-	kept := !h.any || p.visible(e, h.newer)
+	kept := !h.any || h.visible(e)
 	h.newer, h.any = e, true
-	h.done = e <= p.MinVisible
+	h.done = e <= h.least
 	return kept
 }
 
 // visible reports whether a snapshot, open or still to come, is in [e, newer).
-func (p *Policy) visible(e, newer keys.Epoch) bool {
-	if newer <= p.MinVisible {
+func (h *keyHistory) visible(e keys.Epoch) bool {
+	if h.newer <= h.least {
 		return false
 	}
-	if e <= p.MinVisible {
+	if e <= h.least {
 		return true
 	}
-	i, _ := slices.BinarySearch(p.Snapshots, e)
-	return i == len(p.Snapshots) || p.Snapshots[i] < newer
+	i, _ := slices.BinarySearch(h.epochs, e)
+	return i == len(h.epochs) || h.epochs[i] < h.newer
 }

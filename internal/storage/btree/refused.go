@@ -67,8 +67,8 @@ func (r *refused) err() error {
 
 // Retained reports for each version of one key, given their epochs, newest first, whether a
 // snapshot can see it.
-func (p *Policy) Retained(epochs []keys.Epoch) []bool {
-	var h keyHistory
+func (p *Policy) Retained(key []byte, epochs []keys.Epoch) []bool {
+	h := p.begin(key)
 	kept := make([]bool, len(epochs))
 	for i, e := range epochs {
 		kept[i] = p.retains(&h, e)

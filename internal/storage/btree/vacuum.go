@@ -151,16 +151,27 @@ func (f *vacuumFinder) leaf(c *page.Child) (hit bool, err error) {
 	return n > 0, nil
 }
 
+// spaceIn is the begin of the key of entry i: its keyspace at least.
+func spaceIn(v *page.LeafLayout, i int) []byte {
+	if prefix := v.Prefix(); len(prefix) > 0 {
+		return prefix
+	}
+	return v.Suffix(i)
+}
+
 // droppable is how many entries of a leaf a merge would drop. worker.emit decides by the same rule.
 func (p *Policy) droppable(leaf page.Leaf, lower *page.Separator) (n int) {
-	var h keyHistory
-	if continuesKey(leaf, lower) {
-		h = historyAfter(lower.Trailer)
-	}
 	v := leaf.Layout()
+	if v.Count() == 0 {
+		return 0
+	}
+	h := p.begin(spaceIn(&v, 0))
+	if continuesKey(leaf, lower) {
+		h = p.historyAfter(lower)
+	}
 	for i := range v.Count() {
 		if i > 0 && !v.Same(i) {
-			h = keyHistory{}
+			h = p.begin(spaceIn(&v, i))
 		}
 		t := v.Trailer(i)
 		if !p.retains(&h, t.Epoch()) || t.Kind() == keys.KindDelete && h.done && !p.RetainTombstones {

@@ -82,11 +82,13 @@ const (
 	// Too many snapshot leases of resume tokens keep epochs readable. Metadata: limit.
 	ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES ErrorReason = 16
 	// The epoch is too old: versions that it needs may have been removed. Metadata: epoch, oldest
-	// (the oldest epoch that is readable now). If the server ended the snapshot during the request,
+	// (the oldest epoch that is readable now), oldest_time_us (a time from which on states are readable,
+	// if that is known). If the server ended the snapshot during the request,
 	// cause says why: timeout (the client received nothing for --snapshot-timeout) or operator
 	// (Admin.EndSnapshot).
 	ErrorReason_ERROR_REASON_SNAPSHOT_GONE ErrorReason = 17
-	// The epoch has not been committed yet. Metadata: epoch, visible.
+	// The epoch has not been committed yet, or the time is not in the past. Metadata: epoch and visible, or
+	// time_us and now_us.
 	ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE ErrorReason = 18
 	// Metadata: file, offset, and, when known, key_lower and key_upper: the keys between them may be
 	// affected.

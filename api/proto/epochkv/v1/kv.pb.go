@@ -453,8 +453,11 @@ type GetRequest struct {
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Read at this epoch; 0 reads the newest. An epoch that is no longer readable is OUT_OF_RANGE.
 	SnapshotEpoch uint64 `protobuf:"varint,2,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Read the state at this time by the store's clock, in microseconds since 1970; it must be in the
+	// past. read_epoch says which epoch that was: repeat the read with it. Excludes snapshot_epoch.
+	SnapshotTimeUs uint64 `protobuf:"varint,3,opt,name=snapshot_time_us,json=snapshotTimeUs,proto3" json:"snapshot_time_us,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetRequest) Reset() {
@@ -497,6 +500,13 @@ func (x *GetRequest) GetKey() []byte {
 func (x *GetRequest) GetSnapshotEpoch() uint64 {
 	if x != nil {
 		return x.SnapshotEpoch
+	}
+	return 0
+}
+
+func (x *GetRequest) GetSnapshotTimeUs() uint64 {
+	if x != nil {
+		return x.SnapshotTimeUs
 	}
 	return 0
 }
@@ -841,8 +851,10 @@ type BatchGetRequest struct {
 	Keys  [][]byte               `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Read at this epoch; 0 reads the newest.
 	SnapshotEpoch uint64 `protobuf:"varint,2,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Read the state at this time; as in GetRequest.
+	SnapshotTimeUs uint64 `protobuf:"varint,3,opt,name=snapshot_time_us,json=snapshotTimeUs,proto3" json:"snapshot_time_us,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *BatchGetRequest) Reset() {
@@ -885,6 +897,13 @@ func (x *BatchGetRequest) GetKeys() [][]byte {
 func (x *BatchGetRequest) GetSnapshotEpoch() uint64 {
 	if x != nil {
 		return x.SnapshotEpoch
+	}
+	return 0
+}
+
+func (x *BatchGetRequest) GetSnapshotTimeUs() uint64 {
+	if x != nil {
+		return x.SnapshotTimeUs
 	}
 	return 0
 }
@@ -1400,6 +1419,8 @@ type ScanRequest struct {
 	// With a resume token: continue after its page at the newest epoch instead of the token's epoch,
 	// which need not be readable any more.
 	ResumeAtNewest bool `protobuf:"varint,10,opt,name=resume_at_newest,json=resumeAtNewest,proto3" json:"resume_at_newest,omitempty"`
+	// Read the state at this time; as in GetRequest. Must be 0 with a resume token.
+	SnapshotTimeUs uint64 `protobuf:"varint,11,opt,name=snapshot_time_us,json=snapshotTimeUs,proto3" json:"snapshot_time_us,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1502,6 +1523,13 @@ func (x *ScanRequest) GetResumeAtNewest() bool {
 		return x.ResumeAtNewest
 	}
 	return false
+}
+
+func (x *ScanRequest) GetSnapshotTimeUs() uint64 {
+	if x != nil {
+		return x.SnapshotTimeUs
+	}
+	return 0
 }
 
 // ScanResponse is one page.
@@ -2924,11 +2952,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\tcondition\"1\n" +
 	"\x05Fence\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x04R\x05token\"E\n" +
+	"\x05token\x18\x02 \x01(\x04R\x05token\"o\n" +
 	"\n" +
 	"GetRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12%\n" +
-	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\"n\n" +
+	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\x12(\n" +
+	"\x10snapshot_time_us\x18\x03 \x01(\x04R\x0esnapshotTimeUs\"n\n" +
 	"\vGetResponse\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
@@ -2959,10 +2988,11 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"J\n" +
 	"\x0eDeleteResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
-	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"L\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"v\n" +
 	"\x0fBatchGetRequest\x12\x12\n" +
 	"\x04keys\x18\x01 \x03(\fR\x04keys\x12%\n" +
-	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\"g\n" +
+	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\x12(\n" +
+	"\x10snapshot_time_us\x18\x03 \x01(\x04R\x0esnapshotTimeUs\"g\n" +
 	"\x10BatchGetResponse\x124\n" +
 	"\aresults\x18\x01 \x03(\v2\x1a.epochkv.v1.BatchGetResultR\aresults\x12\x1d\n" +
 	"\n" +
@@ -3006,7 +3036,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\adeleted\x18\x02 \x01(\x04R\adeleted\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\bR\x04more\x12\"\n" +
 	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
-	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\xea\x02\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\x94\x03\n" +
 	"\vScanRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x18\n" +
 	"\areverse\x18\x02 \x01(\bR\areverse\x12\x14\n" +
@@ -3020,7 +3050,8 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\fresume_token\x18\b \x01(\fR\vresumeToken\x120\n" +
 	"\x06tokens\x18\t \x01(\x0e2\x18.epochkv.v1.ResumeTokensR\x06tokens\x12(\n" +
 	"\x10resume_at_newest\x18\n" +
-	" \x01(\bR\x0eresumeAtNewest\"\x93\x01\n" +
+	" \x01(\bR\x0eresumeAtNewest\x12(\n" +
+	"\x10snapshot_time_us\x18\v \x01(\x04R\x0esnapshotTimeUs\"\x93\x01\n" +
 	"\fScanResponse\x12+\n" +
 	"\aentries\x18\x01 \x03(\v2\x11.epochkv.v1.EntryR\aentries\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x1d\n" +

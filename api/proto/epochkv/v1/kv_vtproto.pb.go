@@ -265,6 +265,11 @@ func (m *GetRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.SnapshotTimeUs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotTimeUs))
+		i--
+		dAtA[i] = 0x18
+	}
 	if m.SnapshotEpoch != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotEpoch))
 		i--
@@ -605,6 +610,11 @@ func (m *BatchGetRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.SnapshotTimeUs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotTimeUs))
+		i--
+		dAtA[i] = 0x18
 	}
 	if m.SnapshotEpoch != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotEpoch))
@@ -1086,6 +1096,11 @@ func (m *ScanRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.SnapshotTimeUs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotTimeUs))
+		i--
+		dAtA[i] = 0x58
 	}
 	if m.ResumeAtNewest {
 		i--
@@ -3216,6 +3231,9 @@ func (m *GetRequest) SizeVT() (n int) {
 	if m.SnapshotEpoch != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotEpoch))
 	}
+	if m.SnapshotTimeUs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotTimeUs))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -3350,6 +3368,9 @@ func (m *BatchGetRequest) SizeVT() (n int) {
 	}
 	if m.SnapshotEpoch != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotEpoch))
+	}
+	if m.SnapshotTimeUs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotTimeUs))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -3558,6 +3579,9 @@ func (m *ScanRequest) SizeVT() (n int) {
 	}
 	if m.ResumeAtNewest {
 		n += 2
+	}
+	if m.SnapshotTimeUs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotTimeUs))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -4757,6 +4781,25 @@ func (m *GetRequest) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SnapshotTimeUs", wireType)
+			}
+			m.SnapshotTimeUs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SnapshotTimeUs |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -5589,6 +5632,25 @@ func (m *BatchGetRequest) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.SnapshotEpoch |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SnapshotTimeUs", wireType)
+			}
+			m.SnapshotTimeUs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SnapshotTimeUs |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -6907,6 +6969,25 @@ func (m *ScanRequest) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.ResumeAtNewest = bool(v != 0)
+		case 11:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SnapshotTimeUs", wireType)
+			}
+			m.SnapshotTimeUs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SnapshotTimeUs |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -633,6 +633,8 @@ type BeginRequest struct {
 	ReadOnly bool `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	// Read at this epoch; 0 reads the newest. Only with read_only.
 	SnapshotEpoch uint64 `protobuf:"varint,3,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
+	// Read the state at this time, with read_only; as in GetRequest.
+	SnapshotTimeUs uint64 `protobuf:"varint,5,opt,name=snapshot_time_us,json=snapshotTimeUs,proto3" json:"snapshot_time_us,omitempty"`
 	// When the commit is acknowledged.
 	Durability    Durability `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -686,6 +688,13 @@ func (x *BeginRequest) GetReadOnly() bool {
 func (x *BeginRequest) GetSnapshotEpoch() uint64 {
 	if x != nil {
 		return x.SnapshotEpoch
+	}
+	return 0
+}
+
+func (x *BeginRequest) GetSnapshotTimeUs() uint64 {
+	if x != nil {
+		return x.SnapshotTimeUs
 	}
 	return 0
 }
@@ -2520,11 +2529,12 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\brollback\x18\v \x01(\v2\x1c.epochkv.v1.RollbackResponseH\x00R\brollback\x12*\n" +
 	"\x05error\x18\x0f \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\n" +
 	"\n" +
-	"\bresponse\"\xbf\x01\n" +
+	"\bresponse\"\xe9\x01\n" +
 	"\fBeginRequest\x123\n" +
 	"\tisolation\x18\x01 \x01(\x0e2\x15.epochkv.v1.IsolationR\tisolation\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12%\n" +
-	"\x0esnapshot_epoch\x18\x03 \x01(\x04R\rsnapshotEpoch\x126\n" +
+	"\x0esnapshot_epoch\x18\x03 \x01(\x04R\rsnapshotEpoch\x12(\n" +
+	"\x10snapshot_time_us\x18\x05 \x01(\x04R\x0esnapshotTimeUs\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
 	"durability\">\n" +

@@ -677,6 +677,11 @@ func (m *BeginRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.SnapshotTimeUs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.SnapshotTimeUs))
+		i--
+		dAtA[i] = 0x28
+	}
 	if m.Durability != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Durability))
 		i--
@@ -2802,6 +2807,9 @@ func (m *BeginRequest) SizeVT() (n int) {
 	if m.Durability != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Durability))
 	}
+	if m.SnapshotTimeUs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.SnapshotTimeUs))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -4672,6 +4680,25 @@ func (m *BeginRequest) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Durability |= Durability(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SnapshotTimeUs", wireType)
+			}
+			m.SnapshotTimeUs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.SnapshotTimeUs |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

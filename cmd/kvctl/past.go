@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/epochkv/epochkv/client"
+)
+
+// pastUsage describes a flag that names a state of the past.
+const pastUsage = "read the state at this `EPOCH or TIME` instead of the newest: 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m"
+
+// past is a state of the past: an epoch, or a time. The zero past is the newest state.
+type past struct {
+	epoch client.Epoch
+	time  time.Time
+	text  string
+}
+
+// String implements pflag.Value.
+func (p *past) String() string { return p.text }
+
+// Type implements pflag.Value.
+func (p *past) Type() string { return "epoch or time" }
+
+// Set implements pflag.Value.
+func (p *past) Set(text string) error {
+	now := time.Now()
+	*p = past{text: text}
+	if epoch, err := strconv.ParseUint(text, 10, 64); err == nil {
+		p.epoch = client.Epoch(epoch)
+		return nil
+	}
+	if ago, ok := strings.CutPrefix(text, "-"); ok {
+		if d, err := time.ParseDuration(ago); err == nil && d >= 0 {
+			p.time = now.Add(-d)
+			return nil
+		}
+	}
+	for _, layout := range []string{"15:04", time.TimeOnly} {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			p.time = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, time.Local)
+			return nil
+		}
+	}
+	for _, layout := range []string{time.RFC3339Nano, time.DateTime} {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			p.time = t
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no epoch and no time; expected 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z or -5m", text)
+}
+
+// option reads at the state.
+func (p *past) option() client.ReadOption {
+	if !p.time.IsZero() {
+		return client.AtTime(p.time)
+	}
+	return client.At(p.epoch)
+}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPastIsAnEpochOrATime(t *testing.T) {
+	now := time.Now()
+	for text, want := range map[string]time.Time{
+		"2026-01-31T10:32:05Z": time.Date(2026, 1, 31, 10, 32, 5, 0, time.UTC),
+		"2026-01-31 10:32:05":  time.Date(2026, 1, 31, 10, 32, 5, 0, time.Local),
+		"10:32":                time.Date(now.Year(), now.Month(), now.Day(), 10, 32, 0, 0, time.Local),
+		"10:32:07":             time.Date(now.Year(), now.Month(), now.Day(), 10, 32, 7, 0, time.Local),
+		"-5m":                  now.Add(-5 * time.Minute),
+	} {
+		var p past
+		if err := p.Set(text); err != nil || p.epoch != 0 || p.time.Sub(want).Abs() > time.Minute {
+			t.Errorf("%s: %v, %v", text, p.time, err)
+		}
+	}
+	var p past
+	if err := p.Set("41"); err != nil || p.epoch != 41 || !p.time.IsZero() {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x"} {
+		if err := p.Set(text); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+}

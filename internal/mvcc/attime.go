@@ -1,0 +1,126 @@
+package mvcc
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// TimeError means that a time cannot be read at.
+type TimeError struct {
+	Time   uint64     // microseconds since 1970
+	Now    uint64     // by the store's clock
+	Oldest keys.Epoch // from here on every epoch is readable
+
+	OldestTime uint64 // the state at this time and later is readable, in microseconds since 1970; zero if it is not known
+}
+
+func (e *TimeError) Error() string {
+	if e.Future() {
+		return fmt.Sprintf("mvcc: %v is not in the past: the store's clock shows %v", microTime(e.Time), microTime(e.Now))
+	}
+	return fmt.Sprintf("mvcc: the state of %v can no longer be read; the oldest readable epoch is %d", microTime(e.Time), e.Oldest)
+}
+
+// Future reports whether the time is not in the past.
+func (e *TimeError) Future() bool { return e.Time >= e.Now }
+
+func microTime(at uint64) string { return time.UnixMicro(int64(at)).UTC().Format(time.RFC3339Nano) }
+
+// EpochAt is the epoch of the state at a time in the past, in microseconds since 1970: the newest one of which the time, which
+// is the latest commit time of all epochs up to it, is not later. If the log does not have the commits around the time any
+// more, the state may lack commits of at most one sampling interval, a second for a retention of up to 27 hours.
+//
+// The answer does not change: commits that are not reserved yet get later times (Engine.Stamp), and EpochAt waits until
+// those that are reserved are visible.
+//
+// Errors: *TimeError, *FeatureLevelError, and why the context ended.
+func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
+	if err := s.RequireFeatureLevel(keys.FeatureLevelHistory, "reads at a time"); err != nil {
+		return 0, err
+	}
+	now := s.clock.Now()
+	if at >= now {
+		return 0, &TimeError{Time: at, Now: now}
+	}
+	reserved := s.engine.Reserved()
+	if err := s.watermark.waitAlone(ctx, reserved); err != nil {
+		return 0, err
+	}
+	if at >= s.engine.CommitTime() && reserved > 0 {
+		return reserved, nil
+	}
+	before, after, ok := s.timeline.around(at, reserved)
+	epoch := before
+	if ok && after > before {
+		epoch = s.refine(ctx, at, before, after)
+	}
+	if oldest := s.registry.LowWatermark(); !ok || epoch == 0 || epoch < oldest {
+		return 0, &TimeError{Time: at, Now: now, Oldest: oldest, OldestTime: s.TimeOf(oldest)}
+	}
+	return epoch, nil
+}
+
+// EpochAt is that of the store.
+func (x *Session) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
+	return x.store.EpochAt(ctx, at)
+}
+
+// around returns the epoch of the newest sample that is not after a time, and of the next sample, or the newest epoch if there
+// is none.
+func (t *timeline) around(at uint64, newest keys.Epoch) (before, after keys.Epoch, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(t.samples, at/1000+1, func(s timeSample, ms uint64) int {
+		if s.at < ms {
+			return -1
+		}
+		return 1
+	})
+	if i == 0 {
+		return 0, 0, false
+	}
+	if after = newest; i < len(t.samples) {
+		after = t.samples[i].epoch
+	}
+	return t.samples[i-1].epoch, after, true
+}
+
+// refine looks in the log for the newest commit between two epochs that is not after a time.
+func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch) keys.Epoch {
+	if s.engine.WaitDurable(ctx, after) != nil {
+		return before
+	}
+	epoch, passed := before, false
+	complete := s.engine.ReadCommits(before, after, func(e keys.Epoch, h batch.Header) {
+		if passed = passed || h.Time > at; !passed {
+			epoch = e
+		}
+	})
+	if !complete {
+		return before
+	}
+	return epoch
+}
+
+// TimeOf is a time that no commit up to an epoch is later than, in microseconds since 1970: that of the first sample at the
+// epoch or after it. Zero if there is none.
+func (s *Store) TimeOf(e keys.Epoch) uint64 {
+	t := &s.timeline
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(t.samples, e, func(s timeSample, e keys.Epoch) int {
+		if s.epoch < e {
+			return -1
+		}
+		return 1
+	})
+	if i == len(t.samples) {
+		return 0
+	}
+	return t.samples[i].at * 1000
+}

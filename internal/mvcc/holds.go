@@ -1,0 +1,190 @@
+package mvcc
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// Hold keeps all versions from an epoch on until a deadline, for an owner that renews it. It survives restarts.
+type Hold struct {
+	ID       uint64
+	Owner    string
+	Epoch    keys.Epoch
+	Deadline uint64 // milliseconds since 1970, by the store's clock; zero: until a History has ended
+}
+
+// Limits of holds.
+const (
+	HoldsMax      = 1024
+	HoldOwnerMax  = 128
+	HoldTimeMax   = 30 * 24 * time.Hour
+	holdValueSize = 16
+)
+
+var (
+	// ErrNoHold means that no hold has the id.
+	ErrNoHold = errors.New("mvcc: there is no such hold")
+	// ErrTooManyHolds means that HoldsMax exist.
+	ErrTooManyHolds = errors.New("mvcc: too many holds")
+)
+
+func holdKey(id uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte{keys.SystemHold}, id)
+}
+
+func (h *Hold) value() []byte {
+	v := binary.LittleEndian.AppendUint64(nil, uint64(h.Epoch))
+	return append(binary.LittleEndian.AppendUint64(v, h.Deadline), h.Owner...)
+}
+
+// openHold reads a record.
+func (t *timeline) openHold(key, value []byte) {
+	if len(key) != 9 || len(value) < holdValueSize {
+		return
+	}
+	h := &Hold{ID: binary.BigEndian.Uint64(key[1:]), Owner: string(value[holdValueSize:])}
+	h.Epoch, h.Deadline = keys.Epoch(binary.LittleEndian.Uint64(value)), binary.LittleEndian.Uint64(value[8:])
+	t.holds[h.ID] = h
+}
+
+// heldLocked is the smallest epoch that is held, or MaxEpoch.
+func (t *timeline) heldLocked() keys.Epoch {
+	held := keys.MaxEpoch
+	for _, h := range t.holds {
+		held = min(held, h.Epoch)
+	}
+	return held
+}
+
+// endHolds ends the holds whose deadline has passed.
+func (s *Store) endHolds(ctx context.Context, x *Session) error {
+	now := s.clock.Now() / 1000
+	for _, h := range s.Holds() {
+		if h.Deadline > now {
+			continue
+		}
+		if err := s.recordHold(ctx, x, h.ID, nil); err != nil {
+			return err
+		}
+		s.unhold(h.ID)
+	}
+	return nil
+}
+
+// hold registers a hold, if all versions from its epoch on are still there. The collector does not run meanwhile.
+func (s *Store) hold(h *Hold) error {
+	c, t := s.collector, &s.timeline
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if oldest := s.registry.LowWatermark(); h.Epoch < oldest || h.Epoch > s.Visible() {
+		return &SnapshotGoneError{Epoch: h.Epoch, Oldest: oldest, Newest: s.Visible()}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.holds) >= HoldsMax {
+		return ErrTooManyHolds
+	}
+	for h.ID = s.clock.Now(); t.holds[h.ID] != nil; {
+		h.ID++ // ids are times, so that none is used again after a restart
+	}
+	t.holds[h.ID] = h
+	return nil
+}
+
+func (s *Store) unhold(id uint64) {
+	s.timeline.mu.Lock()
+	delete(s.timeline.holds, id)
+	s.timeline.mu.Unlock()
+}
+
+// recordHold writes the record of a hold, or removes it without a value.
+func (s *Store) recordHold(ctx context.Context, x *Session, id uint64, value []byte) error {
+	w := &Write{Durability: DurabilitySync}
+	w.SetOwn()
+	if value == nil {
+		w.Origin = batch.OriginCleanup
+		w.Batch.DeleteRecord(keys.SpaceSystem, holdKey(id))
+	} else {
+		w.Batch.SetRecord(keys.SpaceSystem, holdKey(id), value)
+	}
+	epoch, err := x.Commit(ctx, w)
+	if err != nil {
+		return err
+	}
+	return s.Wait(ctx, epoch, DurabilitySync)
+}
+
+// TakeHold keeps all versions from an epoch on, the newest epoch for zero, for a time. It is durable when it returns.
+func (x *Session) TakeHold(ctx context.Context, owner string, at keys.Epoch, ttl time.Duration) (Hold, error) {
+	s := x.store
+	if err := s.RequireFeatureLevel(keys.FeatureLevelHistory, "holds"); err != nil {
+		return Hold{}, err
+	}
+	if len(owner) > HoldOwnerMax {
+		return Hold{}, &LimitError{What: "owner bytes", Limit: HoldOwnerMax, Got: len(owner)}
+	}
+	if at == 0 {
+		at = s.Visible()
+	}
+	h := &Hold{Owner: owner, Epoch: at, Deadline: s.holdDeadline(ttl)}
+	if err := s.hold(h); err != nil {
+		return Hold{}, err
+	}
+	if err := s.recordHold(ctx, x, h.ID, h.value()); err != nil {
+		s.unhold(h.ID)
+		return Hold{}, err
+	}
+	return *h, nil
+}
+
+func (s *Store) holdDeadline(ttl time.Duration) uint64 {
+	return s.clock.Now()/1000 + uint64(min(max(ttl, time.Second), HoldTimeMax).Milliseconds())
+}
+
+// RenewHold moves the deadline of a hold. An earlier deadline than before is not taken.
+func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (Hold, error) {
+	s := x.store
+	s.timeline.mu.Lock()
+	h := s.timeline.holds[id]
+	if h == nil || h.Deadline == 0 {
+		s.timeline.mu.Unlock()
+		return Hold{}, ErrNoHold
+	}
+	h.Deadline = max(h.Deadline, s.holdDeadline(ttl))
+	renewed := *h
+	s.timeline.mu.Unlock()
+	return renewed, s.recordHold(ctx, x, id, renewed.value())
+}
+
+// EndHold ends a hold before its deadline.
+func (x *Session) EndHold(ctx context.Context, id uint64) error {
+	if !slices.ContainsFunc(x.store.Holds(), func(h Hold) bool { return h.ID == id }) {
+		return ErrNoHold
+	}
+	if err := x.store.recordHold(ctx, x, id, nil); err != nil {
+		return err
+	}
+	x.store.unhold(id)
+	return nil
+}
+
+// Holds lists the holds, the oldest first.
+func (s *Store) Holds() []Hold {
+	s.timeline.mu.Lock()
+	defer s.timeline.mu.Unlock()
+	var list []Hold
+	for _, h := range s.timeline.holds {
+		if h.Deadline != 0 {
+			list = append(list, *h)
+		}
+	}
+	slices.SortFunc(list, func(a, b Hold) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}

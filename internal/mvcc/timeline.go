@@ -1,0 +1,263 @@
+package mvcc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// timeline is what a store knows of when its epochs were, and from which epoch on it keeps all versions of user data: the
+// floor. Both are records of the store, so that a restart does not end the retention.
+//
+// Invariants:
+//   - Every commit up to the epoch of a sample has a commit time that is not after the time of the sample.
+//   - The floor never falls, and is recorded durably before the collector uses it.
+//   - The floor does not rise above a hold, and the GC low watermark does not rise above the floor.
+type timeline struct {
+	keep     time.Duration // how long past epochs stay readable
+	bytesMax uint64        // how much may be logged since the floor; zero: any amount
+	every    time.Duration // between samples
+
+	floor atomic.Uint64 // MaxEpoch if nothing is kept
+
+	mu      sync.Mutex // guards what follows; taken after the collector's
+	samples []timeSample
+	holds   map[uint64]*Hold
+
+	// Owned by the goroutine that records.
+	own      keys.Epoch // of its last commit
+	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
+	recorded bool       // there is a record of the floor
+}
+
+// timeSample says that no commit up to an epoch is later than a time.
+type timeSample struct {
+	at    uint64 // milliseconds since 1970
+	epoch keys.Epoch
+	bytes uint64 // how much had been logged since Open
+}
+
+const (
+	sampleEvery = time.Second
+	samplesMax  = 100_000 // 2.4 MB; a retention of more than 27 hours is sampled more coarsely
+	samplesMin  = 16      // a shorter retention than 16 seconds is sampled more finely
+	// droppedAtOnce is how many records of samples a commit removes: more than it adds.
+	droppedAtOnce = 64
+)
+
+// floorKey is the key of the record of the floor.
+var floorKey = []byte{keys.SystemRetention, byte(keys.SpaceUser)}
+
+func sampleKey(at uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte{keys.SystemTimeSample}, at)
+}
+
+func (t *timeline) init(o *Options) {
+	t.keep, t.bytesMax, t.holds = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}
+	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
+	t.floor.Store(uint64(keys.MaxEpoch))
+}
+
+// open reads the records. A damaged page among them must not keep the store from starting: then the past is not readable.
+func (t *timeline) open(ctx context.Context, x *Session) error {
+	floor, found := keys.Epoch(0), false
+	visit := func(key, value []byte, _ keys.Epoch) bool {
+		switch {
+		case string(key) == string(floorKey) && len(value) == 8:
+			floor, found = keys.Epoch(binary.LittleEndian.Uint64(value)), true
+		case key[0] == keys.SystemTimeSample && len(key) == 9 && len(value) == 8:
+			t.samples = append(t.samples, timeSample{at: binary.BigEndian.Uint64(key[1:]), epoch: keys.Epoch(binary.LittleEndian.Uint64(value))})
+		case key[0] == keys.SystemHold:
+			t.openHold(key, value)
+		}
+		return true
+	}
+	err := x.ScanSystem(ctx, floorKey, append(floorKey, 0), visit)
+	for _, first := range []byte{keys.SystemTimeSample, keys.SystemHold} {
+		err = errors.Join(err, x.ScanSystem(ctx, []byte{first}, []byte{first + 1}, visit))
+	}
+	switch {
+	case errors.Is(err, storage.ErrDamaged):
+		t.samples, found = nil, false
+	case err != nil:
+		return fmt.Errorf("the records of the history: %w", err)
+	}
+	if t.recorded = found; found || t.keep > 0 {
+		t.floor.Store(uint64(x.store.Visible()))
+	}
+	if found && floor <= x.store.Visible() {
+		t.floor.Store(uint64(floor))
+	}
+	return nil
+}
+
+// retained is the smallest epoch that the retention and the holds keep readable.
+func (t *timeline) retained() keys.Epoch {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return min(keys.Epoch(t.floor.Load()), t.heldLocked())
+}
+
+// runTimeline records samples and the floor until ctx ends.
+func (s *Store) runTimeline(ctx context.Context) {
+	x := s.newSession()
+	tick := time.NewTicker(s.timeline.every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			_ = s.advanceTimeline(ctx, x) // the next tick tries again; until then more is kept
+		}
+	}
+}
+
+// advanceTimeline takes a sample if there were commits since the last one, moves the floor, and records both.
+func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
+	t := &s.timeline
+	if t.pending != 0 && s.Durable() >= t.own {
+		t.floor.Store(uint64(t.pending))
+		t.pending = 0
+	}
+	if err := s.endHolds(ctx, x); err != nil {
+		return err
+	}
+	if t.keep == 0 {
+		return s.endRetention(ctx, x)
+	}
+	reserved := s.engine.Reserved()
+	if err := s.watermark.wait(ctx, reserved, x.parker); err != nil {
+		return err
+	}
+	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}
+	add, floor, dropped := t.next(sample)
+	if !add && floor == keys.Epoch(t.floor.Load()) || t.pending != 0 {
+		return nil
+	}
+	if s.FeatureLevel() < keys.FeatureLevelHistory { // a restart ends the retention
+		t.floor.Store(uint64(floor))
+		t.apply(sample, add, dropped)
+		return nil
+	}
+	w := &Write{Durability: DurabilityAsync, Origin: batch.OriginCleanup}
+	w.SetOwn()
+	for _, old := range dropped {
+		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
+	}
+	if add {
+		w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
+	}
+	w.Batch.SetRecord(keys.SpaceSystem, floorKey, binary.LittleEndian.AppendUint64(nil, uint64(floor)))
+	epoch, err := x.Commit(ctx, w)
+	if err != nil {
+		return err
+	}
+	t.own, t.pending, t.recorded = epoch, floor, true
+	t.apply(sample, add, dropped)
+	return nil
+}
+
+// next says whether a sample is worth adding, where the floor belongs, and which samples are not needed any more.
+func (t *timeline) next(sample timeSample) (add bool, floor keys.Epoch, dropped []timeSample) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(t.samples)
+	add = sample.epoch > t.own && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
+	floor = keys.Epoch(t.floor.Load())
+	limit, keep := sample.at-min(sample.at, uint64(t.keep.Milliseconds())+1), 0
+	for i, old := range t.samples {
+		tooMuch := t.bytesMax > 0 && sample.bytes-old.bytes > t.bytesMax
+		if old.at > limit && !tooMuch {
+			break
+		}
+		if target := min(old.epoch, t.heldLocked()); target > floor {
+			floor = target
+		}
+		keep = i
+	}
+	for keep > 0 && t.samples[keep].epoch > floor { // a hold needs older ones
+		keep--
+	}
+	return add, floor, t.samples[:min(keep, droppedAtOnce)]
+}
+
+func (t *timeline) apply(sample timeSample, add bool, dropped []timeSample) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.samples = slices.Delete(t.samples, 0, len(dropped))
+	if n := len(t.samples); add && (n == 0 || t.samples[n-1].epoch < sample.epoch) { // else a bulk load was noted meanwhile
+		t.samples = append(t.samples, sample)
+	}
+}
+
+// endRetention removes the records of an earlier run with a retention, after which nothing past is kept.
+func (s *Store) endRetention(ctx context.Context, x *Session) error {
+	t := &s.timeline
+	if !t.recorded {
+		return nil
+	}
+	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
+	w.SetOwn()
+	for _, old := range t.samples {
+		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
+	}
+	w.Batch.DeleteRecord(keys.SpaceSystem, floorKey)
+	epoch, err := x.Commit(ctx, w)
+	if err == nil {
+		err = s.Wait(ctx, epoch, DurabilitySync)
+	}
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.samples, t.recorded = nil, false
+	t.mu.Unlock()
+	t.floor.Store(uint64(keys.MaxEpoch))
+	return nil
+}
+
+// recordStart records a sample and the floor when a store with a retention is opened, so that a crash from now on neither ends
+// the retention nor makes times coarser. If that is not possible now, advanceTimeline does it.
+func (s *Store) recordStart(ctx context.Context) {
+	t := &s.timeline
+	if t.keep == 0 {
+		return
+	}
+	if s.FeatureLevel() < keys.FeatureLevelHistory {
+		t.note(s.clock.Now(), s.Visible())
+		return
+	}
+	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: s.Visible()}
+	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
+	w.SetOwn()
+	w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
+	w.Batch.SetRecord(keys.SpaceSystem, floorKey, binary.LittleEndian.AppendUint64(nil, t.floor.Load()))
+	epoch, err := s.probe.Commit(ctx, w)
+	if err == nil {
+		err = s.Wait(ctx, epoch, DurabilitySync)
+	}
+	if t.own = epoch; err == nil {
+		t.recorded = true
+		t.note(s.clock.Now(), max(sample.epoch, 1))
+	}
+}
+
+// note adds a sample without a record: of a start, or of a bulk load, which the log does not have. No commit up to the epoch is
+// later than the time, in microseconds since 1970.
+func (t *timeline) note(at uint64, epoch keys.Epoch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.samples); t.keep > 0 && (n == 0 || at/1000+1 > t.samples[n-1].at && epoch > t.samples[n-1].epoch) {
+		t.samples = append(t.samples, timeSample{at: at/1000 + 1, epoch: epoch})
+	}
+}
