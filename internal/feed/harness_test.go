@@ -25,6 +25,8 @@ type store struct {
 	log     *wal.Log
 	segment *wal.Segment
 
+	segmentBytes int
+
 	mu      sync.Mutex
 	visible keys.Epoch
 	moved   chan struct{} // closed when visible has moved
@@ -49,25 +51,27 @@ type op struct {
 
 func newStore(t testing.TB, segmentBytes int) *store {
 	t.Helper()
-	s := &store{t: t, fs: vfs.NewMem(), moved: make(chan struct{})}
-	s.open(segmentBytes)
+	s := &store{t: t, fs: vfs.NewMem(), segmentBytes: segmentBytes, moved: make(chan struct{})}
+	s.reopen(0, func(wal.Commit) {})
 	return s
 }
 
-func (s *store) open(segmentBytes int) {
+// reopen opens the store as its file system has it; the tree has everything up to an epoch.
+func (s *store) reopen(after keys.Epoch, replayed func(wal.Commit)) {
 	s.t.Helper()
 	if err := s.fs.MkdirAll("data"); err != nil {
 		s.t.Fatal(err)
 	}
-	rec, err := wal.Recover(s.fs, "data", 0, wal.Proof{}, func(wal.Commit) error { return nil })
+	rec, err := wal.Recover(s.fs, "data", after, wal.Proof{}, func(c wal.Commit) error { replayed(c); return nil })
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.log, err = wal.Open(wal.Options{FS: s.fs, Dir: "data", SegmentBytes: segmentBytes, Lineage: keys.Lineage{1}}, rec)
+	s.log, err = wal.Open(wal.Options{FS: s.fs, Dir: "data", SegmentBytes: s.segmentBytes, Lineage: keys.Lineage{1}}, rec)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = s.log.Close() })
+	opened := s.log
+	s.t.Cleanup(func() { _ = opened.Close() })
 	if s.segment, err = s.log.NewSegment(context.Background(), rec.Next(), 0); err != nil {
 		s.t.Fatal(err)
 	}

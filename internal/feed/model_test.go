@@ -44,18 +44,24 @@ func TestDeliveryIsTheFilterOfTheLog(t *testing.T) {
 
 func runModel(t *testing.T, rng *rand.Rand, steps int) *model {
 	m := &model{store: newStore(t, wal.SegmentBytesMin), rng: rng}
-	m.feed = New(m.store, Options{
-		manual: true, MemoryBytes: 600 + 400*rng.Int64N(8), QueueOperations: 1 + rng.IntN(10), QueueBytes: 50 + rng.Int64N(500),
-	})
+	m.open(3)
 	defer m.feed.Close()
-	for i := range 3 {
-		m.consumer = append(m.consumer, m.feed.NewConsumer(fmt.Sprint("client ", i%2)))
-	}
 	for range steps {
 		m.step()
 	}
 	m.finish()
 	return m
+}
+
+// open opens a feed with so many consumers.
+func (m *model) open(consumers int) {
+	m.feed = New(m.store, Options{
+		manual: true, MemoryBytes: 600 + 400*m.rng.Int64N(8), QueueOperations: 1 + m.rng.IntN(10), QueueBytes: 50 + m.rng.Int64N(500),
+	})
+	m.consumer = nil
+	for i := range consumers {
+		m.consumer = append(m.consumer, m.feed.NewConsumer(fmt.Sprint("client ", i%2)))
+	}
 }
 
 func (m *model) step() {
@@ -75,7 +81,7 @@ func (m *model) step() {
 	case n < 62:
 		m.tail()
 	case n < 76:
-		m.read()
+		m.feed.read()
 	case n < 95:
 		m.take(m.consumer[m.rng.IntN(len(m.consumer))])
 	case n < 97:
@@ -163,16 +169,6 @@ func (m *model) tail() {
 		m.faults++
 		m.feed.tailer.recover(m.t.Context(), err)
 	}
-}
-
-func (m *model) read() bool {
-	m.feed.lock()
-	g := m.feed.takeGroupLocked()
-	m.feed.unlock()
-	if g != nil {
-		m.feed.serve(g)
-	}
-	return g != nil
 }
 
 // take takes one delivery of a consumer, and reports false if it has none.
@@ -284,7 +280,7 @@ func (m *model) finish() {
 	steps := 0
 	for idle := 0; idle < 2 && steps < 20_000; idle++ { // Next lets readers read for a watch that has lost its queue
 		m.tail()
-		for ; steps < 20_000 && m.read(); steps++ {
+		for ; steps < 20_000 && m.feed.read(); steps++ {
 			idle = 0
 		}
 		for _, c := range m.consumer {

@@ -116,7 +116,8 @@ func (f *flusher) addCloseRecord(durable keys.Epoch) {
 		return
 	}
 	if offset, epoch, _ := s.sealedAt(); f.pos == offset {
-		putCloseRecord(s.buffer[f.pos:f.pos+closeRecordSpace], s.seed, epoch, durable, next.number)
+		// After a bulk load, epochs past the record are durable, which no intact record states.
+		putCloseRecord(s.buffer[f.pos:f.pos+closeRecordSpace], s.seed, epoch, min(durable, epoch-1), next.number)
 		f.pos += closeRecordSpace
 		f.closed = true
 	}
@@ -184,6 +185,9 @@ func (l *Log) leaveSealed() (left bool) {
 	if !f.closed { // the last record was durable before the next segment was known: no sync waits for the close record
 		f.addCloseRecord(l.Durable())
 		l.recordFailure(f.write())
+		if next.header.first > epoch { // a bulk load: after a crash, only the close record tells that no record is missing before it
+			l.recordFailure(s.file.SyncData())
+		}
 	}
 	l.recordFailure(s.file.Close()) // all records are durable
 	l.completed.complete(completedSegment{info: s.info(), end: epoch - 1, size: int64(len(s.buffer)), completed: time.Now()})
