@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -16,7 +17,7 @@ import (
 // TestNothingDeliveredIsLostInACrash crashes the file system in the middle of a run of the model, and continues every watch
 // at its position on what is left: before and after the crash it has delivered the filter of the history.
 func TestNothingDeliveredIsLostInACrash(t *testing.T) {
-	for i := range 30 {
+	for i := range 15 {
 		seed := testseed.Base(t) + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			m := &model{store: newStore(t, wal.SegmentBytesMin), rng: rngOf(seed)}
@@ -120,7 +121,7 @@ func TestDamageEndsInAGap(t *testing.T) {
 	s.damage(bad)
 	s.show(bad + 200)
 	d := take(t, c)
-	gap, ok := d.Err.(*GapError)
+	gap, ok := errors.AsType[*GapError](d.Err)
 	if !ok || d.State != StateNeedsDifference || gap.After.Epoch != last || gap.ResumeAt < bad || gap.Cause == nil || s.secured == 0 {
 		t.Fatalf("%+v, %v", d, d.Err)
 	}
@@ -196,7 +197,7 @@ func TestTruncatedPositionIsAGap(t *testing.T) {
 	c := f.NewConsumer("client")
 	w := mustWatch(t, c, WatchOptions{After: Position{Epoch: 10}})
 	d := take(t, c)
-	gap, ok := d.Err.(*GapError)
+	gap, ok := errors.AsType[*GapError](d.Err)
 	if !ok || gap.After.Epoch != 10 || gap.Cause != nil || gap.Oldest != f.Oldest() || gap.ResumeAt != gap.Oldest-1 {
 		t.Fatalf("%+v, %v", d, d.Err)
 	}

@@ -36,7 +36,7 @@ type observed struct {
 // TestDeliveryIsTheFilterOfTheLog makes commits, bulk loads and watches at random, with queues of 1 to 10 references and a
 // ring of about three commits, and takes the steps of tailer, readers and consumers in a random order.
 func TestDeliveryIsTheFilterOfTheLog(t *testing.T) {
-	for i := range 60 {
+	for i := range 30 {
 		seed := testseed.Base(t) + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, rngOf(seed), 400) })
 	}

@@ -200,6 +200,9 @@ func (r *completed) since(t time.Time, bytesMax int64, needed keys.Epoch) keys.E
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	first, bytes := needed, int64(0)
+	if len(r.open) > 0 { // not complete yet, although the tree may have its commits
+		first = min(first, r.open[0].header.first)
+	}
 	for i := len(r.segments) - 1; i >= 0; i-- {
 		s := &r.segments[i]
 		if s.end >= needed {

@@ -288,3 +288,17 @@ func TestHolderWithAnAgeKeepsTheNewestSegments(t *testing.T) {
 		})
 	}
 }
+
+// TestHolderWithAnAgeKeepsWhatIsNotCompleteYet: a checkpoint may have the commits of a segment before it is complete.
+func TestHolderWithAnAgeKeepsWhatIsNotCompleteYet(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
+	a.log.Hold(HolderOptions{Name: "feed", Age: time.Hour})
+	last := a.mustRun(t, 2)
+	if err := a.log.TruncateBefore(last + 1); err != nil {
+		t.Fatal(err)
+	}
+	last = a.mustRun(t, 40)
+	if err := a.log.TruncateBefore(last); err != nil || a.log.OldestEpoch() != 1 {
+		t.Fatalf("the log begins at epoch %d, %v", a.log.OldestEpoch(), err)
+	}
+}
