@@ -11,8 +11,16 @@ import (
 	"github.com/epochkv/epochkv/bench/workload"
 )
 
-// random reads or overwrites random keys of a tree of r.Load times r.Point keys.
-type random struct{ puts bool }
+// random works on random keys of a store of r.Load times r.Point keys: gets, puts, scans of 100, or batches of 100.
+type random struct {
+	peer  engines.Open // nil: EpochKV, bulk-loaded
+	name  string       // of the peer
+	puts  bool
+	scans bool
+	batch int // puts are made so many at once
+}
+
+const scanned = 100
 
 // grown is an engine whose tree holds the keys, and whose cache holds the tree.
 type grown struct {
@@ -52,26 +60,101 @@ func makeGrown(r *harness.Run, dir string) (*grown, error) {
 }
 
 func (o random) run(r *harness.Run) error {
-	e, err := harness.Shared(r, fmt.Sprint(r.Point), func(dir string) (*grown, error) { return makeGrown(r, dir) })
-	if err != nil {
-		return err
-	}
-	d := e.data
-	if err := r.Prove("keys in tree", e.Counters()["keys in tree"], float64(d.Count()), float64(d.Count())); err != nil {
-		return err
-	}
-	err = r.Time(r.Size, func() error {
-		return workload.Parallel(e, 1, func(_ int, s engines.Session) error {
-			if o.puts {
-				return put(s, d, r)
-			}
-			return get(s, d, r.Seed, r.Size)
-		})
+	e, err := harness.Shared(r, fmt.Sprint(o.name, r.Point), func(dir string) (*grown, error) {
+		if o.peer != nil {
+			return o.makePeer(r, dir)
+		}
+		return makeGrown(r, dir)
 	})
 	if err != nil {
 		return err
 	}
+	d := e.data
+	if o.peer == nil {
+		if err := r.Prove("keys in tree", e.Counters()["keys in tree"], float64(d.Count()), float64(d.Count())); err != nil {
+			return err
+		}
+	}
+	err = r.Time(r.Size, func() error {
+		return workload.Parallel(e, 1, func(_ int, s engines.Session) error { return o.work(s, d, r) })
+	})
+	if err != nil {
+		return err
+	}
+	if o.peer != nil { // to compact all of a large store after each run would take longer than the runs
+		return verify(r, e, d)
+	}
 	return errors.Join(verify(r, e, d), e.Settle())
+}
+
+func (o random) work(s engines.Session, d *workload.Data, r *harness.Run) error {
+	switch {
+	case o.scans:
+		return scan(s, d, r)
+	case o.batch > 0:
+		return putAll(s, d, r, o.batch)
+	case o.puts:
+		return put(s, d, r)
+	}
+	return get(s, d, r.Seed, r.Size)
+}
+
+// makePeer loads a peer in key order and moves everything out of its write buffers.
+func (o random) makePeer(r *harness.Run, dir string) (*grown, error) {
+	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
+	e, err := o.peer(grownOptions(r, dir))
+	if err != nil {
+		return nil, err
+	}
+	err = workload.Parallel(e, 1, func(_ int, s engines.Session) error {
+		names, values, most := [][]byte{}, [][]byte{}, 1000
+		for i := range d.Count() {
+			names, values = append(names, d.Key(i)), append(values, d.Value(make([]byte, d.ValueBytes), i))
+			if len(names) == most || i == d.Count()-1 {
+				if err := s.PutAll(names, values); err != nil {
+					return err
+				}
+				names, values = names[:0], values[:0]
+			}
+		}
+		return nil
+	})
+	if err = errors.Join(err, e.Settle()); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return &grown{e, d}, nil
+}
+
+// scan reads entries from random keys on. An operation is one scan.
+func scan(s engines.Session, d *workload.Data, r *harness.Run) error {
+	choice, buffer := rand.New(rand.NewPCG(r.Seed, 1)), make([]byte, 0, 1024)
+	for range r.Size {
+		if _, err := s.Scan(buffer, d.Key(choice.IntN(d.Count())), scanned); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putAll is put in batches, whose keys are spread over all.
+func putAll(s engines.Session, d *workload.Data, r *harness.Run, batch int) error {
+	choice := rand.New(rand.NewPCG(r.Seed, 1))
+	names, values := make([][]byte, batch), make([][]byte, batch)
+	for i := range values {
+		values[i] = make([]byte, d.ValueBytes)
+	}
+	for left := r.Size; left > 0; left -= batch {
+		n, first := min(batch, left), choice.IntN(d.Count())
+		for j := range n {
+			i := (first + j*(d.Count()/batch)) % d.Count() // a batch names each key once
+			names[j] = d.Key(i)
+			d.Value(values[j], i)
+		}
+		if err := s.PutAll(names[:n], values[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // put gives random keys the value that they have: what the pair is stays a function of the seed.

@@ -5,6 +5,7 @@ package growth
 import (
 	"github.com/epochkv/epochkv/bench/engines"
 	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/bench/lmdb"
 	"github.com/epochkv/epochkv/bench/workload"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
@@ -18,14 +19,29 @@ func axis(name string, points ...int) harness.Axis {
 	return harness.Axis{Name: name, Points: points, Growth: true}
 }
 
+const pebble = "pebble"
+
+// part is an arm that does one operation for so many of the scenario's.
+func part(a harness.Arm, of int) harness.Arm {
+	a.Part = of
+	return a
+}
+
 func keys() harness.Scenario {
 	return harness.Scenario{
-		Name: "growth-keys", About: "Random gets and overwrites of keys that rest in the tree, all of it cached: 1, 4 and 16 times a quarter of a million keys (a million with -large).",
+		Name: "growth-keys", About: "Random gets, overwrites, scans of 100 and batches of 100 overwrites of keys that rest in the tree, all of it cached, in one thread: 1, 4 and 16 times a quarter of a million keys (a million with -large, and there also 64 times, which is more than the cache). Nothing is synced. Batches are counted by key.",
 		Unit: "operations", Axis: axis("times the least number of keys", 1, 4, 16), Size: 200_000, Load: 250_000, Weight: 2,
-		Large: harness.Sizes{Load: 1_000_000},
+		Large: harness.Sizes{Load: 1_000_000, Points: []int{64}, Rounds: 3},
 		Arms: []harness.Arm{
 			{Name: "get", Run: random{}.run},
 			{Name: "put", Run: random{puts: true}.run},
+			{Name: "scan of 100", Run: random{scans: true}.run, Part: 20},
+			{Name: "batch of 100", Run: random{batch: scanned}.run},
+			{Name: "pebble, get", Run: random{peer: engines.Pebble, name: pebble}.run},
+			{Name: "pebble, put", Run: random{peer: engines.Pebble, name: pebble, puts: true}.run},
+			{Name: "pebble, scan of 100", Run: random{peer: engines.Pebble, name: pebble, scans: true}.run, Part: 20},
+			{Name: "pebble, batch of 100", Run: random{peer: engines.Pebble, name: pebble, batch: scanned}.run},
+			lmdb.GrowthArm(lmdb.Get), lmdb.GrowthArm(lmdb.Put), part(lmdb.GrowthArm(lmdb.Scan), 20), lmdb.GrowthArm(lmdb.Batch),
 		},
 	}
 }

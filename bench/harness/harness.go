@@ -25,6 +25,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -95,6 +96,9 @@ func (x *execution) end() time.Time { return x.began.Add(x.Budget) }
 func (x *execution) scenario(s Scenario, share time.Duration) (Outcome, error) {
 	began := time.Now()
 	x.shared.made = 0
+	if x.Large {
+		s.Axis.Points = slices.Concat(s.Axis.Points, s.Large.Points)
+	}
 	absent := map[string]string{} // arms that cannot run here, and why
 	p, err := x.plan(s, share, absent)
 	if err != nil {

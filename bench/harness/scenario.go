@@ -33,7 +33,8 @@ type Scenario struct {
 type Sizes struct {
 	Size, Load int
 	Window     time.Duration
-	Rounds     int // fewer than RoundsMin, where a run is so long that fewer say enough
+	Points     []int // more points of the axis
+	Rounds     int   // fewer than RoundsMin, where a run is so long that fewer say enough
 }
 
 // Axis is the parameter that a scenario varies.

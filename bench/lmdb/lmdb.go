@@ -27,6 +27,9 @@ const (
 	Get  = "get"  // point reads, each at the newest state
 	Scan = "scan" // of 100 entries from random keys
 	All  = "all"  // whole scans, counted by entry
+
+	Put   = "put"   // overwrites of random keys, each a transaction that is not synced
+	Batch = "batch" // the same, 100 a transaction, counted by entry
 )
 
 // reader is a process with a loaded environment.
@@ -38,25 +41,32 @@ type reader struct {
 
 // Arm is LMDB doing kind: each of r.Point threads its share of r.Size operations. Keys of 16 random bytes, values of 100.
 func Arm(kind string) harness.Arm {
-	return harness.Arm{Name: "lmdb in C", Run: func(r *harness.Run) error {
-		l, err := harness.Shared(r, fmt.Sprintf("lmdb with %d keys", r.Load), func(dir string) (*reader, error) { return start(r.Load, dir) })
-		if err != nil {
-			return err
-		}
-		share := max(r.Size/r.Point, 1)
-		if kind == All {
-			share = r.Size
-		}
-		var done int
-		err = r.TimeServer(l.process.Process.Pid, func() (int, error) {
-			done, err = l.ask(kind, r.Point, share)
-			return done, err
-		})
-		if err != nil {
-			return err
-		}
-		return r.Verified(done, r.Point*share) // the process compares each value that it gets by key
-	}}
+	return harness.Arm{Name: "lmdb in C", Run: func(r *harness.Run) error { return work(r, kind, r.Load, r.Point) }}
+}
+
+// GrowthArm is LMDB doing kind in one thread, over r.Point times as many keys.
+func GrowthArm(kind string) harness.Arm {
+	return harness.Arm{Name: "lmdb in C, " + kind, Run: func(r *harness.Run) error { return work(r, kind, r.Load*r.Point, 1) }}
+}
+
+func work(r *harness.Run, kind string, keys, threads int) error {
+	l, err := harness.Shared(r, fmt.Sprintf("lmdb with %d keys", keys), func(dir string) (*reader, error) { return start(keys, dir) })
+	if err != nil {
+		return err
+	}
+	share := max(r.Size/threads, 1)
+	if kind == All {
+		share = r.Size
+	}
+	var done int
+	err = r.TimeServer(l.process.Process.Pid, func() (int, error) {
+		done, err = l.ask(kind, threads, share)
+		return done, err
+	})
+	if err != nil {
+		return err
+	}
+	return r.Verified(done, threads*share) // the process compares each value that it gets by key
 }
 
 // start compiles the program and has it load keys into dir.

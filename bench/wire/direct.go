@@ -113,7 +113,8 @@ func (*echoLane) Rest() {}
 
 // Execute implements transport.Lane.
 func (l *echoLane) Execute(r transport.Request, message []byte) {
-	size, answer, err := recordOverhead, transport.Message(echoedPut), error(nil)
+	size, answer := recordOverhead, transport.Message(echoedPut)
+	var err error
 	if r.Method() == directPut {
 		l.put.ResetVT()
 		err = l.put.UnmarshalVT(message)

@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -153,7 +154,7 @@ func (f *flags) choose() (chosen []harness.Scenario, err error) {
 		return nil, err
 	}
 	for _, s := range all {
-		if pattern.MatchString(s.Name) && !skipped.MatchString(s.Name) && (!f.large || s.Large != harness.Sizes{}) {
+		if pattern.MatchString(s.Name) && !skipped.MatchString(s.Name) && (!f.large || !reflect.DeepEqual(s.Large, harness.Sizes{})) {
 			s.Size = max(int(float64(s.Size)*f.scale), 1)
 			chosen = append(chosen, s)
 		}

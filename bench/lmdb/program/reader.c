@@ -2,8 +2,8 @@
 //
 //   reader DIR KEYS
 //
-// Prints "ready" when loaded. Then a line "get|scan|all THREADS COUNT" makes each thread do COUNT operations (point reads, scans of
-// 100, entries of whole scans), and is answered with the number of operations, or of entries for all. It ends with its input.
+// Prints "ready" when loaded. Then a line "get|scan|all|put|batch THREADS COUNT" makes each thread do COUNT operations (point reads,
+// scans of 100, entries of whole scans, puts of a transaction each, puts of 100 a transaction), and is answered with the number of operations, or of entries for all. It ends with its input.
 #include <lmdb.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -109,9 +109,30 @@ static void scans(struct job *j, MDB_txn *txn) {
 	mdb_cursor_close(cursor);
 }
 
+// putKeys gives random keys the value that they have, so many in each transaction. Nothing is synced.
+static void putKeys(struct job *j, int each) {
+	uint8_t k[keyBytes], v[valueBytes] = {0};
+	while (j->done < j->count) {
+		MDB_txn *txn;
+		check(mdb_txn_begin(env, NULL, 0, &txn), "begin");
+		for (int n = 0; n < each && j->done < j->count; n++, j->done++) {
+			uint64_t i = mix(j->seed++) % keys;
+			keyOf(k, i);
+			memcpy(v, &i, sizeof i);
+			MDB_val key = {keyBytes, k}, value = {valueBytes, v};
+			check(mdb_put(txn, dbi, &key, &value, 0), "put");
+		}
+		check(mdb_txn_commit(txn), "commit");
+	}
+}
+
 static void *run(void *arg) {
 	struct job *j = arg;
 	MDB_txn *txn;
+	if (j->what == 'p' || j->what == 'b') {
+		putKeys(j, j->what == 'b' ? scanEntries : 1);
+		return NULL;
+	}
 	check(mdb_txn_begin(env, NULL, MDB_RDONLY, &txn), "begin");
 	if (j->what == 'g')
 		get(j, txn);
@@ -151,7 +172,7 @@ int main(int argc, char **argv) {
 	int threads;
 	long count;
 	while (scanf("%7s %d %ld", what, &threads, &count) == 3) {
-		if (threads < 1 || threads > threadsMax || !strchr("gsa", what[0]))
+		if (threads < 1 || threads > threadsMax || !strchr("gsapb", what[0]))
 			return 2;
 		printf("%ld\n", serve(what[0], threads, count));
 		fflush(stdout);
