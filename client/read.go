@@ -19,6 +19,8 @@ type Value struct {
 	// Unread says that the key was not read, because the answer of a Pipeline.BatchGet was full.
 	// Ask for it again, At(ReadEpoch).
 	Unread bool
+	// ExpiresAt is when the key expires; zero if it does not.
+	ExpiresAt time.Time
 }
 
 // ReadOption changes one read.
@@ -97,6 +99,7 @@ func inParts(keys [][]byte, read func([][]byte) (*kvpb.BatchGetResponse, error))
 func valueOf(r *kvpb.GetResponse) Value {
 	return Value{
 		Found: r.GetFound(), Data: r.GetValue(), Epoch: Epoch(r.GetEpoch()), ReadEpoch: Epoch(r.GetReadEpoch()),
+		ExpiresAt: expiresAt(r.GetExpiresAtMs()),
 	}
 }
 
@@ -105,7 +108,7 @@ func valuesOf(r *kvpb.BatchGetResponse) []Value {
 	for i, v := range r.GetResults() {
 		values[i] = Value{
 			Found: v.GetFound(), Data: v.GetValue(), Epoch: Epoch(v.GetEpoch()), ReadEpoch: Epoch(r.GetReadEpoch()),
-			Unread: v.GetUnread(),
+			Unread: v.GetUnread(), ExpiresAt: expiresAt(v.GetExpiresAtMs()),
 		}
 	}
 	return values

@@ -58,6 +58,8 @@ type Entry struct {
 	Key, Value []byte
 	// Epoch wrote the value.
 	Epoch Epoch
+	// ExpiresAt is when the key expires; zero if it does not.
+	ExpiresAt time.Time
 }
 
 // Page is a part of a scan.

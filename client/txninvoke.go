@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -87,12 +88,14 @@ type Outcome struct {
 	Old, New           []byte
 	// OldEpoch wrote the previous value.
 	OldEpoch Epoch
+	// ExpiresAt is when the key expires after the operation; zero if it does not.
+	ExpiresAt time.Time
 }
 
 func outcomeOf(r *kvpb.InvokeResult) Outcome {
 	return Outcome{
 		Applied: r.GetApplied(), OldFound: r.GetOldFound(), NewFound: r.GetNewFound(), Old: r.GetOld(), New: r.GetNew(),
-		OldEpoch: Epoch(r.GetOldEpoch()),
+		OldEpoch: Epoch(r.GetOldEpoch()), ExpiresAt: expiresAt(r.GetExpiresAtMs()),
 	}
 }
 

@@ -14,6 +14,7 @@ type writeOptions struct {
 	durability    kvpb.Durability
 	id            RequestID
 	lease         uint64
+	lifetime      Lifetime
 }
 
 func newWriteOptions(options []WriteOption) writeOptions {
@@ -112,7 +113,10 @@ func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options
 }
 
 func putRequest(key, value []byte, o *writeOptions) *kvpb.PutRequest {
-	return &kvpb.PutRequest{Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, LeaseId: o.lease, RequestId: o.wireID()}
+	ttl, at := o.lifetime.wire()
+	return &kvpb.PutRequest{
+		Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, LeaseId: o.lease, TtlMs: ttl, ExpiresAtMs: at, RequestId: o.wireID(),
+	}
 }
 
 func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {

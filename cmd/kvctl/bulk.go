@@ -72,6 +72,9 @@ func (im *importer) bulkFile(a *app, f *importFlags, name string, load *client.B
 		if err == nil {
 			err = im.checkLimits(&r)
 		}
+		if err == nil && r.expiresAt != 0 {
+			err = errors.New("a bulk load takes no keys that expire; import them with --bulk=never")
+		}
 		if err != nil {
 			return fmt.Errorf("%s:%d: %w; nothing was loaded", name, line, err)
 		}

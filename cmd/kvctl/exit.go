@@ -153,5 +153,6 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:            "The server's clock never goes back. It runs slower until it agrees with the system's time.",
 	kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:          "The lease has ended, and its keys and locks are gone. kvctl lease list shows those that exist.",
 	kvpb.ErrorReason_ERROR_REASON_FENCED:                   "The lock was lost: acquire it again before the write.",
+	kvpb.ErrorReason_ERROR_REASON_FEATURE_LEVEL:            "The data files are of an older program's format. kvctl upgrade finalize raises it; older programs cannot open them afterwards.",
 	kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:          "The write may or may not have happened. Read the key once the server is healthy again.",
 }

@@ -100,7 +100,7 @@ func (a *app) exportTo(cmd *cobra.Command, c *client.Client, f *exportFlags, out
 		if err != nil {
 			return err
 		}
-		r := record{key: e.Key, value: e.Value}
+		r := record{key: e.Key, value: e.Value, expiresAt: milliseconds(e.ExpiresAt)}
 		if f.epochs {
 			r.epoch = e.Epoch
 		}

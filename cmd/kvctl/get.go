@@ -16,7 +16,7 @@ func (a *app) getCommand() *cobra.Command {
 		Long: `Read one or more keys, all at one epoch. If any is missing, the exit code is 3.
 
 Raw output (the default in a pipe) is the value, byte for byte; of several keys, each value on a line. JSON is an object for one key
-and a list for several.`,
+and a list for several. JSON has expires_at_ms, in milliseconds since 1970, for a key that expires.`,
 		Example: `  kvctl get greeting
   kvctl get photo > photo.jpg
   kvctl get -o json user/1 user/2
@@ -76,7 +76,7 @@ func (a *app) printValues(keys [][]byte, values []client.Value) error {
 // printValue prints one value: raw without anything around it, so that bytes come out as they went in.
 func (p *entryPrinter) printValue(key []byte, v client.Value, several bool) error {
 	if p.format != formatRaw {
-		return p.print(client.Entry{Key: key, Value: v.Data, Epoch: v.Epoch})
+		return p.print(client.Entry{Key: key, Value: v.Data, Epoch: v.Epoch, ExpiresAt: v.ExpiresAt})
 	}
 	p.count++
 	_, _ = p.w.Write(p.app.rawBytes(v.Data)) // Flush has the error

@@ -101,7 +101,7 @@ func (im *importer) add(r *record, line int) error {
 	if im.batch.Len() == 0 {
 		im.batch.file, im.batch.first = im.file, line
 	}
-	im.batch.Put(r.key, r.value)
+	im.batch.PutExpiring(r.key, r.value, r.lifetime())
 	im.keys[string(r.key)] = struct{}{}
 	im.batch.last = line
 	if im.batch.Len() < im.records && im.batch.Bytes() < batchBytesMax {

@@ -65,7 +65,7 @@ func (p *lineParser) next(allowed, what string) (byte, error) {
 
 func (p *lineParser) object() (record, error) {
 	var r record
-	var hasKey, hasValue, hasEpoch bool
+	var hasKey, hasValue, hasEpoch, hasExpiry bool
 	if _, err := p.next("{", "a JSON object"); err != nil {
 		return r, err
 	}
@@ -84,6 +84,8 @@ func (p *lineParser) object() (record, error) {
 			r.value, err = p.bytes(string(name), &hasValue, "value")
 		case "epoch":
 			r.epoch, err = p.epoch(&hasEpoch)
+		case "expires_at_ms":
+			r.expiresAt, err = p.number(&hasExpiry, "expires_at_ms")
 		default:
 			err = fmt.Errorf("unknown field %q", name)
 		}
@@ -127,8 +129,14 @@ func (p *lineParser) bytes(name string, given *bool, what string) ([]byte, error
 
 // epoch reads what export wrote with --epochs. Import gives new epochs.
 func (p *lineParser) epoch(given *bool) (client.Epoch, error) {
+	n, err := p.number(given, "epoch")
+	return client.Epoch(n), err
+}
+
+// number reads an unsigned integer.
+func (p *lineParser) number(given *bool, name string) (uint64, error) {
 	if *given {
-		return 0, errors.New("the epoch is given twice")
+		return 0, fmt.Errorf("the %s is given twice", name)
 	}
 	*given = true
 	p.skipSpace()
@@ -136,12 +144,12 @@ func (p *lineParser) epoch(given *bool) (client.Epoch, error) {
 	for digits < len(p.rest) && p.rest[digits] >= '0' && p.rest[digits] <= '9' {
 		digits++
 	}
-	epoch, err := strconv.ParseUint(string(p.rest[:digits]), 10, 64)
+	n, err := strconv.ParseUint(string(p.rest[:digits]), 10, 64)
 	if err != nil || digits > 1 && p.rest[0] == '0' {
-		return 0, fmt.Errorf("epoch: expected a number, found %.20q", p.rest)
+		return 0, fmt.Errorf("%s: expected a number, found %.20q", name, p.rest)
 	}
 	p.rest = p.rest[digits:]
-	return client.Epoch(epoch), nil
+	return n, nil
 }
 
 // text reads a string. The result is the caller's own.

@@ -103,16 +103,21 @@ func durabilityOption(durability string) ([]client.WriteOption, error) {
 func (a *app) putCommand() *cobra.Command {
 	var f writeFlags
 	var lease uint64
+	var l lifetimeFlags
 	cmd := &cobra.Command{
 		Use:   "put KEY VALUE|-",
 		Short: "Set a key",
 		Long: `Set KEY to VALUE and print the epoch of the write. "-" takes the value from standard input, byte for byte.
+
+With --ttl or --expires-at the key expires: it is deleted at most a second after that time, and never before. A put without
+them makes it not expire any more.
 
 With a condition that does not hold, nothing is written and the exit code is 4.`,
 		Example: `  kvctl put greeting hello
   kvctl put photo - < photo.jpg
   kvctl put --if-absent lock/job-7 "$HOSTNAME"
   kvctl put --if-epoch 41 counter 12
+  kvctl put --ttl 30m session/7 alice
   kvctl --hex put 00ff c0ffee`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -127,6 +132,11 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 			if lease != 0 {
 				options = append(options, client.AttachTo(lease))
 			}
+			lifetime, _, err := l.lifetime(cmd)
+			if err != nil {
+				return err
+			}
+			options = append(options, client.Expires(lifetime))
 			return a.withClient(func(c *client.Client) error {
 				value, err := a.valueArg(cmd.Context(), c, args[1])
 				if err != nil {
@@ -142,6 +152,7 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 	}
 	f.add(cmd)
 	cmd.Flags().Uint64Var(&lease, "lease", 0, "delete the key when the lease with this `id` ends")
+	l.add(cmd)
 	return cmd
 }
 

@@ -17,6 +17,7 @@ import (
 type record struct {
 	key, value []byte
 	epoch      client.Epoch // 0: not said
+	expiresAt  uint64       // milliseconds since 1970; 0: never
 	keyOnly    bool         // no value, as opposed to an empty one
 }
 
@@ -31,6 +32,10 @@ func (r *record) appendJSON(dst []byte, asHex bool) []byte {
 	if r.epoch != 0 {
 		dst = append(dst, `,"epoch":`...)
 		dst = strconv.AppendUint(dst, uint64(r.epoch), 10)
+	}
+	if r.expiresAt != 0 {
+		dst = append(dst, `,"expires_at_ms":`...)
+		dst = strconv.AppendUint(dst, r.expiresAt, 10)
 	}
 	return append(dst, '}')
 }

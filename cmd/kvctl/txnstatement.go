@@ -452,7 +452,7 @@ func (a *app) printFound(key []byte, v client.Value) error {
 	case format == formatRaw:
 		return a.print("%s\n", a.rawBytes(v.Data))
 	}
-	r := record{key: key, value: v.Data, epoch: v.Epoch, keyOnly: !v.Found}
+	r := record{key: key, value: v.Data, epoch: v.Epoch, expiresAt: milliseconds(v.ExpiresAt), keyOnly: !v.Found}
 	line := r.appendJSON(nil, a.hex)
 	if !v.Found {
 		line = append(line[:len(line)-1], `,"found":false}`...)

@@ -14,6 +14,9 @@ import (
 //
 // Metadata is written at keys.FeatureLevelHistory and above: older programs refuse such versions.
 
+// Metadata is what a version says beside its value.
+type Metadata = metadata.Fields
+
 // FeatureLevelError means that the store must not be written in a format that its feature level does not have.
 type FeatureLevelError struct {
 	What         string // that needs the level

@@ -44,6 +44,9 @@ func (s *Store) newSession() *Session {
 	return x
 }
 
+// Store is the store of the session.
+func (x *Session) Store() *Store { return x.store }
+
 // Close ends the session's snapshot and returns it to the pool. Closing twice is harmless.
 func (x *Session) Close() {
 	if x.closed.Swap(true) {

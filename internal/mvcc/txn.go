@@ -72,6 +72,9 @@ func (x *Session) Begin(o TxnOptions) (*Txn, error) {
 	return t, nil
 }
 
+// Store is the store of the transaction.
+func (t *Txn) Store() *Store { return t.session.store }
+
 // At is the transaction's snapshot.
 func (t *Txn) At() keys.Epoch { return t.at }
 

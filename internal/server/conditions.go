@@ -65,6 +65,10 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 		add("entries-quarantined", health.Warning, "the tree refuses entries, which are kept beside it; kvctl verify lists them, and deleting or overwriting their keys ends it",
 			fmt.Sprintf("%d versions, %d bytes, first %s", q.Versions, q.Bytes, q.Reason))
 	}
+	if lag := now.Expiry.Lag; lag > expiryLagMax {
+		add("expiry-lagging", health.Warning, "keys are deleted later than a second after their deadlines",
+			fmt.Sprintf("the earliest deadline was %v ago; last error: %v", lag.Round(time.Second), now.Expiry.Err))
+	}
 	if d := now.ClockDifference; d.Abs() > storeclock.DifferenceMax {
 		add("clock-differs", health.Warning, "the store's clock differs from the system's and is corrected slowly; kvctl clock accept adopts a system time that is later and right",
 			fmt.Sprintf("the system's time minus the store's is %v", d.Round(time.Second)))

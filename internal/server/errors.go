@@ -220,6 +220,7 @@ func classifyTyped(err error) (fault, bool) {
 		gone         *mvcc.SnapshotGoneError
 		ended        *snapshotEndedError
 		corruption   *storage.CorruptionError
+		level        *mvcc.FeatureLevelError
 	)
 	switch {
 	case errors.As(err, &argument):
@@ -248,6 +249,8 @@ func classifyTyped(err error) (fault, bool) {
 		f := goneFault(&mvcc.SnapshotGoneError{Epoch: ended.epoch, Oldest: ended.oldest, Newest: ended.epoch})
 		f.metadata["cause"] = ended.cause.String()
 		return f, true
+	case errors.As(err, &level):
+		return featureLevelFault(level), true
 	case errors.As(err, &corruption):
 		return corruptionFault(corruption), true
 	}

@@ -87,6 +87,8 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED:    {err: mvcc.ErrRequestReused, code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE: {err: &requestTimeError{at: 1}, code: codes.InvalidArgument, metadata: []string{"server_time"}, field: true},
 		pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:    {err: mvcc.ErrRequestCancelled, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_FEATURE_LEVEL:        {err: &mvcc.FeatureLevelError{Needs: 2, Level: 1}, code: codes.FailedPrecondition, metadata: []string{"needs", "level"}},
+		pb.ErrorReason_ERROR_REASON_INVALID_TTL:          {err: invalidTTL("ttl_ms", "is wrong"), code: codes.InvalidArgument, field: true},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},
 	}
 	documented := documentedCodes(t)

@@ -8,7 +8,6 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -82,7 +81,9 @@ func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ack
 		return ackWait{}, err
 	}
 	out.Found, out.Value, out.Epoch, out.ReadEpoch = v.Found, v.Data, uint64(v.Epoch), uint64(v.At)
-	return ackRead(v.Await), nil
+	f, err := c.session.Metadata()
+	out.ExpiresAtMs = f.ExpiresAt
+	return ackRead(v.Await), err
 }
 
 func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
@@ -92,7 +93,11 @@ func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error)
 	if err := c.identify(req, recordPut); err != nil {
 		return ackWait{}, err
 	}
-	c.set(req.Key, req.Value, req.LeaseId)
+	if req.TtlMs|req.ExpiresAtMs|req.LeaseId == 0 { // nearly all
+		c.write.SetShared(req.Key, req.Value)
+	} else if err := c.set(req.Key, req.Value, req, ""); err != nil {
+		return ackWait{}, err
+	}
 	return c.commit(ctx)
 }
 
@@ -122,20 +127,14 @@ func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (a
 	return c.commit(ctx)
 }
 
-// set adds a put to the write; the lease zero is none.
-func (c *executor) set(key, value []byte, leaseID uint64) {
-	if leaseID == 0 {
-		c.write.SetShared(key, value)
-		return
-	}
-	c.write.SetWithMetadata(key, value, &metadata.Fields{Lease: leaseID})
-}
-
 // addMutation adds the mutation at a position of the request's list to the write.
 func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
-		c.set(m.Key, m.Value, m.LeaseId)
+		if m.TtlMs|m.ExpiresAtMs|m.LeaseId != 0 {
+			return c.set(m.Key, m.Value, m, fmt.Sprintf("%s[%d].", list, i))
+		}
+		c.write.SetShared(m.Key, m.Value)
 		return nil
 	case pb.Mutation_KIND_DELETE:
 		if len(m.Value) > 0 {
@@ -143,6 +142,9 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 		}
 		if m.LeaseId != 0 {
 			return invalid(fmt.Sprintf("%s[%d].lease_id", list, i), "a deletion has no lease")
+		}
+		if m.TtlMs|m.ExpiresAtMs != 0 {
+			return noLifetime(m, fmt.Sprintf("%s[%d].", list, i))
 		}
 		c.write.Delete(m.Key)
 		return nil
@@ -185,7 +187,7 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		nextResult(out)
 	}
 	for _, r := range out.Results {
-		r.Unread, r.Found, r.Epoch, r.Value = true, false, 0, r.Value[:0]
+		r.Unread, r.Found, r.Epoch, r.Value, r.ExpiresAtMs = true, false, 0, r.Value[:0], 0
 	}
 	var values valueArena
 	err = c.session.ReadAll(ctx, req.Keys, func(i int, v mvcc.Value) error {
@@ -197,7 +199,9 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		r.Value = values.copy(r.Value[:0], v.Data, left)
 		left--
 		await = max(await, v.Await)
-		return nil
+		f, err := c.session.Metadata()
+		r.ExpiresAtMs = f.ExpiresAt
+		return err
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil

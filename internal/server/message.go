@@ -113,6 +113,7 @@ func reusePut(m *pb.PutRequest) {
 		m.ResetVT()
 	}
 	m.Key, m.Value, m.Durability, m.LeaseId, m.RequestId = m.Key[:0], m.Value[:0], 0, 0, m.RequestId[:0]
+	m.TtlMs, m.ExpiresAtMs = 0, 0
 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that

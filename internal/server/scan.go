@@ -292,18 +292,22 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 			sc.last = append(sc.last[:0], sc.cursor.Key()...)
 			continue
 		}
-		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch())
+		f, err := sc.cursor.Metadata()
+		if err != nil {
+			return false, err
+		}
+		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch(), f.ExpiresAt)
 	}
 }
 
 // add copies one entry into the page and returns its size.
-func (sc *scan) add(key, value []byte, epoch keys.Epoch) int {
+func (sc *scan) add(key, value []byte, epoch keys.Epoch, expiresAt uint64) int {
 	n := len(sc.page.Entries)
 	if n == len(sc.entries) {
 		sc.entries = append(sc.entries, new(pb.Entry))
 	}
 	e := sc.entries[n]
-	e.Key, e.Value, e.Epoch = sc.copy(key), sc.copy(value), uint64(epoch)
+	e.Key, e.Value, e.Epoch, e.ExpiresAtMs = sc.copy(key), sc.copy(value), uint64(epoch), expiresAt
 	sc.last = e.Key
 	sc.page.Entries = append(sc.page.Entries, e)
 	return entryBytes(key, value)

@@ -43,7 +43,7 @@ func (b *invocations) reset(n int) {
 
 func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
 	c.invoked.reset(1)
-	if err := toInvoke(&c.invoked.ops[0], req.Invocation, "invocation"); err != nil {
+	if err := toInvoke(&c.invoked.ops[0], req.Invocation, nowMillis(c.session.Store()), "invocation"); err != nil {
 		return ackWait{}, err
 	}
 	request, err := c.toRequest(req, recordInvoke)
@@ -71,7 +71,7 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
 	c.invoked.reset(len(req.Invocations))
 	for i, in := range req.Invocations {
-		if err := toInvoke(&c.invoked.ops[i], in, fmt.Sprintf("invocations[%d]", i)); err != nil {
+		if err := toInvoke(&c.invoked.ops[i], in, nowMillis(c.session.Store()), fmt.Sprintf("invocations[%d]", i)); err != nil {
 			return ackWait{}, err
 		}
 	}
@@ -127,9 +127,12 @@ func ackCommit(epoch keys.Epoch, d mvcc.Durability) ackWait {
 	return ackWait{epoch: epoch, durability: d, write: true}
 }
 
-// toInvoke reads an invocation into op, which must be zero. Bytes alias the request.
-func toInvoke(op *mvcc.Invoke, in *pb.Invocation, field string) error {
+// toInvoke reads an invocation into op, which must be zero. Bytes alias the request. now is the store's clock.
+func toInvoke(op *mvcc.Invoke, in *pb.Invocation, now uint64, field string) (err error) {
 	op.Key = in.GetKey()
+	if op.ExpiresAt, err = toDeadline(in, now, field+"."); err != nil {
+		return err
+	}
 	switch is := in.GetOperation().(type) {
 	case *pb.Invocation_Increment:
 		op.Kind, op.Delta = mvcc.InvokeAdd, is.Increment.GetDelta()
@@ -160,6 +163,20 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, field string) error {
 			return invalid(field+".get_and_delete", "must be true")
 		}
 		op.Kind = mvcc.InvokeGetAndDelete
+		return noLifetime(in, field+".")
+	case *pb.Invocation_Touch:
+		if !is.Touch {
+			return invalid(field+".touch", "must be true")
+		}
+		if op.Kind = mvcc.InvokeTouch; op.ExpiresAt == 0 {
+			return invalidTTL(field+".ttl_ms", "is missing; give it, or expires_at_ms")
+		}
+	case *pb.Invocation_Persist:
+		if !is.Persist {
+			return invalid(field+".persist", "must be true")
+		}
+		op.Kind = mvcc.InvokePersist
+		return noLifetime(in, field+".")
 	default:
 		return invalid(field+".operation", "is missing, or of a kind that this server does not know")
 	}
@@ -170,6 +187,7 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, field string) error {
 func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
+		ExpiresAtMs: from.Metadata.ExpiresAt,
 	}
 	if asked.ReturnOld && from.OldFound {
 		out.Old = append([]byte(nil), from.Old...)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
-	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -20,7 +19,10 @@ func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pb.GetResponse{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch), ReadEpoch: uint64(v.At)}, nil
+	f, err := t.Metadata()
+	return &pb.GetResponse{
+		Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch), ReadEpoch: uint64(v.At), ExpiresAtMs: f.ExpiresAt,
+	}, err
 }
 
 func ownSnapshot(epoch uint64) error {
@@ -48,8 +50,12 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.Batc
 		if err != nil {
 			return nil, fmt.Errorf("keys[%d]: %w", i, err)
 		}
+		f, err := t.Metadata()
+		if err != nil {
+			return nil, fmt.Errorf("keys[%d]: %w", i, err)
+		}
 		size += len(key) + len(v.Data)
-		out.Results = append(out.Results, &pb.BatchGetResult{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch)})
+		out.Results = append(out.Results, &pb.BatchGetResult{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch), ExpiresAtMs: f.ExpiresAt})
 	}
 	return out, nil
 }
@@ -74,7 +80,13 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 	defer c.Close()
 	out := new(pb.RangeReadResponse)
 	for size := 0; c.Next(); {
-		e := &pb.Entry{Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch())}
+		f, err := c.Metadata()
+		if err != nil {
+			return nil, err
+		}
+		e := &pb.Entry{
+			Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch()), ExpiresAtMs: f.ExpiresAt,
+		}
 		out.Entries = append(out.Entries, e)
 		size += entryBytes(e.Key, e.Value)
 		if size >= pageBytes || uint64(len(out.Entries)) == req.Limit {
@@ -88,13 +100,20 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 func txnWrite(t *mvcc.Txn, m *pb.Mutation, field string) error {
 	switch m.GetKind() {
 	case pb.Mutation_KIND_PUT:
-		return t.SetWithMetadata(m.Key, m.Value, &metadata.Fields{Lease: m.LeaseId})
+		f, err := toMetadata(m, nowMillis(t.Store()), field+".")
+		if err != nil {
+			return err
+		}
+		return t.SetWithMetadata(m.Key, m.Value, &f)
 	case pb.Mutation_KIND_DELETE:
 		if len(m.Value) > 0 {
 			return invalid(field+".value", "a deletion has no value")
 		}
 		if m.LeaseId != 0 {
 			return invalid(field+".lease_id", "a deletion has no lease")
+		}
+		if err := noLifetime(m, field+"."); err != nil {
+			return err
 		}
 		return t.Delete(m.Key)
 	}
@@ -127,7 +146,7 @@ func txnDeleteRange(ctx context.Context, t *mvcc.Txn, req *pb.RangeDeleteRequest
 
 func txnInvoke(t *mvcc.Txn, in *pb.Invocation) (*pb.InvokeResult, error) {
 	var op mvcc.Invoke
-	if err := toInvoke(&op, in, "invocation"); err != nil {
+	if err := toInvoke(&op, in, nowMillis(t.Store()), "invocation"); err != nil {
 		return nil, err
 	}
 	out, err := t.Invoke(&op)

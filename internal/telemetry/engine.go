@@ -33,6 +33,16 @@ var readings = []reading{
 	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a snapshot lease or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
 	engineCounter("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
+	engineGauge("expiry_lag_seconds", "Time since the earliest deadline of a key that has not been deleted.",
+		func(s *mvcc.Stats) float64 { return s.Expiry.Lag.Seconds() }),
+	engineCounter("expired_keys_total", "Keys that were deleted because their deadline had passed.",
+		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Expired) }),
+	engineCounter("expiry_stale_entries_total", "Entries of the expiry queue that were deleted alone, because their key had got another deadline, or none.",
+		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Stale) }),
+	engineCounter("expiry_skipped_entries_total", "Entries of the expiry queue that were skipped, because damaged pages hide their keys; they are tried again every minute.",
+		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Skipped) }),
+	engineCounter("expiry_commits_total", "Commits that deleted keys because of their deadlines.",
+		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Commits) }),
 	engineGauge("clock_difference_seconds", "The system's time minus that of the store's clock, which follows it slowly.",
 		func(s *mvcc.Stats) float64 { return s.ClockDifference.Seconds() }),
 

@@ -192,6 +192,12 @@ const (
 	ErrorReason_ERROR_REASON_FENCED ErrorReason = 64
 	// RESOURCE_EXHAUSTED: too many requests wait for locks, or observe them.
 	ErrorReason_ERROR_REASON_TOO_MANY_WAITERS ErrorReason = 65
+	// FAILED_PRECONDITION: the store has an older feature level than the request needs. Raise it with
+	// kvctl upgrade finalize. Metadata: needs, level.
+	ErrorReason_ERROR_REASON_FEATURE_LEVEL ErrorReason = 70
+	// INVALID_ARGUMENT: the time to live is outside of 1 second to 100 years, the deadline is more than
+	// 100 years ahead, both are given, or the operation takes none.
+	ErrorReason_ERROR_REASON_INVALID_TTL ErrorReason = 71
 )
 
 // Enum value maps for ErrorReason.
@@ -256,6 +262,8 @@ var (
 		63: "ERROR_REASON_TOO_MANY_LEASES",
 		64: "ERROR_REASON_FENCED",
 		65: "ERROR_REASON_TOO_MANY_WAITERS",
+		70: "ERROR_REASON_FEATURE_LEVEL",
+		71: "ERROR_REASON_INVALID_TTL",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -317,6 +325,8 @@ var (
 		"ERROR_REASON_TOO_MANY_LEASES":          63,
 		"ERROR_REASON_FENCED":                   64,
 		"ERROR_REASON_TOO_MANY_WAITERS":         65,
+		"ERROR_REASON_FEATURE_LEVEL":            70,
+		"ERROR_REASON_INVALID_TTL":              71,
 	}
 )
 
@@ -352,7 +362,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xa1\x0f\n" +
+	"epochkv.v1*\xdf\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -413,7 +423,9 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x19ERROR_REASON_LEASE_EXISTS\x10>\x12 \n" +
 	"\x1cERROR_REASON_TOO_MANY_LEASES\x10?\x12\x17\n" +
 	"\x13ERROR_REASON_FENCED\x10@\x12!\n" +
-	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10AB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10A\x12\x1e\n" +
+	"\x1aERROR_REASON_FEATURE_LEVEL\x10F\x12\x1c\n" +
+	"\x18ERROR_REASON_INVALID_TTL\x10GB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

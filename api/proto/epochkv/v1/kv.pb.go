@@ -519,7 +519,9 @@ type GetResponse struct {
 	// The epoch that wrote the value.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The epoch at which the key was read.
-	ReadEpoch     uint64 `protobuf:"varint,4,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
+	ReadEpoch uint64 `protobuf:"varint,4,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
+	// When the key expires, in milliseconds since 1970; 0: it does not.
+	ExpiresAtMs   uint64 `protobuf:"varint,5,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -582,6 +584,13 @@ func (x *GetResponse) GetReadEpoch() uint64 {
 	return 0
 }
 
+func (x *GetResponse) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
 type PutRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -591,6 +600,13 @@ type PutRequest struct {
 	// Attaches the key to a lease (see Leases): the key is deleted when the lease ends, unless it was put again without the
 	// lease before. 0 is no lease.
 	LeaseId uint64 `protobuf:"varint,6,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// The key expires after this time: it is deleted at most a second later, and never earlier. 1,000 to
+	// 100 years. The time counts from the execution of the request, by the server's clock. 0: the key does
+	// not expire, whether it did before or not.
+	TtlMs uint64 `protobuf:"varint,5,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	// Instead of ttl_ms: when the key expires, in milliseconds since 1970. A time that has passed deletes
+	// the key at once.
+	ExpiresAtMs uint64 `protobuf:"varint,7,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	// Makes the request be executed at most once, see Transactions.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -658,6 +674,20 @@ func (x *PutRequest) GetDurability() Durability {
 func (x *PutRequest) GetLeaseId() uint64 {
 	if x != nil {
 		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *PutRequest) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+func (x *PutRequest) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
 	}
 	return 0
 }
@@ -973,7 +1003,9 @@ type BatchGetResult struct {
 	// The key was not read, because the answer was full (4 MiB of keys and values); `found` has no
 	// meaning. Ask for the key again. To read it from the same snapshot, set snapshot_epoch to
 	// read_epoch: the server keeps that epoch readable for Limits.snapshot_lease_ttl.
-	Unread        bool `protobuf:"varint,4,opt,name=unread,proto3" json:"unread,omitempty"`
+	Unread bool `protobuf:"varint,4,opt,name=unread,proto3" json:"unread,omitempty"`
+	// As in GetResponse.
+	ExpiresAtMs   uint64 `protobuf:"varint,5,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1036,6 +1068,13 @@ func (x *BatchGetResult) GetUnread() bool {
 	return false
 }
 
+func (x *BatchGetResult) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
 // Mutation is one operation of a batch.
 type Mutation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1043,7 +1082,10 @@ type Mutation struct {
 	Key   []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Value []byte                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
 	// Of a put: the lease that the key is attached to, as in PutRequest.
-	LeaseId       uint64 `protobuf:"varint,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	LeaseId uint64 `protobuf:"varint,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// As in PutRequest. A removal has none.
+	TtlMs         uint64 `protobuf:"varint,4,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	ExpiresAtMs   uint64 `protobuf:"varint,6,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1102,6 +1144,20 @@ func (x *Mutation) GetValue() []byte {
 func (x *Mutation) GetLeaseId() uint64 {
 	if x != nil {
 		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *Mutation) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+func (x *Mutation) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
 	}
 	return 0
 }
@@ -1617,7 +1673,9 @@ type Entry struct {
 	// Empty with keys_only.
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The epoch that wrote the value.
-	Epoch         uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// As in GetResponse.
+	ExpiresAtMs   uint64 `protobuf:"varint,4,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1673,11 +1731,21 @@ func (x *Entry) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *Entry) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
 // Invocation is one read-modify-write of one key.
 //
 // Integers are signed, have 64 bits, and are stored as decimal text, as a client would put them. An
 // operation fails with TYPE_ERROR and changes nothing if the value has the wrong form or the result
 // is out of bounds.
+//
+// increment, append, min and max keep the time at which the key expires; compare_and_set,
+// put_if_absent and get_and_set remove it, as a put. With ttl_ms or expires_at_ms each of them sets it.
 type Invocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1693,7 +1761,12 @@ type Invocation struct {
 	//	*Invocation_PutIfAbsent
 	//	*Invocation_GetAndSet
 	//	*Invocation_GetAndDelete
+	//	*Invocation_Touch
+	//	*Invocation_Persist
 	Operation isInvocation_Operation `protobuf_oneof:"operation"`
+	// When the key expires, as in PutRequest. Not with get_and_delete and persist.
+	TtlMs       uint64 `protobuf:"varint,12,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	ExpiresAtMs uint64 `protobuf:"varint,13,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	// Whether the answer has the value before the operation, and the value after it.
 	ReturnOld     bool `protobuf:"varint,14,opt,name=return_old,json=returnOld,proto3" json:"return_old,omitempty"`
 	ReturnNew     bool `protobuf:"varint,15,opt,name=return_new,json=returnNew,proto3" json:"return_new,omitempty"`
@@ -1817,6 +1890,38 @@ func (x *Invocation) GetGetAndDelete() bool {
 	return false
 }
 
+func (x *Invocation) GetTouch() bool {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Touch); ok {
+			return x.Touch
+		}
+	}
+	return false
+}
+
+func (x *Invocation) GetPersist() bool {
+	if x != nil {
+		if x, ok := x.Operation.(*Invocation_Persist); ok {
+			return x.Persist
+		}
+	}
+	return false
+}
+
+func (x *Invocation) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+func (x *Invocation) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
 func (x *Invocation) GetReturnOld() bool {
 	if x != nil {
 		return x.ReturnOld
@@ -1876,6 +1981,18 @@ type Invocation_GetAndDelete struct {
 	GetAndDelete bool `protobuf:"varint,9,opt,name=get_and_delete,json=getAndDelete,proto3,oneof"`
 }
 
+type Invocation_Touch struct {
+	// The key expires at another time, given by ttl_ms or expires_at_ms, and keeps its value. A missing
+	// key stays missing, and `applied` is false. Must be true.
+	Touch bool `protobuf:"varint,10,opt,name=touch,proto3,oneof"`
+}
+
+type Invocation_Persist struct {
+	// The key does not expire any more, and keeps its value. If it does not expire, or is missing,
+	// nothing changes and `applied` is false. Must be true.
+	Persist bool `protobuf:"varint,11,opt,name=persist,proto3,oneof"`
+}
+
 func (*Invocation_Increment) isInvocation_Operation() {}
 
 func (*Invocation_Append) isInvocation_Operation() {}
@@ -1891,6 +2008,10 @@ func (*Invocation_PutIfAbsent) isInvocation_Operation() {}
 func (*Invocation_GetAndSet) isInvocation_Operation() {}
 
 func (*Invocation_GetAndDelete) isInvocation_Operation() {}
+
+func (*Invocation_Touch) isInvocation_Operation() {}
+
+func (*Invocation_Persist) isInvocation_Operation() {}
 
 // Increment adds a number.
 type Increment struct {
@@ -2019,8 +2140,10 @@ type InvokeResult struct {
 	Old      []byte `protobuf:"bytes,3,opt,name=old,proto3" json:"old,omitempty"`
 	OldEpoch uint64 `protobuf:"varint,4,opt,name=old_epoch,json=oldEpoch,proto3" json:"old_epoch,omitempty"`
 	// The state after the operation: whether the key is present and, with return_new, its value.
-	NewFound      bool   `protobuf:"varint,5,opt,name=new_found,json=newFound,proto3" json:"new_found,omitempty"`
-	New           []byte `protobuf:"bytes,6,opt,name=new,proto3" json:"new,omitempty"`
+	NewFound bool   `protobuf:"varint,5,opt,name=new_found,json=newFound,proto3" json:"new_found,omitempty"`
+	New      []byte `protobuf:"bytes,6,opt,name=new,proto3" json:"new,omitempty"`
+	// When the key expires after the operation, in milliseconds since 1970; 0: it does not.
+	ExpiresAtMs   uint64 `protobuf:"varint,7,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2095,6 +2218,13 @@ func (x *InvokeResult) GetNew() []byte {
 		return x.New
 	}
 	return nil
+}
+
+func (x *InvokeResult) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
 }
 
 type InvokeRequest struct {
@@ -2432,6 +2562,7 @@ func (x *BulkLoadRequest) GetCommit() bool {
 	return false
 }
 
+// BulkEntry is a key that does not expire.
 type BulkEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -2957,13 +3088,14 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"GetRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12%\n" +
 	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\x12(\n" +
-	"\x10snapshot_time_us\x18\x03 \x01(\x04R\x0esnapshotTimeUs\"n\n" +
+	"\x10snapshot_time_us\x18\x03 \x01(\x04R\x0esnapshotTimeUs\"\x92\x01\n" +
 	"\vGetResponse\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\"\xe6\x01\n" +
+	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\x12\"\n" +
+	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\"\xa1\x02\n" +
 	"\n" +
 	"PutRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
@@ -2972,7 +3104,9 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
 	"durability\x12\x19\n" +
-	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x1d\n" +
+	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x15\n" +
+	"\x06ttl_ms\x18\x05 \x01(\x04R\x05ttlMs\x12\"\n" +
+	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"G\n" +
 	"\vPutResponse\x12\x14\n" +
@@ -2996,17 +3130,20 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x10BatchGetResponse\x124\n" +
 	"\aresults\x18\x01 \x03(\v2\x1a.epochkv.v1.BatchGetResultR\aresults\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"j\n" +
+	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"\x8e\x01\n" +
 	"\x0eBatchGetResult\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06unread\x18\x04 \x01(\bR\x06unread\"\xb9\x01\n" +
+	"\x06unread\x18\x04 \x01(\bR\x06unread\x12\"\n" +
+	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\"\xf4\x01\n" +
 	"\bMutation\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.epochkv.v1.Mutation.KindR\x04kind\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12\x19\n" +
-	"\blease_id\x18\x05 \x01(\x04R\aleaseId\";\n" +
+	"\blease_id\x18\x05 \x01(\x04R\aleaseId\x12\x15\n" +
+	"\x06ttl_ms\x18\x04 \x01(\x04R\x05ttlMs\x12\"\n" +
+	"\rexpires_at_ms\x18\x06 \x01(\x04R\vexpiresAtMs\";\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -3057,11 +3194,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x1d\n" +
 	"\n" +
 	"read_epoch\x18\x03 \x01(\x04R\treadEpoch\x12!\n" +
-	"\fresume_token\x18\x04 \x01(\fR\vresumeToken\"E\n" +
+	"\fresume_token\x18\x04 \x01(\fR\vresumeToken\"i\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"\x97\x03\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\"\n" +
+	"\rexpires_at_ms\x18\x04 \x01(\x04R\vexpiresAtMs\"\x86\x04\n" +
 	"\n" +
 	"Invocation\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x125\n" +
@@ -3072,7 +3210,12 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x0fcompare_and_set\x18\x06 \x01(\v2\x19.epochkv.v1.CompareAndSetH\x00R\rcompareAndSet\x12$\n" +
 	"\rput_if_absent\x18\a \x01(\fH\x00R\vputIfAbsent\x12 \n" +
 	"\vget_and_set\x18\b \x01(\fH\x00R\tgetAndSet\x12&\n" +
-	"\x0eget_and_delete\x18\t \x01(\bH\x00R\fgetAndDelete\x12\x1d\n" +
+	"\x0eget_and_delete\x18\t \x01(\bH\x00R\fgetAndDelete\x12\x16\n" +
+	"\x05touch\x18\n" +
+	" \x01(\bH\x00R\x05touch\x12\x1a\n" +
+	"\apersist\x18\v \x01(\bH\x00R\apersist\x12\x15\n" +
+	"\x06ttl_ms\x18\f \x01(\x04R\x05ttlMs\x12\"\n" +
+	"\rexpires_at_ms\x18\r \x01(\x04R\vexpiresAtMs\x12\x1d\n" +
 	"\n" +
 	"return_old\x18\x0e \x01(\bR\treturnOld\x12\x1d\n" +
 	"\n" +
@@ -3086,14 +3229,15 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x04_max\"=\n" +
 	"\rCompareAndSet\x12\x16\n" +
 	"\x06expect\x18\x01 \x01(\fR\x06expect\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\xa3\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xc7\x01\n" +
 	"\fInvokeResult\x12\x18\n" +
 	"\aapplied\x18\x01 \x01(\bR\aapplied\x12\x1b\n" +
 	"\told_found\x18\x02 \x01(\bR\boldFound\x12\x10\n" +
 	"\x03old\x18\x03 \x01(\fR\x03old\x12\x1b\n" +
 	"\told_epoch\x18\x04 \x01(\x04R\boldEpoch\x12\x1b\n" +
 	"\tnew_found\x18\x05 \x01(\bR\bnewFound\x12\x10\n" +
-	"\x03new\x18\x06 \x01(\fR\x03new\"\xde\x01\n" +
+	"\x03new\x18\x06 \x01(\fR\x03new\x12\"\n" +
+	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\"\xde\x01\n" +
 	"\rInvokeRequest\x126\n" +
 	"\n" +
 	"invocation\x18\x01 \x01(\v2\x16.epochkv.v1.InvocationR\n" +
@@ -3329,6 +3473,8 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Invocation_PutIfAbsent)(nil),
 		(*Invocation_GetAndSet)(nil),
 		(*Invocation_GetAndDelete)(nil),
+		(*Invocation_Touch)(nil),
+		(*Invocation_Persist)(nil),
 	}
 	file_epochkv_v1_kv_proto_msgTypes[21].OneofWrappers = []any{}
 	file_epochkv_v1_kv_proto_msgTypes[31].OneofWrappers = []any{
