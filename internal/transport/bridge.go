@@ -222,6 +222,7 @@ func (b *bridge) readPrefixLocked(p []byte) (int, error) {
 	}
 	b.prefixed, b.left = 0, int(binary.BigEndian.Uint32(b.prefix[1:]))
 	b.begun++
+	b.conn.bridged++
 	if b.left >= receivedBytesMin {
 		if err := b.conn.client.Receive(b.left); err != nil {
 			b.conn.failLocked(b.stream, b.conn.client.Status(b.later(err)))

@@ -56,6 +56,7 @@ type streamTable struct {
 	streams    map[uint32]*stream
 	free       *stream
 	lastStream uint32 // newest stream that the client has opened
+	bridged    uint64 // messages that bridged streams have begun
 	open       int    // streams, and bridged handlers that have not returned
 
 	streamsMost int // that were in the map at once

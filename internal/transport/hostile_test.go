@@ -231,6 +231,31 @@ func TestClientThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
+// TestControlFramesBesideBridgedMessagesAreNoFlood: gRPC clients send pings and windows for what they
+// receive, so a client with many short transactions or scans sends some for each. That is no flood.
+func TestControlFramesBesideBridgedMessagesAreNoFlood(t *testing.T) {
+	_, _, address := start(t)
+	p := dial(t, address)
+	const each = 12
+	for i := range uint32(controlMax/each + 100) {
+		p.request(2*i+1, "/test/Unknown", 10)
+		for range each {
+			_ = p.framer.WriteWindowUpdate(0, 1)
+		}
+		for ended := false; !ended; {
+			f, err := p.framer.ReadFrame()
+			if err != nil {
+				t.Fatalf("stream %d: %v", i, err)
+			}
+			if g, ok := f.(*http2.GoAwayFrame); ok {
+				t.Fatalf("stream %d: %v %s", i, g.ErrCode, g.DebugData())
+			}
+			data, ok := f.(*http2.DataFrame)
+			ended = ok && data.StreamEnded()
+		}
+	}
+}
+
 // FuzzFrames feeds a connection with frames that the input describes. Nothing may panic, and
 // everything that was taken must be given back.
 func FuzzFrames(f *testing.F) {
