@@ -195,7 +195,9 @@ func TestWatchesKeepTheirPromises(t *testing.T) {
 				p.kill(t)
 			} else {
 				_ = p.cmd.Process.Signal(syscall.SIGTERM)
-				<-p.exited
+				if err := <-p.exited; err != nil {
+					t.Errorf("the server ended with %v after SIGTERM", err)
+				}
 			}
 			p = mustRun(t, binary, dir, args...)
 		}
@@ -211,7 +213,9 @@ func TestWatchesKeepTheirPromises(t *testing.T) {
 	checkWatches(t, watchers, slices.Concat(histories...))
 	mustHoldWhatWasWatched(ctx, t, last, watchers[0].check(t))
 	_ = p.cmd.Process.Signal(os.Interrupt)
-	<-p.exited
+	if err := <-p.exited; err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
 }
 
 // checkWatches compares what was received with what was acknowledged, and with what other watchers received.

@@ -84,7 +84,7 @@ var mayImport = map[string][]string{
 	"internal/health":    {},
 	"internal/transport": {},
 	"internal/lease":     {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
-	"internal/telemetry": {"internal/config", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
+	"internal/telemetry": {"internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
 		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",

@@ -112,6 +112,7 @@ func (s *Server) compareCounters() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats())...)
+	c.counted = append(c.counted, s.feed.conditions()...)
 	c.counters = now
 }
 

@@ -11,6 +11,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
@@ -26,7 +27,8 @@ type feedService struct {
 type feedState struct {
 	feed    *feed.Feed
 	changes *mvcc.Changes
-	streams atomic.Int64 // open ones
+	streams atomic.Int64     // open ones
+	delays  telemetry.Delays // from commits to Send
 }
 
 func (f *feedState) init(s *mvcc.Store, c *config.Config) {
@@ -56,6 +58,28 @@ const (
 	// drainSendTimeout is how long a stream that is being sent to may finish its response when the server stops.
 	drainSendTimeout = time.Second
 )
+
+// stats is the change stream's part of the metrics.
+func (f *feedState) stats(now uint64) telemetry.FeedStats {
+	s := telemetry.FeedStats{Stats: f.feed.Stats(), Streams: f.streams.Load(), Delays: &f.delays}
+	if s.Lag > 0 && s.CommitTime > 0 {
+		s.LagTime = time.Duration(max(now, s.CommitTime)-s.CommitTime) * time.Microsecond
+	}
+	return s
+}
+
+// conditions is the condition that the log is damaged where it was read for watches.
+func (f *feedState) conditions() []health.Condition {
+	err := f.feed.Stats().Damage
+	if err == nil {
+		return nil
+	}
+	return []health.Condition{{
+		Name: "change-log-damaged", Severity: health.Warning,
+		Message: "the log is damaged where it was read for watches; its commits are safe in the data file, and watches are sent the difference or end; distrust the device",
+		Cause:   err.Error(),
+	}}
+}
 
 // responseBytes is how large a response may become now.
 func (f *feedState) responseBytes() int {

@@ -20,6 +20,7 @@ type changesResponse struct {
 	events   int
 	bytes    int
 	position feed.Position // after what it has
+	time     uint64        // of the last commit, in microseconds since 1970; 0 if it is not known
 }
 
 // eventBytes is what an event counts in a response beside its key and values.
@@ -61,6 +62,10 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 // sendResponse sends what was filled, and empties it.
 func (w *watchStream) sendResponse(ctx context.Context, sw *streamWatch, r *changesResponse) error {
 	changes, bytes, position := r.changes, r.bytes, r.position
+	if r.time != 0 {
+		now := w.server.store.Clock().Now()
+		w.server.feed.delays.Observe(time.Duration(max(now, r.time)-r.time) * time.Microsecond)
+	}
 	*r = changesResponse{changes: &pb.WatchChanges{}}
 	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Changes{Changes: changes}, ResumeToken: w.token(sw, position)}, bytes)
 }
@@ -68,7 +73,7 @@ func (w *watchStream) sendResponse(ctx context.Context, sw *streamWatch, r *chan
 // begin begins a commit, or a further part of it.
 func (r *changesResponse) begin(c *feed.Commit, lagging bool) {
 	r.commit = &pb.ChangedCommit{Epoch: uint64(c.Epoch), Origin: originMessage(c.Origin), Lagging: lagging}
-	if c.Time != 0 {
+	if r.time = c.Time; c.Time != 0 {
 		r.commit.Time = timestamppb.New(time.UnixMicro(int64(c.Time)))
 	}
 	r.changes.Commits = append(r.changes.Commits, r.commit)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -227,6 +228,23 @@ func TestLargeCommitsAndValuesAreDivided(t *testing.T) {
 	for i, key := range got {
 		if key != string(batch.Mutations[i].Key) {
 			t.Fatalf("event %d is of %s", i, key)
+		}
+	}
+}
+
+// TestFeedIsInTheMetrics: watches, events and the delay of their delivery.
+func TestFeedIsInTheMetrics(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{})
+	w.recv()
+	h.put(t, "k", "v")
+	w.events(1)
+	_, text := httpGet(t, h, "/metrics")
+	for _, want := range []string{
+		`kvserver_feed_watches{state="live"} 1`, `kvserver_feed_events_total 1`, `kvserver_feed_delivery_delay_seconds_count 1`, `kvserver_feed_streams 1`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is not in the metrics", want)
 		}
 	}
 }

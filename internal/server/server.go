@@ -238,6 +238,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		SnapshotsEnded:     s.snapshots.stats(),
 		Transactions:       s.transactions.stats(),
 		Leases:             telemetry.LeaseStats(s.leases.Stats()),
+		Feed:               s.feed.stats(s.store.Clock().Now()),
 	}
 }
 

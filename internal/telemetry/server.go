@@ -23,6 +23,7 @@ type ServerStats struct {
 
 	Transactions TransactionStats
 	Leases       LeaseStats
+	Feed         FeedStats
 }
 
 var (
@@ -49,6 +50,9 @@ func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	describeTransactions(ch)
 	describeLeases(ch)
+	for _, d := range feedDescriptions {
+		ch <- d
+	}
 }
 
 func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
@@ -68,6 +72,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	collectSnapshotEnds(ch, &s.SnapshotsEnded)
 	s.Transactions.collect(ch)
 	s.Leases.collect(ch)
+	s.Feed.collect(ch)
 }
 
 func oneIf(b bool) float64 {

@@ -26,7 +26,7 @@ func testSources() Sources {
 	}
 	return Sources{
 		Requests: requests,
-		Server:   func() ServerStats { return ServerStats{Connections: 3} },
+		Server:   func() ServerStats { return ServerStats{Connections: 3, Feed: FeedStats{Delays: new(Delays)}} },
 		Engine: func() mvcc.Stats {
 			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
 			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
