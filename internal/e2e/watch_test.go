@@ -28,6 +28,7 @@ type watched struct {
 	slow    time.Duration // after each update
 	breaks  bool          // it begins a new watch with its token after every few updates
 	log     []seenCommit
+	promise client.Epoch // the newest progress: everything up to it has come
 	problem string
 }
 
@@ -78,6 +79,8 @@ func (w *watched) take(u *client.Update, last string) (done bool) {
 			w.problem = fmt.Sprintf("commit %d came before the end of %d", c.Epoch, now.epoch)
 		case now != nil && c.Epoch <= now.epoch:
 			w.problem = fmt.Sprintf("commit %d came after %d", c.Epoch, now.epoch)
+		case c.Epoch <= w.promise:
+			w.problem = fmt.Sprintf("commit %d came after progress at %d", c.Epoch, w.promise)
 		default:
 			w.log = append(w.log, seenCommit{epoch: c.Epoch})
 			now = &w.log[len(w.log)-1]
@@ -85,8 +88,10 @@ func (w *watched) take(u *client.Update, last string) (done bool) {
 		now.events, now.open = append(now.events, c.Events...), !c.End
 		done = done || len(c.Events) > 0 && string(c.Events[len(c.Events)-1].Key) == w.prefix+last
 	}
-	if n := len(w.log); len(u.Commits) == 0 && n > 0 && u.Epoch < w.log[n-1].epoch {
-		w.problem = fmt.Sprintf("progress at %d after commit %d", u.Epoch, w.log[n-1].epoch)
+	if n := len(w.log); len(u.Commits) == 0 {
+		if w.promise = u.Epoch; n > 0 && u.Epoch < w.log[n-1].epoch {
+			w.problem = fmt.Sprintf("progress at %d after commit %d", u.Epoch, w.log[n-1].epoch)
+		}
 	}
 	return done
 }

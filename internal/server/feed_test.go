@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -268,6 +269,42 @@ func TestStalledWatchEnds(t *testing.T) {
 				t.Fatalf("%+v", f)
 			}
 			return
+		}
+	}
+}
+
+// TestNoEventComesAfterProgressAtItsEpoch, while progress is requested all the time between writes.
+func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{})
+	w.recv()
+	ctx, cancel := context.WithCancel(testContext(t))
+	var working sync.WaitGroup
+	defer working.Wait()
+	defer w.cancel() // of a Send that waits
+	defer cancel()
+	working.Go(func() {
+		for ctx.Err() == nil {
+			_ = w.stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Progress{Progress: &pb.RequestProgress{}}})
+		}
+	})
+	for range 4 {
+		working.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				_, _ = h.kv.Put(ctx, &pb.PutRequest{Key: fmt.Append(nil, i%10)})
+			}
+		})
+	}
+	promised, promises, commits := uint64(0), 0, 0
+	for promises < 200 || commits < 500 {
+		r := w.recv()
+		if p := r.GetProgress(); p != nil {
+			promised, promises = max(promised, p.Epoch), promises+1
+		}
+		for _, c := range r.GetChanges().GetCommits() {
+			if commits++; c.Epoch <= promised {
+				t.Fatalf("commit %d came after progress at %d", c.Epoch, promised)
+			}
 		}
 	}
 }
