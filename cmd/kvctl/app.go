@@ -77,7 +77,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
 		a.watchCommand(), a.feedCommand(), a.incrCommand(), a.casCommand(), a.touchCommand(), a.persistCommand(), a.txnCommand(), a.shellCommand(),
-		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.logCommand(),
+		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.logCommand(),
 		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
 	root.SetHelpCommand(helpCommand())
