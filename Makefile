@@ -11,7 +11,7 @@ GO    ?= go
 TOOL  := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 # Modules of this repository: the server, and what must stay out of its go.mod.
-MODULES := . bench bench/peers/etcdserver tools tools/lint
+MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/lint
 
 ARGS         ?=
 FUZZTIME     ?= 3s
@@ -64,7 +64,7 @@ fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
 	tools/test-python.sh
 
-test-clients: build ## Drive the real server from Python, Node and Java (needs their tools and package indexes; CLIENTS="python node" chooses)
+test-clients: build ## Drive the real server from Python, Node, Java and a view in SQLite (needs their tools and package indexes; CLIENTS="python node" chooses)
 	tools/test-clients.sh
 
 ##@ Measure

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Drives bin/kvserver from clients of other languages: the tests in Python, and the examples in Node and Java, which count
-# while the server is killed under them. Packages come from the package index of each language, and stay under .cache.
+# while the server is killed under them; and the view in SQLite, whose test kills both sides. Packages come from the package
+# index of each language, and stay under .cache or, for Go, in its module cache.
 # CLIENTS names the ones to run; a client whose tools are missing is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-clients=${CLIENTS:-python node java}
+clients=${CLIENTS:-python node java sqlite}
 work=$(mktemp -d)
 server=
 cleanup() {
@@ -76,8 +77,12 @@ for client in $clients; do
 		mvn --quiet --batch-mode -f examples/java/pom.xml dependency:build-classpath -Dmdep.outputFile="$PWD/.cache/java/classpath"
 		count_under_kills java -cp ".cache/java/classes:$(cat .cache/java/classpath)" ExactlyOnce
 		;;
+	sqlite)
+		need go
+		go test -C examples/sqliteview -count=1 ./...
+		;;
 	*)
-		echo "test-clients: unknown client $client; expected python, node or java" >&2
+		echo "test-clients: unknown client $client; expected python, node, java or sqlite" >&2
 		exit 1
 		;;
 	esac
