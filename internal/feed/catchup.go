@@ -23,12 +23,11 @@ const (
 // catchUp are the lagging watches that wait for a reader. A watch does not wait while its queue is more than half full, or
 // when it has lost its queue and its consumer has not come since: no reader works for a client that takes nothing.
 type catchUp struct {
-	line     []place
-	ticket   uint64
-	busy     map[string]bool // identities for which a reader reads: each has one at most
-	readers  int             // goroutines
-	failures int             // of reads, in a row
-	free     time.Time       // when the bandwidth that was used is paid for
+	line    []place
+	ticket  uint64
+	busy    map[string]bool // identities for which a reader reads: each has one at most
+	readers int             // goroutines
+	free    time.Time       // when the bandwidth that was used is paid for
 }
 
 // place is a place in the line. It is void if the watch has another ticket.
@@ -50,6 +49,7 @@ func (f *Feed) joinLocked(w *Watch) {
 	if w.state != StateLagging || w.inLine || w.group != nil {
 		return
 	}
+	f.startLocked(f.source.Stable())
 	u.ticket++
 	w.inLine, w.ticket = true, u.ticket
 	u.line = append(u.line, place{w, u.ticket})
@@ -173,7 +173,14 @@ func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
 	most := min(groupBytes, max(f.memory.queuesMax/8, 1))
 	for full := false; !full && log.BytesRead() <= most && time.Since(began) < groupTime; {
 		after, at := log.Position()-1, log.Mark()
-		rec, ok, err := log.Next(f.logEnd())
+		stable, from := f.source.Stable(), f.ringBegin()
+		if after >= from {
+			break // the ring has the rest
+		}
+		rec, ok, err := log.Next(stable)
+		if ok && rec.Skipped {
+			f.refuseRemoved(g, &rec)
+		}
 		var commits []*Commit
 		if ok {
 			commits, err = f.commitsOf(&rec, after)
@@ -192,12 +199,24 @@ func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
 	return log.BytesRead()
 }
 
-// logEnd is the epoch up to which the log is read for lagging watches: the ring has the rest.
-func (f *Feed) logEnd() keys.Epoch {
-	stable := f.source.Stable()
+// ringBegin is the epoch up to which the log is read for lagging watches: the ring has the rest. A gap of the log is one
+// record, and may end after it.
+func (f *Feed) ringBegin() keys.Epoch {
 	f.lock()
 	defer f.unlock()
-	return min(stable, f.ring.from)
+	return f.ring.from
+}
+
+// refuseRemoved ends the watches of a group that say they have commits with epochs that a restart skipped: a repair of the
+// log has removed them, or a crash that no sync preceded.
+func (f *Feed) refuseRemoved(g *group, rec *wal.TailRecord) {
+	f.lock()
+	defer f.unlock()
+	for _, w := range g.watches {
+		if p := w.queued; w.group == g && p.Compare(Position{Epoch: rec.First - 1}) > 0 && p.Epoch < rec.Epoch {
+			f.endLocked(w, &RemovedError{After: p, First: rec.First, Last: rec.Epoch})
+		}
+	}
 }
 
 // offerGroup offers the commits of a record, of the epochs after one up to another, to those of a group that have got
@@ -205,7 +224,6 @@ func (f *Feed) logEnd() keys.Epoch {
 func (f *Feed) offerGroup(g *group, after keys.Epoch, at wal.TailMark, through keys.Epoch, commits []*Commit) (more bool) {
 	f.lock()
 	defer f.unlock()
-	f.catchUp.failures = 0
 	for _, w := range g.watches {
 		if w.group != g || w.queued.Epoch < after {
 			continue // it has left, or its queue is full
@@ -214,6 +232,7 @@ func (f *Feed) offerGroup(g *group, after keys.Epoch, at wal.TailMark, through k
 			more = true // it is ahead
 			continue
 		}
+		w.failures = 0
 		if f.offerAllLocked(w, commits) {
 			w.queued, more = latest(w.queued, Position{Epoch: through}), true
 		} else {
@@ -249,8 +268,13 @@ func (f *Feed) markGroup(g *group, log *wal.TailReader) {
 // gapFor tells the watches of a group that the log does not have what comes next. The others find out when it is their turn.
 func (f *Feed) gapFor(g *group, at keys.Epoch, err error) {
 	f.lock()
-	f.catchUp.failures++
-	failures := f.catchUp.failures
+	failures := 0
+	for _, w := range g.watches {
+		if w.group == g && w.queued.Epoch+1 == at {
+			w.failures++
+			failures = max(failures, w.failures)
+		}
+	}
 	f.unlock()
 	gap, ok := f.gapAt(f.ctx, at, err, failures)
 	if !ok {
@@ -269,7 +293,7 @@ func (f *Feed) gapFor(g *group, at keys.Epoch, err error) {
 // takeOverLocked lets a lagging watch take what the ring has after its position. If it could take all of it, the watch is
 // live: the tailer offers it the next commit. The tailer waits meanwhile, but for short parts of the ring only.
 func (f *Feed) takeOverLocked(w *Watch, g *group) {
-	for turn := 0; turn < takeoverTurns && w.group == g && w.queued.Epoch >= f.ring.from; turn++ {
+	for turn := 0; turn < takeoverTurns && w.group == g && f.tailer != nil && w.queued.Epoch >= f.ring.from; turn++ {
 		commits := f.ring.after(w.queued.Epoch)
 		rest := len(commits) > takeoverCommits
 		if rest {
@@ -292,5 +316,6 @@ func (f *Feed) takeOverLocked(w *Watch, g *group) {
 func (f *Feed) joinTailerLocked(w *Watch) {
 	w.queued = latest(w.queued, Position{Epoch: f.ring.dispatched})
 	w.group, w.state = nil, StateLive
+	f.live++
 	f.index.add(w)
 }

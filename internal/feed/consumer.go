@@ -127,16 +127,21 @@ func (c *Consumer) Close() {
 const (
 	eventsMax     = 1000
 	eventBytesMax = 256 << 10
+	// pinnedFactor bounds the commits of a delivery by so many times Limit.Bytes, but for one commit that is larger.
+	pinnedFactor = 4
 )
 
 // Limit bounds what Next returns. One operation is returned whatever its size is.
 type Limit struct {
 	Events int // 1,000
 	Bytes  int // of keys and values; 256 KiB
+
+	pinned int64 // of commits
 }
 
 // Delivery is what one watch delivers: parts of commits in order, or, without parts, a change of its state.
 type Delivery struct {
+	pinned   int64 // size of the commits
 	Watch    *Watch
 	Parts    []Part
 	Position Position // after the parts
@@ -183,6 +188,7 @@ func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
 	f := c.feed
 	orDefault(&l.Events, eventsMax)
 	orDefault(&l.Bytes, eventBytesMax)
+	l.pinned = pinnedFactor * int64(l.Bytes)
 	f.lock()
 	defer f.unlock()
 	f.feedHungryLocked(c)
@@ -256,7 +262,7 @@ func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
 func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	r := w.queue.first()
 	c, taken, end := r.commit, run{from: r.from, to: r.from}, r.end()
-	if c.Loaded != nil && l.Events <= 0 {
+	if c.Loaded != nil && l.Events <= 0 || d.pins(c, l.pinned) {
 		return false
 	}
 	for taken.to < end && l.Events > 0 && (l.Bytes > 0 || len(d.Parts) == 0 && taken.to == taken.from) {
@@ -289,11 +295,19 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	return whole
 }
 
+// pins reports whether the commits of the delivery would be too large together with another one. The memory of a commit is
+// kept for as long as a response refers to some of it, and no queue counts it any more.
+func (d *Delivery) pins(c *Commit, most int64) bool {
+	n := len(d.Parts)
+	return n > 0 && d.Parts[n-1].Commit != c && d.pinned+c.size > most
+}
+
 // add adds a run, to the part of its commit if there is one.
 func (d *Delivery) add(c *Commit, r run, last bool) {
 	n := len(d.Parts)
 	if n == 0 || d.Parts[n-1].Commit != c {
 		d.Parts = append(d.Parts, Part{Commit: c})
+		d.pinned += c.size
 		n++
 	}
 	p := &d.Parts[n-1]

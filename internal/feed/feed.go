@@ -36,10 +36,10 @@
 //     locked by rotations, for the time of a search in it;
 //   - the ring, and the queues with the commits that only they refer to, have half of Options.MemoryBytes each, but for one
 //     commit that is larger than that. A watch whose stream takes nothing has no queue in the end: it costs its struct;
-//   - without a watch there is no goroutine and no ring.
+//   - without a watch whose client takes something there is no goroutine and no ring.
 //
 // Locks: Feed.mu guards everything but what belongs to the goroutine of the tailer or of a reader. The source is called
-// without it.
+// without it, but for Stable, which takes no lock.
 //
 // The package knows the log, batches and keys. It knows neither transactions nor the network, and reads no version that is
 // not in the log: previous values are for its callers to read.
@@ -126,6 +126,7 @@ type Feed struct {
 	ring     ring
 	index    index
 	watches  map[uint64]*Watch
+	live     int // watches that are
 	lastID   uint64
 	catchUp  catchUp
 	memory   memory
@@ -208,7 +209,7 @@ func (f *Feed) wakeLocked(c *Consumer) {
 	}
 }
 
-// startLocked starts the tailer for the first watch, at the stable epoch of a moment ago.
+// startLocked starts the tailer when a watch needs it, at the stable epoch of a moment ago.
 func (f *Feed) startLocked(from keys.Epoch) {
 	if f.tailer != nil {
 		return
@@ -224,9 +225,11 @@ func (f *Feed) startLocked(from keys.Epoch) {
 	f.done.Go(func() { t.run(ctx) })
 }
 
-// stopLocked stops the tailer after the last watch.
+// stopLocked stops the tailer when no watch needs it: none is live, waits for a reader, or is read for. The clients of all
+// others take nothing.
 func (f *Feed) stopLocked() {
-	if f.tailer == nil || len(f.watches) > 0 {
+	needed := f.live > 0 || len(f.catchUp.line) > 0 || f.catchUp.readers > 0
+	if f.tailer == nil || needed && len(f.watches) > 0 {
 		return
 	}
 	if f.tailer.stop != nil {
@@ -234,4 +237,5 @@ func (f *Feed) stopLocked() {
 	}
 	f.tailer = nil
 	f.dropRingLocked()
+	f.makeRoomLocked()
 }

@@ -18,6 +18,10 @@ type memory struct {
 // large it is: without it no watch could take it.
 func (f *Feed) addToRingLocked(c *Commit) {
 	f.ring.add(c)
+	f.trimRingLocked()
+}
+
+func (f *Feed) trimRingLocked() {
 	for f.ring.bytes > f.memory.ringMax && f.ring.len() > 1 {
 		f.dropFromRingLocked()
 	}
@@ -56,9 +60,11 @@ func (f *Feed) growLocked(c *Commit, size int64) {
 	switch {
 	case c.inRing:
 		f.ring.bytes += size
+		f.trimRingLocked()
 	case c.refs > 0:
 		f.memory.queues += size
 	}
+	f.makeRoomLocked()
 }
 
 // makeRoomLocked lets the watches from whose queues nothing was taken for the longest time lose them while the queues take

@@ -129,7 +129,8 @@ func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
 		f.dispatchLocked(c)
 	}
 	f.ring.dispatched = through
-	return true
+	f.stopLocked()
+	return f.tailer == t
 }
 
 func (f *Feed) dispatchLocked(c *Commit) {
@@ -174,7 +175,7 @@ func (t *tailer) recover(ctx context.Context, err error) {
 		return
 	}
 	for _, w := range f.watches {
-		if w.state == StateLive {
+		if w.state == StateLive && f.queuedLocked(w).Epoch < gap.ResumeAt {
 			f.gapLocked(w, gap)
 		}
 	}

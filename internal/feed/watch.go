@@ -62,6 +62,17 @@ func (e *AheadError) Error() string {
 	return fmt.Sprintf("feed: the position after epoch %d is ahead of this store, which has committed up to epoch %d", e.After.Epoch, e.Stable)
 }
 
+// RemovedError says that a watch would begin after a commit that the history does not have any more: a repair of the log
+// removed it, or a crash did before it was durable. No difference can tell what that has changed.
+type RemovedError struct {
+	After       Position
+	First, Last keys.Epoch // the epochs that were skipped
+}
+
+func (e *RemovedError) Error() string {
+	return fmt.Sprintf("feed: the position after epoch %d is of a commit that was removed: the history has no epochs %d to %d", e.After.Epoch, e.First, e.Last)
+}
+
 // WatchOptions say what a watch delivers.
 type WatchOptions struct {
 	Space   keys.Space // of the ranges; SpaceUser
@@ -115,6 +126,8 @@ type standing struct {
 	hungry bool      // it will when its consumer asks for more
 	ready  bool      // it has something for Next
 	told   bool      // Next has said that it needs a difference
+
+	failures int // of reads of the log for it, in a row
 }
 
 // Start is where the watch began.
@@ -225,6 +238,9 @@ func (f *Feed) readyLocked(w *Watch) {
 
 // lagLocked takes a watch out of the index, or away from its reader.
 func (f *Feed) lagLocked(w *Watch) {
+	if w.state == StateLive {
+		f.live--
+	}
 	f.index.remove(w)
 	f.leaveLineLocked(w)
 	w.group, w.state = nil, StateLagging

@@ -41,6 +41,7 @@ func classifyWatch(err error) (fault, bool) {
 		lineage *lineageError
 		gone    *historyGoneError
 		gap     *feed.GapError
+		removed *feed.RemovedError
 		limit   *feed.LimitError
 		empty   *feed.RangeError
 		ahead   *feed.AheadError
@@ -55,6 +56,8 @@ func classifyWatch(err error) (fault, bool) {
 		return historyGoneFault(gone.after, gone.oldest), true
 	case errors.As(err, &gap):
 		return historyGoneFault(gap.After.Epoch, max(gap.Oldest, 1)-1), true
+	case errors.As(err, &removed):
+		return historyGoneFault(removed.After.Epoch, removed.Last), true
 	case errors.As(err, &limit):
 		f := exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_WATCHES, retrySessions)
 		f.metadata = map[string]string{"limit": strconv.Itoa(limit.Limit)}

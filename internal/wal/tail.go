@@ -49,6 +49,7 @@ type TailRecord struct {
 	// Gap means that no record has the epochs from the one before up to this one. Skipped tells that a restart skipped them:
 	// they name no commit. Without it a bulk load took effect at Epoch, or several did at epochs up to it.
 	Gap, Skipped bool
+	First        keys.Epoch // of the epochs that were skipped, also if the reader began between them
 }
 
 // TailMark is where a TailReader was, from which another one can go on without reading what is before. The zero mark is
@@ -212,7 +213,7 @@ func (r *TailReader) record(one *record) (rec TailRecord, ok bool, err error) {
 			return rec, false, err
 		}
 		r.at = next
-		rec, ok = TailRecord{Epoch: next - 1, Gap: true, Skipped: true}, next > r.next
+		rec, ok = TailRecord{Epoch: next - 1, Gap: true, Skipped: true, First: one.epoch}, next > r.next
 	default:
 		body, err := batchOf(s, at, one)
 		if err != nil {

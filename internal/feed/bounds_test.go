@@ -1,0 +1,194 @@
+package feed
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// TestADeliveryPinsABoundedAmountOfMemory: a watch of one key that is in many large commits. What came out of Next belongs to
+// no queue any more, but to a response that may wait for its client for minutes.
+func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
+	s := newStore(t, 1<<20)
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{PointRange([]byte("k"))}})
+	const commits, size = 40, 20 << 10
+	for range commits {
+		s.commit(batch.Header{}, set("k", "small"), set("l", string(make([]byte, size))))
+	}
+	mustStep(t, f)
+	delivered, last := 0, s.Stable()
+	for at := (Position{}); at.Epoch < last; {
+		d, ok := c.Next(Limit{Bytes: 1 << 10})
+		if !ok {
+			t.Fatalf("nothing after %v", at)
+		}
+		pinned := int64(0)
+		for _, p := range d.Parts {
+			pinned += p.Commit.size
+		}
+		if most := int64(pinnedFactor<<10 + size + 4<<10); pinned > most {
+			t.Fatalf("a delivery of %d parts keeps %d bytes of commits, want at most %d", len(d.Parts), pinned, most)
+		}
+		delivered, at = delivered+len(d.Parts), d.Position
+	}
+	if delivered != commits {
+		t.Fatalf("%d commits of %d", delivered, commits)
+	}
+}
+
+// TestWhatIsAttachedIsWithinTheBound: previous values that are left at commits make room for themselves.
+func TestWhatIsAttachedIsWithinTheBound(t *testing.T) {
+	s := newStore(t, 1<<20)
+	f := New(s, Options{manual: true, MemoryBytes: 64 << 10})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{Now: true})
+	for i := range 20 {
+		s.commit(batch.Header{}, set("k", fmt.Sprint(i)))
+	}
+	mustStep(t, f)
+	d, _ := c.Next(Limit{})
+	for _, p := range d.Parts {
+		p.Commit.Attach("previous", 8<<10)
+		if st := f.Stats(); st.RingBytes > f.memory.ringMax || st.QueueBytes > f.memory.queuesMax {
+			t.Fatalf("the ring has %d of %d bytes, the queues %d of %d", st.RingBytes, f.memory.ringMax, st.QueueBytes, f.memory.queuesMax)
+		}
+	}
+}
+
+// TestAFailingReadBecomesAGapBesideWorkingOnes: reads that succeed for other watches do not hide that those for one always fail.
+func TestAFailingReadBecomesAGapBesideWorkingOnes(t *testing.T) {
+	s := newStore(t, 1<<13)
+	for i := range 200 {
+		s.commit(batch.Header{}, set("k", fmt.Sprint(i)))
+	}
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	f.stop() // no pause between attempts
+	c := f.NewConsumer("client")
+	w, other := mustWatch(t, c, WatchOptions{After: Position{}}), mustWatch(t, f.NewConsumer("other"), WatchOptions{After: Position{Epoch: 100}})
+	bad, good := &group{watches: []*Watch{w}}, &group{watches: []*Watch{other}}
+	for range failuresMax + 1 {
+		w.group, other.group = bad, good
+		f.gapFor(bad, 1, syscall.EIO)
+		f.offerGroup(good, other.queued.Epoch, other.mark, other.queued.Epoch+1, nil)
+	}
+	if d, ok := c.Next(Limit{}); !ok || !errors.Is(d.Err, syscall.EIO) || d.State != StateNeedsDifference {
+		t.Fatalf("after %d failures in a row: %+v", failuresMax+1, d)
+	}
+}
+
+// TestLaggingWatchPassesAGapInWhichTheRingBegins: a gap of the log is one record, however the tailer began.
+func TestLaggingWatchPassesAGapInWhichTheRingBegins(t *testing.T) {
+	s := newStore(t, 1<<13)
+	s.commit(batch.Header{}, set("k", "before"))
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	loaded := s.load("a", "b")
+	f.startLocked(loaded - 500)
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{After: Position{}})
+	for range 5 {
+		f.read()
+	}
+	var got []event
+	for d, ok := c.Next(Limit{}); ok; d, ok = c.Next(Limit{}) {
+		got = append(got, eventsOf(&d)...)
+	}
+	if len(got) != 2 || got[1].epoch != loaded {
+		t.Fatalf("%v", got)
+	}
+}
+
+// TestPositionOfARemovedCommitIsRefused: epochs that a restart skipped name no commit. A watch that says it has one of them had
+// it from a log whose end was removed since.
+func TestPositionOfARemovedCommitIsRefused(t *testing.T) {
+	s := newStore(t, 1<<13)
+	last := s.commit(batch.Header{}, set("k", "kept"))
+	s.fs = s.fs.Crash(1, vfs.SurviveAll)
+	s.reopen(0, func(wal.Commit) {})
+	first := s.commit(batch.Header{}, set("k", "after the restart"))
+	if first-last < 3 {
+		t.Fatalf("the restart skipped nothing after epoch %d: %d", last, first)
+	}
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	for _, one := range []struct {
+		after   Position
+		refused bool
+	}{
+		{Position{Epoch: last}, false},
+		{Position{Epoch: last, Operations: 1}, true},
+		{Position{Epoch: last + 1}, true},
+		{Position{Epoch: first - 2}, true},
+		{Position{Epoch: first - 1}, false},
+	} {
+		c := f.NewConsumer("client")
+		mustWatch(t, c, WatchOptions{After: one.after})
+		var got []event
+		var err error
+		for range 5 {
+			f.read()
+			if f.tailer != nil {
+				mustStep(t, f)
+			}
+			for d, ok := c.Next(Limit{}); ok; d, ok = c.Next(Limit{}) {
+				got, err = append(got, eventsOf(&d)...), d.Err
+			}
+		}
+		removed := (*RemovedError)(nil)
+		switch {
+		case one.refused && (!errors.As(err, &removed) || len(got) > 0):
+			t.Errorf("after %+v: %v, error %v", one.after, got, err)
+		case !one.refused && (err != nil || len(got) != 1 || got[0].epoch != first):
+			t.Errorf("after %+v: %v, error %v", one.after, got, err)
+		}
+		c.Close()
+	}
+}
+
+// TestTheTailerRestsWhileNoClientTakesAnything: the log is decoded for watches that take something.
+func TestTheTailerRestsWhileNoClientTakesAnything(t *testing.T) {
+	s := newStore(t, 1<<16)
+	f := New(s, Options{manual: true, MemoryBytes: 8 << 10, QueueOperations: 20})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	w := mustWatch(t, c, WatchOptions{Now: true})
+	other := mustWatch(t, f.NewConsumer("another"), WatchOptions{Now: true})
+	for i := range 100 {
+		s.commit(batch.Header{}, set("k", string(bytes.Repeat([]byte{'v'}, 100+i))))
+		if f.tailer != nil {
+			mustStep(t, f)
+		}
+	}
+	if f.tailer != nil || f.live != 0 || f.Stats().RingBytes != 0 {
+		t.Fatalf("it runs for watches in state %v and %v: %+v", w.Info().State, other.Info().State, f.Stats())
+	}
+	var got []event
+	for range 200 {
+		for d, ok := c.Next(Limit{}); ok; d, ok = c.Next(Limit{}) {
+			got = append(got, eventsOf(&d)...)
+		}
+		f.read()
+		if f.tailer != nil {
+			mustStep(t, f)
+		}
+	}
+	if want := s.wanted(&w.filter, w.Start()); !slices.Equal(got, want) || w.Info().State != StateLive || f.tailer == nil {
+		t.Fatalf("%d events of %d, state %v", len(got), len(want), w.Info().State)
+	}
+	w.Cancel()
+	if f.tailer != nil {
+		t.Fatal("it runs for a watch whose client takes nothing")
+	}
+}
