@@ -70,14 +70,14 @@ test-clients: build ## Drive the real server from Python, Node, Java and a view 
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
-	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^peers-' -budget $(BENCH_BUDGET) -out results/runs $(ARGS)
+	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^(peers|watch)-' -budget $(BENCH_BUDGET) -out results/runs $(ARGS)
 
 bench-large: ## The scenarios that are scaled down otherwise, at the sizes that their figures ask for (about an hour, 4 GiB of disk)
-	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^peers-' -large -out results/runs $(ARGS)
+	cd bench && $(GO) run -tags ablation ./cmd/epochbench -skip '^(peers|watch)-' -large -out results/runs $(ARGS)
 
 bench-peers: ## Compare the server with etcd and Redis (when installed) over the wire, a process each; results as above
 	$(GO) build -C bench/peers/etcdserver -o $(CURDIR)/bench/results/tmp/bin/etcdserver .
-	cd bench && $(GO) run ./cmd/epochbench -run '^peers-' -budget $(PEERS_BUDGET) -out results/runs $(ARGS)
+	cd bench && $(GO) run ./cmd/epochbench -run '^(peers|watch)-' -budget $(PEERS_BUDGET) -out results/runs $(ARGS)
 
 bench-record: ## Make the files of bench/results that are committed from the runs in bench/results/runs
 	cd bench && $(GO) run ./cmd/epochbench -record results results/runs/*.json

@@ -20,6 +20,7 @@ type kind struct {
 	arguments   func(at place) []string
 	dial        dialer
 	connections int
+	feed        feedDialer // nil where there are no watches
 
 	durability durability                           // of a write that is answered
 	witness    *witness                             // of its syncs; nil where nothing is stored
@@ -56,7 +57,7 @@ func epochKVOn(name, transport string) kind {
 		arguments: func(at place) []string {
 			return []string{"--data-dir", filepath.Join(at.dir, "data"), "--listen", at.address, "--http", at.second, "--transport", transport}
 		},
-		dial: dialEpochKV(client.Sync()), connections: grpcConnections, durability: durable,
+		dial: dialEpochKV(client.Sync()), connections: grpcConnections, feed: dialEpochKVFeed, durability: durable,
 		witness: syncsByMetric(func(at place) string { return at.second }, "kvserver_log_fsync_duration_seconds_count"),
 	}
 }
@@ -79,7 +80,7 @@ func etcdKind() kind {
 				"--quota-backend-bytes", fmt.Sprint(8 << 30), "--log-level", "error",
 			}
 		},
-		dial: dialEtcd, connections: grpcConnections, durability: durable,
+		dial: dialEtcd, connections: grpcConnections, feed: dialEtcdFeed, durability: durable,
 		witness: syncsByMetric(func(at place) string { return at.address }, "etcd_disk_wal_fsync_duration_seconds_count"),
 	}
 }

@@ -5,13 +5,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // Modules are the clients, whose versions belong in a report.
 var Modules = []string{"go.etcd.io/etcd/client/v3", "github.com/redis/go-redis/v9"}
 
-// Prefix begins the names of all scenarios here.
-const Prefix = "peers-"
+// Compares reports whether a scenario measures other servers.
+func Compares(scenario string) bool {
+	return strings.HasPrefix(scenario, "peers-") || strings.HasPrefix(scenario, "watch-")
+}
 
 var redisVersion = regexp.MustCompile(`v=([0-9.]+)`)
 

@@ -3,7 +3,7 @@
 //
 //	epochbench                       everything, into results/runs/
 //	epochbench -run 'put-sync|get'   the scenarios whose names match
-//	epochbench -run '^peers-'        EpochKV, etcd and Redis over the wire, a process each
+//	epochbench -run '^(peers|watch)-'   EpochKV, etcd and Redis over the wire, a process each
 //	epochbench -keys table           all with keys that have a common prefix, as those of real data
 //	epochbench -smoke                each for a moment: do they run and verify?
 //	epochbench -large                those that are scaled down otherwise, at the size that their figures ask for (an hour)
@@ -183,7 +183,7 @@ func (f *flags) measure(ctx context.Context, chosen []harness.Scenario) error {
 	})
 	// What was measured is kept, even if a scenario failed or the rest was interrupted.
 	report.Outcomes = outcomes
-	if slices.ContainsFunc(chosen, func(s harness.Scenario) bool { return strings.HasPrefix(s.Name, peers.Prefix) }) {
+	if slices.ContainsFunc(chosen, func(s harness.Scenario) bool { return peers.Compares(s.Name) }) {
 		maps.Copy(report.Machine.Versions, peers.Versions(f.scratch))
 	}
 	name := filepath.Join(f.out, report.Began.Format("20060102-150405-")+report.Machine.Commit)
