@@ -95,6 +95,12 @@ func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch)
 	if s.engine.WaitDurable(ctx, after) != nil {
 		return before
 	}
+	select {
+	case s.timeline.logReads <- struct{}{}:
+		defer func() { <-s.timeline.logReads }()
+	case <-ctx.Done():
+		return before
+	}
 	epoch, passed := before, false
 	complete := s.engine.ReadCommits(before, after, func(e keys.Epoch, h batch.Header) {
 		if passed = passed || h.Time > at; !passed {

@@ -201,7 +201,7 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	}
 	s.counters.noOps.Add(uint64(load.Epoch() - last))
 	s.latches.wrote(&x.committing.held, load.Epoch())
-	s.timeline.note(s.clock.Now(), load.Epoch())
+	s.timeline.note(s.clock.Now(), load.Epoch(), s.engine.LoggedBytes())
 	s.watermark.jumpTo(load.Epoch())
 	return load.Epoch(), nil
 }

@@ -63,17 +63,45 @@ func (t *timeline) heldLocked() keys.Epoch {
 	return held
 }
 
+// takeTurn waits until no other goroutine changes the record of a hold: the records have the order of the changes in memory.
+func (t *timeline) takeTurn(ctx context.Context) error {
+	select {
+	case t.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (t *timeline) endTurn() { <-t.turn }
+
+// expiredHolds are the ids of the holds whose deadline has passed, in milliseconds since 1970.
+func (t *timeline) expiredHolds(now uint64) (ids []uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, h := range t.holds {
+		if h.Deadline != 0 && h.Deadline <= now {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // endHolds ends the holds whose deadline has passed.
 func (s *Store) endHolds(ctx context.Context, x *Session) error {
-	now := s.clock.Now() / 1000
-	for _, h := range s.Holds() {
-		if h.Deadline > now {
-			continue
-		}
-		if err := s.recordHold(ctx, x, h.ID, nil); err != nil {
+	t, now := &s.timeline, s.clock.Now()/1000
+	if len(t.expiredHolds(now)) == 0 {
+		return nil
+	}
+	if err := t.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer t.endTurn()
+	for _, id := range t.expiredHolds(now) { // again: one of them may have been renewed
+		if err := s.recordHold(ctx, x, id, nil); err != nil {
 			return err
 		}
-		s.unhold(h.ID)
+		s.unhold(id)
 	}
 	return nil
 }
@@ -96,6 +124,14 @@ func (s *Store) hold(h *Hold) error {
 	}
 	t.holds[h.ID] = h
 	return nil
+}
+
+// expireHold makes endHolds end a hold of which it is not known whether it has a record: without the hold, the record would
+// say after a restart that versions are kept that were dropped.
+func (t *timeline) expireHold(h *Hold) {
+	t.mu.Lock()
+	h.Deadline = 1
+	t.mu.Unlock()
 }
 
 func (s *Store) unhold(id uint64) {
@@ -133,12 +169,16 @@ func (x *Session) TakeHold(ctx context.Context, owner string, at keys.Epoch, ttl
 	if at == 0 {
 		at = s.Visible()
 	}
+	if err := s.timeline.takeTurn(ctx); err != nil {
+		return Hold{}, err
+	}
+	defer s.timeline.endTurn()
 	h := &Hold{Owner: owner, Epoch: at, Deadline: s.holdDeadline(ttl)}
 	if err := s.hold(h); err != nil {
 		return Hold{}, err
 	}
 	if err := s.recordHold(ctx, x, h.ID, h.value()); err != nil {
-		s.unhold(h.ID)
+		s.timeline.expireHold(h)
 		return Hold{}, err
 	}
 	return *h, nil
@@ -151,6 +191,10 @@ func (s *Store) holdDeadline(ttl time.Duration) uint64 {
 // RenewHold moves the deadline of a hold. An earlier deadline than before is not taken.
 func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (Hold, error) {
 	s := x.store
+	if err := s.timeline.takeTurn(ctx); err != nil {
+		return Hold{}, err
+	}
+	defer s.timeline.endTurn()
 	s.timeline.mu.Lock()
 	h := s.timeline.holds[id]
 	if h == nil || h.Deadline == 0 {
@@ -165,6 +209,10 @@ func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (
 
 // EndHold ends a hold before its deadline.
 func (x *Session) EndHold(ctx context.Context, id uint64) error {
+	if err := x.store.timeline.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer x.store.timeline.endTurn()
 	if !slices.ContainsFunc(x.store.Holds(), func(h Hold) bool { return h.ID == id }) {
 		return ErrNoHold
 	}

@@ -33,6 +33,9 @@ type timeline struct {
 	samples []timeSample
 	holds   map[uint64]*Hold
 
+	turn     chan struct{} // holds a token of the goroutine that changes the record of a hold
+	logReads chan struct{} // holds a token of each goroutine that looks for a time in the log
+
 	// Owned by the goroutine that records.
 	own      keys.Epoch // of its last commit
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
@@ -52,6 +55,8 @@ const (
 	samplesMin  = 16      // a shorter retention than 16 seconds is sampled more finely
 	// droppedAtOnce is how many records of samples a commit removes: more than it adds.
 	droppedAtOnce = 64
+	// logReadsMax bounds the reads at a time that read the log at once: each reads up to some segments of it.
+	logReadsMax = 2
 )
 
 // floorKey is the key of the record of the floor.
@@ -63,11 +68,16 @@ func sampleKey(at uint64) []byte {
 
 func (t *timeline) init(o *Options) {
 	t.keep, t.bytesMax, t.holds = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}
+	t.turn, t.logReads = make(chan struct{}, 1), make(chan struct{}, logReadsMax)
 	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
+	if t.keep == 0 {
+		t.every = sampleEvery // to end holds
+	}
 	t.floor.Store(uint64(keys.MaxEpoch))
 }
 
-// open reads the records. A damaged page among them must not keep the store from starting: then the past is not readable.
+// open reads the records. A damaged page among them must not keep the store from starting: then the past is not readable, and
+// there may be a record of the floor, which must not outlive what it keeps.
 func (t *timeline) open(ctx context.Context, x *Session) error {
 	floor, found := keys.Epoch(0), false
 	visit := func(key, value []byte, _ keys.Epoch) bool {
@@ -85,19 +95,25 @@ func (t *timeline) open(ctx context.Context, x *Session) error {
 	for _, first := range []byte{keys.SystemTimeSample, keys.SystemHold} {
 		err = errors.Join(err, x.ScanSystem(ctx, []byte{first}, []byte{first + 1}, visit))
 	}
+	damaged := errors.Is(err, storage.ErrDamaged)
 	switch {
-	case errors.Is(err, storage.ErrDamaged):
+	case damaged:
 		t.samples, found = nil, false
 	case err != nil:
 		return fmt.Errorf("the records of the history: %w", err)
 	}
-	if t.recorded = found; found || t.keep > 0 {
-		t.floor.Store(uint64(x.store.Visible()))
+	t.adopt(floor, found, damaged, x.store.Visible())
+	return nil
+}
+
+// adopt makes the floor that was read that of the store. Of damaged records it is not known whether there is one.
+func (t *timeline) adopt(floor keys.Epoch, found, damaged bool, visible keys.Epoch) {
+	if t.recorded = found || damaged; t.recorded || t.keep > 0 {
+		t.floor.Store(uint64(visible))
 	}
-	if found && floor <= x.store.Visible() {
+	if found && floor <= visible {
 		t.floor.Store(uint64(floor))
 	}
-	return nil
 }
 
 // retained is the smallest epoch that the retention and the holds keep readable.
@@ -135,11 +151,10 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	if t.keep == 0 {
 		return s.endRetention(ctx, x)
 	}
-	reserved := s.engine.Reserved()
-	if err := s.watermark.wait(ctx, reserved, x.parker); err != nil {
+	sample, err := s.sample(ctx, x)
+	if err != nil {
 		return err
 	}
-	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}
 	add, floor, dropped := t.next(sample)
 	if !add && floor == keys.Epoch(t.floor.Load()) || t.pending != 0 {
 		return nil
@@ -165,6 +180,13 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	t.own, t.pending, t.recorded = epoch, floor, true
 	t.apply(sample, add, dropped)
 	return nil
+}
+
+// sample is one of now. The time is taken last, so that all commits up to the epoch have theirs.
+func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
+	reserved := s.engine.Reserved()
+	err := s.watermark.wait(ctx, reserved, x.parker)
+	return timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
 }
 
 // next says whether a sample is worth adding, where the floor belongs, and which samples are not needed any more.
@@ -234,7 +256,7 @@ func (s *Store) recordStart(ctx context.Context) {
 		return
 	}
 	if s.FeatureLevel() < keys.FeatureLevelHistory {
-		t.note(s.clock.Now(), s.Visible())
+		t.note(s.clock.Now(), s.Visible(), 0)
 		return
 	}
 	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: s.Visible()}
@@ -248,16 +270,16 @@ func (s *Store) recordStart(ctx context.Context) {
 	}
 	if t.own = epoch; err == nil {
 		t.recorded = true
-		t.note(s.clock.Now(), max(sample.epoch, 1))
+		t.note(s.clock.Now(), max(sample.epoch, 1), 0)
 	}
 }
 
 // note adds a sample without a record: of a start, or of a bulk load, which the log does not have. No commit up to the epoch is
 // later than the time, in microseconds since 1970.
-func (t *timeline) note(at uint64, epoch keys.Epoch) {
+func (t *timeline) note(at uint64, epoch keys.Epoch, bytes uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := len(t.samples); t.keep > 0 && (n == 0 || at/1000+1 > t.samples[n-1].at && epoch > t.samples[n-1].epoch) {
-		t.samples = append(t.samples, timeSample{at: at/1000 + 1, epoch: epoch})
+		t.samples = append(t.samples, timeSample{at: at/1000 + 1, epoch: epoch, bytes: bytes})
 	}
 }
