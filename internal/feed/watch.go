@@ -153,6 +153,8 @@ func (w *Watch) Resume(at keys.Epoch) error {
 	f.lock()
 	defer f.unlock()
 	switch {
+	case w.state == StateEnded:
+		return w.reason
 	case w.state != StateNeedsDifference:
 		return fmt.Errorf("feed: resumed in state %v", w.state)
 	case at < w.gap.ResumeAt:

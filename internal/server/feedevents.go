@@ -39,7 +39,11 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		}
 		out.begin(p.Commit, d.State == feed.StateLagging)
 		for index, op := range p.Operations {
-			e := eventOf(sw, op, previous.of(index))
+			before, err := w.previousAt(ctx, p.Commit, previous, index)
+			if err != nil {
+				return err
+			}
+			e := eventOf(sw, op, before)
 			if size := sizeOf(e); out.events > 0 && out.bytes+size > limit {
 				if err := w.sendResponse(ctx, sw, &out); err != nil {
 					return err

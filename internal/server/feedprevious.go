@@ -15,6 +15,7 @@ import (
 type previousValue struct {
 	found       bool
 	unavailable bool // it is not kept any more
+	unread      bool // it did not fit beside the others, and is read when it is sent
 	value       []byte
 }
 
@@ -27,6 +28,9 @@ type previousValues struct {
 // previousSharedMax bounds the operations of a commit whose previous values are left at it. Of a larger commit, each watch reads
 // those of the part that it sends.
 const previousSharedMax = watchEventsMax
+
+// previousBytesMax bounds the previous values that are in memory for a part of a commit.
+const previousBytesMax = 4 * watchResponseBytes
 
 func (p *previousValues) of(index int) previousValue {
 	switch {
@@ -73,6 +77,17 @@ func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.P
 	return there, nil
 }
 
+// previousAt is the previous value of one operation.
+func (w *watchStream) previousAt(ctx context.Context, c *feed.Commit, previous *previousValues, index int) (previousValue, error) {
+	v := previous.of(index)
+	if !v.unread {
+		return v, nil
+	}
+	one := &previousValues{values: make([]previousValue, 1)}
+	_, err := w.readPrevious(ctx, c.Epoch-1, [][]byte{keys.User(c.Operation(index).Key)}, []int{0}, one)
+	return one.of(0), err
+}
+
 // readPrevious reads keys at the epoch before a commit, and returns how much memory that took.
 func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]byte, indexes []int, out *previousValues) (size int, err error) {
 	size = 40 * len(out.values)
@@ -93,7 +108,11 @@ func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]
 		return 0, err
 	}
 	err = x.ReadAll(ctx, list, func(i int, v mvcc.Value) error {
-		if v.Found {
+		switch read := size - 40*len(out.values); {
+		case !v.Found:
+		case read > 0 && read+len(v.Data) > previousBytesMax:
+			out.values[indexes[i]].unread = true
+		default:
 			out.values[indexes[i]] = previousValue{found: true, value: bytes.Clone(v.Data)}
 			size += len(v.Data)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,8 +37,20 @@ type watchStream struct {
 	// The sender's own.
 	watches map[uint64]*streamWatch // by the client's id
 	walks   []*streamWatch          // of these, those with a walk; they take turns
+	walking int                     // open walks
+	later   []laterWalk             // that wait until another walk of the stream has ended
 	asked   bool                    // the client waits for progress of some watch
 	due     time.Time               // before it no watch has to send progress, but for those that were asked
+	looked  time.Time               // when that was looked at last
+}
+
+// watchWalksMax is how many walks of a stream are open. Each has a session, and a snapshot.
+const watchWalksMax = 4
+
+// laterWalk is a walk that is not open yet.
+type laterWalk struct {
+	watch *streamWatch
+	begin func(ctx context.Context) error
 }
 
 // streamWatch is one watch of a stream. Until a snapshot at its begin has been sent, the feed does not know it.
@@ -70,7 +83,12 @@ func (w *watchStream) send(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if worked {
+		if worked { // the other watches of the stream may have progress nevertheless
+			if now := time.Now(); now.Sub(w.looked) >= progressIntervalMin/2 && (w.asked || !now.Before(w.due)) {
+				if err := w.sendProgress(ctx, now); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		if err := w.wait(ctx, timer); err != nil {
@@ -112,6 +130,11 @@ func (w *watchStream) close() {
 
 // step sends a part of a walk and a delivery of the feed, and reports whether there was one of them.
 func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
+	for len(w.later) > 0 && w.walking < watchWalksMax {
+		if err := w.beginLater(ctx); err != nil {
+			return true, err
+		}
+	}
 	if len(w.walks) > 0 {
 		sw := w.walks[0]
 		w.walks = append(w.walks[:0], w.walks[1:]...)
@@ -141,7 +164,7 @@ func (w *watchStream) deliver(ctx context.Context, d *feed.Delivery) error {
 	case len(d.Parts) > 0:
 		return w.sendChanges(ctx, sw, d)
 	case errors.As(d.Err, &gap) && sw.options.difference:
-		return w.beginDifference(ctx, sw, gap)
+		return w.whenRoom(ctx, sw, func(ctx context.Context) error { return w.beginDifference(ctx, sw, gap) })
 	case d.Err != nil:
 		return w.end(ctx, sw, d.Err)
 	}
@@ -189,8 +212,11 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 
 // begin begins a watch where the client wants it to begin.
 func (w *watchStream) begin(ctx context.Context, sw *streamWatch, start watchStart) error {
+	if most := w.server.config.Feed.WatchesPerStream; len(w.watches) > most {
+		return &feed.LimitError{What: "watches of a stream", Limit: most}
+	}
 	if start.walk {
-		return w.beginWalk(ctx, sw, start)
+		return w.whenRoom(ctx, sw, func(ctx context.Context) error { return w.beginWalk(ctx, sw, start) })
 	}
 	if err := w.open(ctx, sw, start.now, start.after); err != nil {
 		return err
@@ -200,9 +226,6 @@ func (w *watchStream) begin(ctx context.Context, sw *streamWatch, start watchSta
 
 // open lets the feed know the watch.
 func (w *watchStream) open(ctx context.Context, sw *streamWatch, now bool, after feed.Position) (err error) {
-	if n := len(w.watches); n > w.server.config.Feed.WatchesPerStream {
-		return &feed.LimitError{What: "watches of a stream", Limit: w.server.config.Feed.WatchesPerStream}
-	}
 	o := feed.WatchOptions{Ranges: sw.options.ranges, Kinds: sw.options.kinds, Origins: sw.options.origins, Now: now, After: after, Tag: sw}
 	sw.watch, err = w.consumer.Watch(o)
 	if ahead := (*feed.AheadError)(nil); errors.As(err, &ahead) && ahead.After.Epoch <= w.server.store.Visible() {
@@ -236,6 +259,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 	if sw.walk != nil {
 		w.dropWalk(sw)
 	}
+	w.later = slices.DeleteFunc(w.later, func(l laterWalk) bool { return l.watch == sw })
 	body := &pb.WatchEnded{}
 	if err != nil {
 		body.Error = statusOf(err).Proto()
@@ -249,6 +273,7 @@ func (w *watchStream) token(sw *streamWatch, p feed.Position) []byte {
 
 // sendProgress sends progress for the watches that have sent nothing for their interval.
 func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
+	w.looked = now
 	w.asked, w.due = false, now.Add(progressIntervalDefault)
 	for _, sw := range w.watches {
 		due := sw.sent.Add(sw.options.progressInterval)

@@ -43,7 +43,7 @@ func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watc
 	}
 	out := &pb.WatchResponse{Body: &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(walk.at)}}}
 	if walk.difference {
-		out.ResumeToken = w.token(sw, start.after)
+		out.ResumeToken = walk.token(w, sw)
 	}
 	return w.respond(ctx, sw, out, 0)
 }
@@ -60,12 +60,32 @@ func (w *watchStream) beginDifference(ctx context.Context, sw *streamWatch, gap 
 	return nil
 }
 
+// whenRoom begins a walk now, or after another one of the stream.
+func (w *watchStream) whenRoom(ctx context.Context, sw *streamWatch, begin func(context.Context) error) error {
+	if w.walking >= watchWalksMax {
+		w.later = append(w.later, laterWalk{sw, begin})
+		return nil
+	}
+	return begin(ctx)
+}
+
+// beginLater begins the walk that has waited longest.
+func (w *watchStream) beginLater(ctx context.Context) error {
+	first := w.later[0]
+	w.later = slices.Delete(w.later, 0, 1)
+	if err := first.begin(ctx); err != nil {
+		return w.end(ctx, first.watch, err)
+	}
+	return nil
+}
+
 // openWalk takes what a walk needs. Its epoch is durable afterwards, because everything that it shows must be.
 func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watchWalk) (err error) {
 	if walk.session, err = w.server.store.Session(); err != nil {
 		return err
 	}
 	sw.walk = walk
+	w.walking++
 	defer func() {
 		if err != nil {
 			w.dropWalk(sw)
@@ -107,6 +127,7 @@ func (w *watchStream) dropWalk(sw *streamWatch) {
 	}
 	sw.walk.close(w.server, false)
 	sw.walk = nil
+	w.walking--
 }
 
 // close releases what the walk has. If it was interrupted, its snapshot stays readable for as long as that of other resume tokens.
@@ -189,11 +210,10 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 
 // response is the part that was filled.
 func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.WatchResponse {
-	t := feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last}
+	out := &pb.WatchResponse{ResumeToken: k.token(w, sw)}
 	if !more {
-		t = feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.at}, filter: sw.options.filter}
+		out.ResumeToken = w.token(sw, feed.Position{Epoch: k.at})
 	}
-	out := &pb.WatchResponse{ResumeToken: t.encode()}
 	if k.difference {
 		k.pending.End = !more
 		out.Body = &pb.WatchResponse_Difference{Difference: k.pending}
@@ -202,6 +222,11 @@ func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.Wat
 		out.Body = &pb.WatchResponse_Snapshot{Snapshot: k.filling}
 	}
 	return out
+}
+
+// token continues the walk after the last key.
+func (k *watchWalk) token(w *watchStream, sw *streamWatch) []byte {
+	return (&feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last}).encode()
 }
 
 // fill makes the next part, and reports whether there may be more after it.

@@ -1,0 +1,124 @@
+package server
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// TestAStreamHasFewWalksAtATime: the snapshots with which the watches of one stream begin do not take the sessions of all clients.
+func TestAStreamHasFewWalksAtATime(t *testing.T) {
+	h := mustStart(t)
+	const values, watches = 8, 16
+	for i := range values {
+		h.put(t, fmt.Sprint("k", i), string(make([]byte, 256<<10)))
+	}
+	var list []*pb.CreateWatch
+	for i := range watches {
+		list = append(list, &pb.CreateWatch{WatchId: uint64(i), Start: &pb.CreateWatch_Snapshot{Snapshot: &pb.WatchSnapshot{}}})
+	}
+	before, _ := h.store.Sessions()
+	w := mustWatch(t, h, list...)
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Cancel{Cancel: &pb.CancelWatch{WatchId: watches - 1}}}) // it may not have begun
+	most, entries := 0, map[uint64]int{}
+	for ended := 0; ended < watches; {
+		m := w.recv()
+		open, _ := h.store.Sessions()
+		most = max(most, open-before)
+		entries[m.WatchId] += len(m.GetSnapshot().GetEntries())
+		if m.GetEnded() != nil && m.WatchId != watches-1 {
+			t.Fatalf("watch %d: %v", m.WatchId, m.GetEnded())
+		}
+		if m.GetSnapshot().GetEnd() && m.WatchId != watches-1 || m.GetEnded() != nil {
+			ended++
+		}
+	}
+	if most > watchWalksMax+2 {
+		t.Errorf("%d sessions for the watches of one stream", most)
+	}
+	for i := range uint64(watches - 1) {
+		if entries[i] != values {
+			t.Errorf("watch %d has got %d entries of %d", i, entries[i], values)
+		}
+	}
+	h.put(t, "k", "after all snapshots")
+	for got := 0; got < watches-1; {
+		if w.recv().GetChanges() != nil {
+			got++
+		}
+	}
+}
+
+// TestABusyWatchDoesNotWithholdProgressOfOthers of its stream: their resume tokens would become too old.
+func TestABusyWatchDoesNotWithholdProgressOfOthers(t *testing.T) {
+	h := mustStart(t)
+	const commits = 40
+	for i := range commits {
+		h.put(t, fmt.Sprint("b", i), string(make([]byte, 200<<10)))
+	}
+	w := mustWatch(t, h,
+		&pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{{Prefix: []byte("a")}}, ProgressInterval: durationpb.New(progressIntervalMin)},
+		&pb.CreateWatch{WatchId: 2, Ranges: []*pb.KeyRange{{Prefix: []byte("b")}}, Start: &pb.CreateWatch_AfterEpoch{}})
+	events, progress := 0, 0
+	for events < commits {
+		m := w.recv()
+		for _, c := range m.GetChanges().GetCommits() {
+			events += len(c.Events)
+		}
+		if m.GetProgress() != nil && m.WatchId == 1 {
+			progress++
+		}
+		time.Sleep(progressIntervalMin / 8)
+	}
+	if progress == 0 {
+		t.Errorf("no progress of the idle watch beside %d commits of the other", commits)
+	}
+}
+
+// TestPreviousValuesOfACommitAreReadWithinABound: a commit that deletes large values is small, and what was before it is not.
+func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })
+	const values, size = 12, 300 << 10
+	var deletion pb.BatchWriteRequest
+	for i := range values {
+		key := fmt.Sprintf("k%02d", i)
+		h.put(t, key, string(make([]byte, size)))
+		deletion.Mutations = append(deletion.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_DELETE, Key: []byte(key)})
+	}
+	out, err := h.kv.BatchWrite(testContext(t), &deletion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, indexes := [][]byte{}, []int{}
+	for i, m := range deletion.Mutations {
+		list, indexes = append(list, m.Key), append(indexes, i)
+	}
+	ws, read := &watchStream{server: h.Server}, &previousValues{values: make([]previousValue, values)}
+	if _, err := ws.readPrevious(testContext(t), keys.Epoch(out.Epoch-1), list, indexes, read); err != nil {
+		t.Fatal(err)
+	}
+	bytes := 0
+	for i := range values {
+		bytes += len(read.of(i).value)
+	}
+	if bytes > previousBytesMax || bytes < size {
+		t.Errorf("%d bytes of previous values, want at most %d", bytes, previousBytesMax)
+	}
+	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: out.Epoch - 1}})
+	for got := 0; got < values; {
+		for _, c := range w.recv().GetChanges().GetCommits() {
+			for _, e := range c.Events {
+				if len(e.PreviousValue) != size {
+					t.Fatalf("the previous value of %s has %d bytes", e.Key, len(e.PreviousValue))
+				}
+				got++
+			}
+		}
+	}
+}
