@@ -37,7 +37,10 @@ func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 		"remove": {vfs.OpRemove, false, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := mustStart(t, func(c *config.Config) { c.ProbeInterval, c.ProbeTimeout = 10*time.Millisecond, 200*time.Millisecond })
+			h := mustStart(t, func(c *config.Config) {
+				c.ProbeInterval, c.ProbeTimeout = 10*time.Millisecond, 200*time.Millisecond
+				c.Feed.Retention = 0 // so that checkpoints free log files
+			})
 			h.put(t, "k", "v")
 			until := make(chan struct{})
 			rule := h.faults.Inject(vfs.Rule{Op: c.op, Name: "*.log", Fault: vfs.Slow, Until: until})
