@@ -12,11 +12,6 @@ import (
 // Range are the keys from Lower up to but not including Upper; nil for no bound.
 type Range struct{ Lower, Upper []byte }
 
-// PointRange is the range of one key.
-func PointRange(key []byte) Range {
-	return Range{key, append(slices.Clone(key), 0)}
-}
-
 func (r *Range) isPoint() bool {
 	n := len(r.Lower)
 	return len(r.Upper) == n+1 && r.Upper[n] == 0 && bytes.Equal(r.Upper[:n], r.Lower)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -310,3 +311,8 @@ func take(t testing.TB, c *Consumer) Delivery {
 }
 
 func rngOf(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 15)) }
+
+// pointRange is the range of one key.
+func pointRange(key []byte) Range {
+	return Range{key, append(slices.Clone(key), 0)}
+}

@@ -22,7 +22,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 				lower := rng.IntN(500)
 				r := Range{fmt.Appendf(nil, "%03d", lower), fmt.Appendf(nil, "%03d", lower+1+rng.IntN(1+rng.IntN(400)))}
 				if rng.IntN(3) == 0 {
-					r = PointRange(r.Lower)
+					r = pointRange(r.Lower)
 				}
 				ranges = append(ranges, r)
 			}

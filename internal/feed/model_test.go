@@ -146,7 +146,7 @@ func (m *model) begin() {
 		r := Range{Lower: []byte(m.key())}
 		switch m.rng.IntN(3) {
 		case 0:
-			r = PointRange(r.Lower)
+			r = pointRange(r.Lower)
 		case 1:
 			r.Upper = append([]byte{}, r.Lower[0]+byte(1+m.rng.IntN(4)))
 		}
