@@ -14,10 +14,13 @@ import (
 
 // drain is the state of a server that stops.
 type drain struct {
-	active    atomic.Bool
-	begun     chan struct{}   // closed when draining begins, after active is set
-	cutOff    <-chan struct{} // closed to end draining early; nil: only its timeout ends it
-	receivers sync.WaitGroup  // goroutines of streams, which end after their handlers, and of the probe; they end before the store is closed
+	active atomic.Bool
+	begun  chan struct{}   // closed when draining begins, after active is set
+	cutOff <-chan struct{} // closed to end draining early; nil: only its timeout ends it
+
+	// What uses the store, and has ended before it is closed.
+	receivers  sync.WaitGroup // goroutines of streams, which end after their handlers
+	background sync.WaitGroup // the probe and the leases, which end with Run's context
 }
 
 // shutDown drains the server: health reports it first, then the requests end. Requests that do not
@@ -78,6 +81,7 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	go func() {
 		<-drained
 		s.drain.receivers.Wait()
+		s.drain.background.Wait()
 		s.feed.feed.Close()
 		err := s.store.Shutdown(ctx)
 		if stuck := (*mvcc.StuckError)(nil); !errors.As(err, &stuck) {

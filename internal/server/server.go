@@ -281,9 +281,9 @@ func (s *Server) Run(ctx context.Context) error {
 	serving.Go(func() { s.watchConditions(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, &s.log) })
 	if s.config.ProbeInterval > 0 {
-		s.drain.receivers.Go(func() { s.runProbe(ctx) })
+		s.drain.background.Go(func() { s.runProbe(ctx) })
 	}
-	s.drain.receivers.Go(func() { s.leases.Run(ctx) })
+	s.drain.background.Go(func() { s.leases.Run(ctx) })
 	if s.snapshots.timeout > 0 {
 		serving.Go(func() { s.watchSnapshots(ctx) })
 	}
