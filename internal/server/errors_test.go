@@ -18,6 +18,8 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -89,6 +91,18 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:    {err: mvcc.ErrRequestCancelled, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_FEATURE_LEVEL:        {err: &mvcc.FeatureLevelError{Needs: 2, Level: 1}, code: codes.FailedPrecondition, metadata: []string{"needs", "level"}},
 		pb.ErrorReason_ERROR_REASON_INVALID_TTL:          {err: invalidTTL("ttl_ms", "is wrong"), code: codes.InvalidArgument, field: true},
+		pb.ErrorReason_ERROR_REASON_HISTORY_GONE:         {err: &historyGoneError{after: 1, oldest: 2}, code: codes.OutOfRange, metadata: []string{"epoch", "oldest"}},
+		pb.ErrorReason_ERROR_REASON_LINEAGE_CHANGED:      {err: &lineageError{}, code: codes.FailedPrecondition, metadata: []string{"lineage", "token_lineage"}},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_WATCHES:     {err: &feed.LimitError{Limit: 1}, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
+		pb.ErrorReason_ERROR_REASON_WATCH_STALLED:        {err: errWatchStalled, code: codes.Aborted},
+		pb.ErrorReason_ERROR_REASON_WATCH_NOT_FOUND:      {err: errNoSuchWatch, code: codes.NotFound},
+		pb.ErrorReason_ERROR_REASON_WATCH_ENDED:          {err: errWatchEnded, code: codes.Aborted},
+		pb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:      {err: &lease.Error{ID: 1, Err: lease.ErrNotFound}, code: codes.NotFound, metadata: []string{"lease"}},
+		pb.ErrorReason_ERROR_REASON_LEASE_REVOKING:       {err: &lease.Error{ID: 1, Err: lease.ErrRevoking}, code: codes.FailedPrecondition, metadata: []string{"lease"}},
+		pb.ErrorReason_ERROR_REASON_LEASE_EXISTS:         {err: &lease.Error{ID: 1, Err: lease.ErrExists}, code: codes.AlreadyExists, metadata: []string{"lease"}},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASES:      {err: lease.ErrTooMany, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_WAITERS:     {err: lease.ErrWaiters, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_FENCED:               {err: &mvcc.PreconditionError{Condition: mvcc.Condition{Kind: mvcc.LockHeld}}, code: codes.FailedPrecondition, metadata: []string{"key", "token", "index"}},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},
 	}
 	documented := documentedCodes(t)
