@@ -20,7 +20,7 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 	f := New(s, Options{manual: true})
 	defer f.Close()
 	c := f.NewConsumer("client")
-	mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{PointRange([]byte("k"))}})
+	mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{pointRange([]byte("k"))}})
 	const commits, size = 40, 20 << 10
 	for range commits {
 		s.commit(batch.Header{}, set("k", "small"), set("l", string(make([]byte, size))))
