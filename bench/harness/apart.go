@@ -31,7 +31,8 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	}
 	r.sample.Rate = n / elapsed.Seconds()
 	r.sample.Seconds = elapsed.Seconds()
-	r.sample.CPUPerOp = float64((after - cpu).Nanoseconds()) / n
+	r.cpu = after - cpu
+	r.sample.CPUPerOp = float64(r.cpu.Nanoseconds()) / n
 	r.sample.WrittenMiB = mib(processWritten(process) - written)
 	r.sample.ResidentMiB = mib(peakResident(process))
 	r.sample.Apart = true

@@ -32,14 +32,17 @@ func (r *Recorder) Record(d time.Duration) {
 	_ = r.histogram.RecordValue(int64(min(max(d, 1), latencyMax)))
 }
 
-// P999 is the 99.9th percentile of merged recorders in microseconds.
-func P999(recorders ...*Recorder) float64 {
+// Percentile is a percentile of merged recorders; 0 if they are empty.
+func Percentile(percent float64, recorders ...*Recorder) time.Duration {
 	all := hdrhistogram.New(1, int64(latencyMax), 3)
 	for _, one := range recorders {
 		all.Merge(one.histogram)
 	}
-	return float64(all.ValueAtQuantile(99.9)) / 1e3
+	return time.Duration(all.ValueAtQuantile(percent))
 }
+
+// P999 is the 99.9th percentile of merged recorders in microseconds.
+func P999(recorders ...*Recorder) float64 { return float64(Percentile(99.9, recorders...)) / 1e3 }
 
 // Latencies puts the merged recorders into the run's sample.
 func (r *Run) Latencies(recorders ...*Recorder) {

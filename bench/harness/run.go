@@ -202,5 +202,5 @@ func (r *Run) WrittenBytes() float64 { return r.sample.WrittenMiB * (1 << 20) }
 // Seconds is how long the timed section took.
 func (r *Run) Seconds() float64 { return r.sample.Seconds }
 
-// CPUSeconds is the processor time that the process used meanwhile.
+// CPUSeconds is the processor time that the process used meanwhile, or the server of TimeServer.
 func (r *Run) CPUSeconds() float64 { return r.cpu.Seconds() }

@@ -77,8 +77,12 @@ type epochKVFeed struct {
 	opened int
 }
 
+func dialEpochKVConnections(s *server, streams int) (*connections, error) {
+	return dialConnections(s.place.address, streams, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(pb.NewCodec())))
+}
+
 func dialEpochKVFeed(s *server, streams int) (feed, error) {
-	c, err := dialConnections(s.place.address, streams, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(pb.NewCodec())))
+	c, err := dialEpochKVConnections(s, streams)
 	return &epochKVFeed{connections: c}, err
 }
 

@@ -18,6 +18,7 @@ const (
 	noWatch         = ", no watch" // ends the name of an arm
 	watchedRecords  = 20_000
 	stallTimeout    = 30 * time.Second
+	stallSettle     = time.Second // in which the buffers on the way to the watches fill
 	smokeWatchesMax = 10
 )
 
@@ -43,6 +44,12 @@ func stalled() harness.Scenario {
 		})
 	}
 	return s
+}
+
+// untimed is a timer of what nothing is asked about.
+func untimed(section func() (int, error)) error {
+	_, err := section()
+	return err
 }
 
 // stalledArm is a server with the stalled watches of the axis, or without any. For the sake of its memory it is a server of its own
@@ -74,6 +81,11 @@ func putBesideStalled(ctx context.Context, r *harness.Run, s *server, callers []
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
+	if !r.Smoke { // without watches too, so that all servers of a round have done as much
+		if err := closed(ctx, s.callers(r.Seed+1, callersMany), putOwn, stallSettle, untimed); err != nil {
+			return err
+		}
+	}
 	if err := closed(ctx, callers, putOwn, r.Window, byServer(r, s)); err != nil {
 		return err
 	}
