@@ -21,7 +21,11 @@ func (m *Manager) checkLive(id ID) error {
 	return nil
 }
 
-// Keys are up to limit user keys that are attached to a lease, in order, after a key; more says that there may be others.
+// keysBytesMax bounds the keys of one answer.
+const keysBytesMax = 1 << 20
+
+// Keys are up to limit user keys that are attached to a lease, in order, after a key, but not many more bytes than
+// keysBytesMax; more says that there may be others.
 // The answer may be sent once await is durable.
 func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
 	x, err := m.store.Session()
@@ -34,8 +38,8 @@ func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (fou
 	} else { // after the locks
 		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), []byte{byte(keys.SpaceUser)})
 	}
-	for {
-		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), m.options.StepBytes)
+	for size := 0; ; {
+		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax))
 		if err != nil {
 			return nil, false, 0, err
 		}
@@ -46,11 +50,11 @@ func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (fou
 				return nil, false, 0, err
 			}
 			if n.Found && n.Metadata.Lease == uint64(id) {
-				found = append(found, bytes.Clone(keys.User(internal)))
+				found, size = append(found, bytes.Clone(keys.User(internal))), size+len(internal)
 			}
 			after = attachment
 		}
-		if !stepMore || len(found) >= limit {
+		if !stepMore || len(found) >= limit || size >= keysBytesMax {
 			return found, stepMore, x.Await(), nil
 		}
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// retryEvery is the pause after a revocation that failed: the disk is full, or all sessions are in use.
+	// retryEvery is the pause after a revocation that failed: the disk is full, or a page is damaged.
 	retryEvery = 100 * time.Millisecond
 	// turnMax is how many leases are revoked before their commits are waited for, together.
 	turnMax = 256
@@ -66,7 +66,7 @@ func (m *Manager) takeDue(limit int) (due []*entry) {
 	now := m.options.Elapsed()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := min(limit, len(m.asked))
+	n := min(limit/2, len(m.asked)) // those that are tried again leave room for others
 	due = append(due, m.asked[:n]...)
 	m.asked = append(m.asked[:0], m.asked[n:]...)
 	for len(due) < limit && len(m.deadlines) > 0 && m.deadlines[0].at <= now {
@@ -88,9 +88,9 @@ func (m *Manager) takeDue(limit int) (due []*entry) {
 
 // revokeAll reports false if not all could be revoked; the others will be tried again.
 func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
-	done, last := m.commitAll(ctx, due)
+	done, failed, last := m.commitAll(ctx, due)
 	if last != 0 && m.store.Wait(ctx, last, mvcc.DurabilitySync) != nil {
-		done = nil // the store has failed or closes
+		done, failed = nil, due // the store has failed or closes
 	}
 	for _, e := range done {
 		m.finish(e)
@@ -98,32 +98,35 @@ func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.busy = nil
-	m.asked = append(m.asked, due[len(done):]...)
-	return len(done) == len(due)
+	m.asked = append(m.asked, failed...)
+	return len(failed) == 0
 }
 
-// commitAll revokes leases in their order, up to the first that cannot be revoked, and returns the newest epoch.
-func (m *Manager) commitAll(ctx context.Context, due []*entry) (done []*entry, last keys.Epoch) {
-	x, err := m.store.Session()
-	if err != nil {
-		return nil, 0
-	}
-	defer x.Close()
-	for i, e := range due {
+// commitAll revokes leases, and returns the newest epoch. A lease that cannot be revoked, because a page of its keys is
+// damaged, does not keep the others.
+func (m *Manager) commitAll(ctx context.Context, due []*entry) (done, failed []*entry, last keys.Epoch) {
+	m.revoker.mu.Lock()
+	defer m.revoker.mu.Unlock()
+	x := m.revoker.session
+	defer x.Trim()
+	for _, e := range due {
 		epoch, err := m.revoke(ctx, x, e)
 		if err != nil {
 			m.counters.failures.Add(1)
-			return due[:i], last
+			failed = append(failed, e)
+			continue
 		}
-		last = max(last, epoch)
+		done, last = append(done, e), max(last, epoch)
 	}
-	return due, last
+	return done, failed, last
 }
 
 // finish ends a lease whose revocation is durable.
 func (m *Manager) finish(e *entry) {
 	m.mu.Lock()
-	delete(m.leases, e.id)
+	if m.leases[e.id] == e { // else the id was granted again, once the revocation was committed
+		delete(m.leases, e.id)
+	}
 	m.unschedule(e)
 	m.mu.Unlock()
 	e.mu.Lock()
@@ -141,12 +144,9 @@ func (m *Manager) record(ctx context.Context) {
 	if len(all) == 0 {
 		return
 	}
-	x, err := m.store.Session()
-	if err != nil {
-		return
-	}
-	defer x.Close()
-	if err := m.recordRemaining(ctx, x, all); err != nil {
+	m.revoker.mu.Lock()
+	defer m.revoker.mu.Unlock()
+	if err := m.recordRemaining(ctx, m.revoker.session, all); err != nil {
 		m.counters.failures.Add(1)
 	}
 }

@@ -38,7 +38,11 @@ func storeOptions(fs vfs.FS) mvcc.Options {
 
 // tryOpen opens store and leases, and runs the expirer.
 func tryOpen(t testing.TB, fs vfs.FS, o Options) (*harness, error) {
-	store, err := mvcc.Open(storeOptions(fs))
+	return tryOpenStore(t, storeOptions(fs), o)
+}
+
+func tryOpenStore(t testing.TB, so mvcc.Options, o Options) (*harness, error) {
+	store, err := mvcc.Open(so)
 	if err != nil {
 		return nil, err
 	}

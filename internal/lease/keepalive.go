@@ -2,43 +2,115 @@ package lease
 
 import (
 	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
+const (
+	// endingWaitMax is how long keep-alives wait for the end of leases. While a revocation cannot be committed, other
+	// keep-alives of the client follow in the same stream, and no lease has a shorter TTL than TTLMin.
+	endingWaitMax = TTLMin / 4
+	// clearingMax is how many commits of one KeepAliveAll are in flight.
+	clearingMax = 16
+)
+
 // KeepAlive begins the TTL of a lease anew, and returns it. If the lease is being revoked, KeepAlive waits for the end of
-// that. The error is ErrNotFound, or why what is recorded of the lease could not be removed.
+// that, for a bounded time. The error is ErrNotFound, ErrRevoking, or why what is recorded of the lease could not be removed.
 func (m *Manager) KeepAlive(ctx context.Context, id ID) (time.Duration, error) {
+	ending, cancel := context.WithTimeout(ctx, endingWaitMax)
+	defer cancel()
+	return m.keepAlive(ctx, ending, id)
+}
+
+// KeepAliveAll is KeepAlive of several leases, into ttls: zero for those that do not exist, or are being revoked. Those that
+// need no wait come first, so that they do not end during the waits for others.
+func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Duration) error {
+	var later []int
+	for i, id := range ids {
+		e, err := m.find(ID(id))
+		if ttls[i] = 0; err != nil {
+			continue
+		}
+		if ttls[i], _ = m.tryKeepAlive(e); ttls[i] == 0 {
+			later = append(later, i)
+		}
+	}
+	if len(later) == 0 {
+		return nil
+	}
+	ending, cancel := context.WithTimeout(ctx, endingWaitMax)
+	defer cancel()
+	errs := make([]error, len(later))
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range min(clearingMax, len(later)) {
+		all.Go(func() {
+			for n := int(next.Add(1)) - 1; n < len(later); n = int(next.Add(1)) - 1 {
+				i := later[n]
+				ttls[i], errs[n] = m.keepAlive(ctx, ending, ID(ids[i]))
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrRevoking) {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepAlive waits for the end of a lease until the context ending ends.
+func (m *Manager) keepAlive(ctx, ending context.Context, id ID) (time.Duration, error) {
 	for {
 		e, err := m.find(id)
 		if err != nil {
 			return 0, err
 		}
-		e.mu.Lock()
+		ttl, ended := m.tryKeepAlive(e)
 		switch {
-		case e.revoking:
-			ended := e.endedLocked()
-			e.mu.Unlock()
-			select {
-			case <-ended:
-				return 0, &Error{ID: id, Err: ErrNotFound}
-			case <-ctx.Done():
-				return 0, context.Cause(ctx)
-			}
-		case e.recorded:
-			e.mu.Unlock()
-			if err := m.clearRecorded(ctx, e); err != nil {
-				return 0, err
-			}
-			continue
+		case ttl != 0:
+			return ttl, nil
+		case ended != nil:
+			return 0, awaitEnded(ctx, ending, id, ended)
 		}
-		e.deadline = m.options.Elapsed() + e.record.ttl
-		e.mu.Unlock()
-		m.counters.keepAlives.Add(1)
-		return e.record.ttl, nil
+		if err := m.clearRecorded(ctx, e); err != nil && !errors.Is(err, ErrRevoking) {
+			return 0, err
+		}
 	}
+}
+
+// tryKeepAlive returns zero if what is recorded of the lease has to be removed before, or if it is being revoked: then the
+// channel is closed at its end.
+func (m *Manager) tryKeepAlive(e *entry) (ttl time.Duration, ended chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.revoking:
+		return 0, e.endedLocked()
+	case e.recorded:
+		return 0, nil
+	}
+	e.deadline = m.options.Elapsed() + e.record.ttl
+	m.counters.keepAlives.Add(1)
+	return e.record.ttl, nil
+}
+
+func awaitEnded(ctx, ending context.Context, id ID, ended chan struct{}) error {
+	select {
+	case <-ended:
+		return &Error{ID: id, Err: ErrNotFound}
+	case <-ending.Done():
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return &Error{ID: id, Err: ErrRevoking}
 }
 
 // What is left of a lease with a TTL of recordFrom and more is recorded every recordEvery, unless the lease was kept alive

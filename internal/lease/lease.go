@@ -30,6 +30,7 @@
 //   - Tokens of one lock ascend, and at most one is valid at any epoch.
 //
 // Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
+// Manager.revoker.mu is before all of them.
 //
 // The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts.
 package lease
@@ -96,6 +97,10 @@ type Manager struct {
 	asked     []*entry  // to be revoked
 	busy      []*entry  // being revoked in this turn
 
+	revoker struct {
+		mu      sync.Mutex
+		session *mvcc.Session // not counted by the limit: clients may have all others in use
+	}
 	wake     chan struct{} // holds a token if the expirer must look again
 	locks    lockTable
 	counters counters
@@ -116,6 +121,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.Now = time.Now
 	}
 	m := &Manager{store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1)}
+	m.revoker.session = store.OwnSession()
 	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("read the leases: %w", err)
@@ -146,11 +152,13 @@ func (m *Manager) load(ctx context.Context) error {
 			bad = fmt.Errorf("lease %x: %w", key, bad)
 			return false
 		}
-		left := r.ttl
-		if r.remaining > 0 {
-			left = r.remaining
+		e := &entry{id: leaseOf(key), recorded: r.remaining > 0, index: notScheduled}
+		e.deadline = now + r.ttl + m.options.Grace
+		if e.recorded {
+			e.deadline = now + r.remaining + m.options.Grace
 		}
-		e := &entry{id: leaseOf(key), record: r, recorded: r.remaining > 0, deadline: now + left + m.options.Grace}
+		r.remaining = 0 // else the next keep-alive would write it again
+		e.record, e.at = r, e.deadline
 		m.leases[e.id] = e
 		if r.revoking {
 			e.revoking = true
@@ -172,7 +180,7 @@ type entry struct {
 	index int
 
 	mu       sync.Mutex
-	record   record        // what is stored, but for remaining
+	record   record        // what is stored, but for remaining, which is zero
 	deadline time.Duration // in elapsed time
 	revoking bool          // never goes back
 	recorded bool          // what is left may be recorded: a keep-alive removes that first

@@ -204,6 +204,9 @@ func (m *Manager) tryAcquire(ctx context.Context, name []byte, e *entry, value [
 		}
 		if n.Found {
 			held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease)}
+			if held.Lease == e.id { // the token is worth nothing once the revocation is committed
+				return m.checkLive(e.id)
+			}
 			return nil
 		}
 		if err := m.checkLive(e.id); err != nil || !take {

@@ -37,6 +37,10 @@ func (s *Store) Session() (*Session, error) {
 	return s.newSession(), nil
 }
 
+// OwnSession makes a session for work of the server's own, which must go on while clients have all sessions in use: the
+// limit does not count it. It is never closed, and lives as long as the store.
+func (s *Store) OwnSession() *Session { return s.newSession() }
+
 // put takes a session back.
 func (p *sessionPool) put(x *Session) {
 	p.mu.Lock()

@@ -108,13 +108,12 @@ func (s *leaseService) keepAlive(ctx context.Context, req *pb.KeepAliveRequest) 
 		return nil, invalid("ids", "has more than "+strconv.Itoa(leaseListMax)+" ids")
 	}
 	out := &pb.KeepAliveResponse{Leases: make([]*pb.LeaseAlive, len(req.GetIds()))}
-	slab := make([]pb.LeaseAlive, len(req.GetIds()))
+	slab, ttls := make([]pb.LeaseAlive, len(req.GetIds())), make([]time.Duration, len(req.GetIds()))
+	if err := s.leases.KeepAliveAll(ctx, req.GetIds(), ttls); err != nil {
+		return nil, err
+	}
 	for i, id := range req.GetIds() {
-		ttl, err := s.leases.KeepAlive(ctx, lease.ID(id))
-		if err != nil && !errors.Is(err, lease.ErrNotFound) {
-			return nil, err
-		}
-		slab[i].Id, slab[i].TtlMs = id, uint64(ttl.Milliseconds())
+		slab[i].Id, slab[i].TtlMs = id, uint64(ttls[i].Milliseconds())
 		out.Leases[i] = &slab[i]
 	}
 	return out, nil

@@ -323,7 +323,8 @@ func (x *KeepAliveResponse) GetLeases() []*LeaseAlive {
 type LeaseAlive struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The time to live, in milliseconds, which has begun anew; 0: the lease does not exist, or has ended.
+	// The time to live, in milliseconds, which has begun anew; 0: the lease does not exist, has ended, or is
+	// ending: it cannot be kept alive any more.
 	TtlMs         uint64 `protobuf:"varint,2,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -376,7 +377,7 @@ func (x *LeaseAlive) GetTtlMs() uint64 {
 type GetLeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Also list up to this many attached keys, at most 10,000.
+	// Also list up to this many attached keys, at most 10,000, and not many more than 1 MiB of them.
 	Keys uint32 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`
 	// The keys after this one.
 	After         []byte `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`

@@ -1,0 +1,173 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestKeepAliveRemovesARemainderThatARestartHasRead: what is recorded comes from before a restart, and the keep-alive from
+// after it. Then the server crashes again.
+func TestKeepAliveRemovesARemainderThatARestartHasRead(t *testing.T) {
+	fs := vfs.NewMem()
+	clock, o := fakeClock()
+	h := mustOpen(t, fs, o)
+	const ttl = time.Hour
+	h.mustGrant(1, ttl)
+	h.pass(clock, 50*time.Minute)
+	h.stop()
+	h = mustOpen(t, fs, o)
+	if i, err := h.Lease(1); err != nil || i.Remaining > 20*time.Minute {
+		t.Fatalf("%v left, %v; no remainder was recorded", i.Remaining, err)
+	}
+	if _, err := h.KeepAlive(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	crashed := fs.Crash(1, vfs.SurviveNone)
+	h.stop()
+	h = mustOpen(t, crashed, o)
+	defer h.stop()
+	if i, err := h.Lease(1); err != nil || i.Remaining < ttl {
+		t.Fatalf("%v left, %v; a keep-alive was answered just before", i.Remaining, err)
+	}
+}
+
+// TestGrantOfAnIDBesideTheEndOfItsLeaseLives grants between the commit of the revocation and its end in memory.
+func TestGrantOfAnIDBesideTheEndOfItsLeaseLives(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	ctx := context.Background()
+	h.mustGrant(1, time.Hour)
+	e, err := h.find(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.mu.Lock()
+	e.revoking = true // as takeDue does
+	e.mu.Unlock()
+	done, _, last := h.commitAll(ctx, []*entry{e})
+	if len(done) != 1 {
+		t.Fatal("the lease is not revoked")
+	}
+	h.mustGrant(1, time.Minute)
+	if err := h.store.Wait(ctx, last, mvcc.DurabilitySync); err != nil {
+		t.Fatal(err)
+	}
+	h.finish(e)
+	if ttl, err := h.KeepAlive(ctx, 1); err != nil || ttl != time.Minute {
+		t.Errorf("%v, %v; the lease was granted after the one before had ended", ttl, err)
+	}
+	h.mustPut("k", "", 1)
+}
+
+// TestLeaseThatCannotBeRevokedDoesNotKeepOthers: the keys of the first lease are more than the limit of a batch, which has
+// become smaller, and so its revocation fails as often as it is tried.
+func TestLeaseThatCannotBeRevokedDoesNotKeepOthers(t *testing.T) {
+	clock, o := fakeClock()
+	so := storeOptions(vfs.NewMem())
+	so.Limits.BatchBytes = 4 << 10
+	h, err := tryOpenStore(t, so, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.stop()
+	h.mustGrant(1, time.Second)
+	h.mustGrant(2, 2*time.Second)
+	large := strings.Repeat("a", 2000)
+	for key, id := range map[string]ID{large + "1": 1, large + "2": 1, large + "3": 1, "b": 2} {
+		h.mustPut(key, "", id)
+	}
+	clock.Store(int64(time.Minute))
+	h.wakeUp()
+	for deadline := time.Now().Add(10 * time.Second); h.found("b"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a lease does not end, because another one cannot")
+		}
+	}
+	if !h.found(large + "1") {
+		t.Error("the other one has been revoked")
+	}
+}
+
+// TestKeepAliveOfALeaseThatCannotEndDoesNotKeepOthers: the client names both leases in one request.
+func TestKeepAliveOfALeaseThatCannotEndDoesNotKeepOthers(t *testing.T) {
+	clock, o := fakeClock()
+	h := mustOpen(t, vfs.NewMem(), o)
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	h.mustGrant(2, time.Hour)
+	e, err := h.find(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.mu.Lock()
+	e.revoking = true // and nothing revokes it
+	e.mu.Unlock()
+	clock.Store(int64(time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	ttls := make([]time.Duration, 3)
+	if err := h.KeepAliveAll(ctx, []uint64{1, 2, 3}, ttls); err != nil || ttls[0] != 0 || ttls[1] != time.Hour || ttls[2] != 0 {
+		t.Errorf("%v, %v", ttls, err)
+	}
+	if _, err := h.KeepAlive(ctx, 1); !errors.Is(err, ErrRevoking) {
+		t.Error(err)
+	}
+}
+
+// TestLeasesEndWhileClientsHaveAllSessions.
+func TestLeasesEndWhileClientsHaveAllSessions(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	h.mustPut("k", "", 1)
+	var all []*mvcc.Session
+	for x, err := h.store.Session(); err == nil; x, err = h.store.Session() {
+		all = append(all, x)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	err := h.Revoke(ctx, 1)
+	cancel()
+	for _, x := range all {
+		x.Close()
+	}
+	if err != nil || h.found("k") {
+		t.Errorf("the lease does not end: %v", err)
+	}
+}
+
+// TestKeysOfALeaseAreBoundedInBytes, and the next answers have the rest.
+func TestKeysOfALeaseAreBoundedInBytes(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	const n = 1000
+	pad := strings.Repeat("x", 2000)
+	err := h.write(func(w *mvcc.Write) {
+		for i := range n {
+			w.SetWithMetadata(fmt.Appendf(nil, "%04d%s", i, pad), nil, &metadata.Fields{Lease: 1})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var after []byte
+	found := 0
+	for more := true; more; {
+		var list [][]byte
+		if list, more, _, err = h.Keys(context.Background(), 1, after, n); err != nil || len(list) == 0 || len(list) > 800 {
+			t.Fatalf("%d keys, %v", len(list), err)
+		}
+		found, after = found+len(list), list[len(list)-1]
+	}
+	if found != n {
+		t.Errorf("%d keys of %d", found, n)
+	}
+}
