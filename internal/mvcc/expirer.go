@@ -233,6 +233,7 @@ func (e *expirer) collect() error {
 	e.inFlight--
 	e.idle = append(e.idle, b)
 	if b.err != nil {
+		e.note(b.first()) // a batch that began later may be complete: progress is no bound for this one
 		return b.err
 	}
 	e.commits.Add(1)

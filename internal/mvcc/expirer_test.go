@@ -307,3 +307,25 @@ func TestExpiryIsTheOriginOfItsCommits(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 }
+
+// TestFailedBatchIsTakenAgain: two batches are in flight; the later one is done first, a third one begins, and then the first
+// one fails.
+func TestFailedBatchIsTakenAgain(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	e := newExpirer(s)
+	e.done = make(chan *expiryBatch, 1)
+	b := new(expiryBatch)
+	b.reset()
+	b.add(keys.AppendOwned(nil, keys.SystemExpiry, 5, []byte("xk")))
+	b.err = context.DeadlineExceeded
+	e.next.Store(noDeadline)
+	e.progress.Store(7) // of the second batch
+	e.inFlight = 1
+	e.done <- b
+	if err := e.collect(); err == nil {
+		t.Fatal("the batch has not failed")
+	}
+	if next := e.next.Load(); next != 5 {
+		t.Errorf("the next pass begins at %d, and the entry has the deadline 5", next)
+	}
+}
