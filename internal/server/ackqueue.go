@@ -24,6 +24,7 @@ type answer struct {
 	value     []byte // nil unless a get
 	epoch     uint64
 	readEpoch uint64
+	expiresAt uint64
 
 	deduplicated bool // of a write
 

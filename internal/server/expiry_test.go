@@ -16,6 +16,7 @@ import (
 func TestDeadlinesOverTheWire(t *testing.T) {
 	h := mustStart(t)
 	ctx, kv, txns := testContext(t), h.kv, pb.NewTransactionsClient(h.conn)
+	pipeline := h.pipeline(t, ctx)
 	at := uint64(time.Now().Add(time.Hour).UnixMilli())
 	key, value := []byte("k"), []byte("1")
 	put := func(key []byte) *pb.Mutation {
@@ -65,6 +66,10 @@ func TestDeadlinesOverTheWire(t *testing.T) {
 		}
 		if got := h.get(t, "k").ExpiresAtMs; got != step.want {
 			t.Errorf("%s: the deadline is %d, want %d", step.name, got, step.want)
+		}
+		mustSend(t, pipeline, getRequest(1, "k"))
+		if got := mustRecv(t, pipeline).GetGet(); got.GetExpiresAtMs() != step.want {
+			t.Errorf("%s: a pipeline answers %v, want the deadline %d", step.name, got, step.want)
 		}
 		many, err := kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: [][]byte{[]byte("missing"), key}})
 		if err != nil || many.Results[0].ExpiresAtMs != 0 || many.Results[1].ExpiresAtMs != step.want {

@@ -185,7 +185,7 @@ func (s *sender) fill(a *answer) {
 	switch {
 	case a.value != nil:
 		g := s.get.Get
-		g.Found, g.Value, g.Epoch, g.ReadEpoch = a.found, a.value, a.epoch, a.readEpoch
+		g.Found, g.Value, g.Epoch, g.ReadEpoch, g.ExpiresAtMs = a.found, a.value, a.epoch, a.readEpoch, a.expiresAt
 		s.msg.Response = &s.get
 	case a.batchGet != nil:
 		s.msg.Response = &pb.PipelineResponse_BatchGet{BatchGet: a.batchGet}

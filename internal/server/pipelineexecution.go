@@ -88,7 +88,7 @@ func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
 		var out pb.GetResponse
 		w, err := p.executor.get(r.Get, &out, p.valueBuffer())
 		p.value = out.Value
-		a.found, a.value, a.epoch, a.readEpoch = out.Found, out.Value, out.Epoch, out.ReadEpoch
+		a.found, a.value, a.epoch, a.readEpoch, a.expiresAt = out.Found, out.Value, out.Epoch, out.ReadEpoch, out.ExpiresAtMs
 		return w, err
 	case *pb.PipelineRequest_Put:
 		w, err := p.executor.put(p.ctx, r.Put)
