@@ -119,7 +119,7 @@ func (w *watching) run(ctx context.Context) {
 		}
 		e := newError(err)
 		switch {
-		case w.partial && e.Reason == kvpb.ErrorReason_ERROR_REASON_HISTORY_GONE: // the snapshot ended with its stream
+		case w.partial && snapshotLost(e):
 			w.options.Token, w.options.Snapshot, w.partial = nil, true, false
 		case !w.continues(e) || !w.client.retry.pause(ctx, attempt, e):
 			if ctx.Err() != nil {
@@ -129,6 +129,11 @@ func (w *watching) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// snapshotLost reports whether the server cannot continue the snapshot of which parts have come.
+func snapshotLost(e *Error) bool {
+	return e.Reason == kvpb.ErrorReason_ERROR_REASON_HISTORY_GONE || e.Reason == kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE
 }
 
 // continues reports whether the watch goes on after an error.
@@ -168,10 +173,12 @@ func (w *watching) stream(ctx context.Context) (progress bool, err error) {
 		if u.Begin {
 			begin = false
 		}
-		w.partial = u.Partial && r.GetSnapshot() != nil
-		if r.GetCreated() == nil && !w.yield(u, nil) {
-			w.stopped = true
-			return true, errWatchStopped
+		if r.GetCreated() == nil {
+			w.partial = u.Partial && r.GetSnapshot() != nil
+			if !w.yield(u, nil) {
+				w.stopped = true
+				return true, errWatchStopped
+			}
 		}
 		if len(u.Token) > 0 {
 			w.options.Token = u.Token
