@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,4 +129,30 @@ func BenchmarkNow(b *testing.B) {
 	for b.Loop() {
 		c.Now()
 	}
+}
+
+// TestClockSleepsWhileNothingReadsIt, and the first reader after that sees the time, whichever reader it is.
+func TestClockSleepsWhileNothingReadsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ticks atomic.Int64
+		c := New(func() time.Time { ticks.Add(1); return time.Now() }, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		for _, pause := range []time.Duration{10 * time.Second, time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, time.Minute} {
+			before := ticks.Load()
+			time.Sleep(pause)
+			if n := ticks.Load() - before; n > 4*idleAfter+int64(pause/idleTick) {
+				t.Errorf("%d ticks in %v without a reader", n, pause)
+			}
+			for range 1000 { // busy for 100 ms
+				if late := time.Since(time.UnixMicro(int64(c.Now()))); late < 0 || late > 2*time.Millisecond {
+					t.Fatalf("%v late after %v", late, pause)
+				}
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+		cancel()
+		running.Wait()
+	})
 }

@@ -174,7 +174,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 		if w.request != nil {
 			x.store.requests.note(&w.request.ID, w.record)
 		}
-		x.store.engine.Stamp(&x.committing.writer, w.body, x.store.clock.Now())
+		x.store.engine.Stamp(&x.committing.writer, w.body, x.store.clock.Latest()) // prepare has called Now
 		x.store.engine.Record(&x.committing.writer, w.body)
 		x.reached(stepCopied)
 		if err := x.store.engine.Install(&x.committing.writer, w.body, x.store.isSync(w.Durability)); err != nil {
