@@ -145,7 +145,7 @@ func TestSessionAheadSeesItsOwnWritesInConditions(t *testing.T) {
 // become visible. The ring has room for them: otherwise an assertion fails.
 func TestSessionsAheadLeaveRoomInTheRing(t *testing.T) {
 	o := quiet(vfs.NewMem())
-	o.Limits.Sessions = 45 // with those of the probe and of the request window, and epochsAheadMax: all that the smallest ring holds
+	o.Limits.Sessions = 63 - ownSessionsMax - epochsAheadMax // all that the smallest ring holds
 	s := mustOpen(t, o)
 	if ring := len(s.watermark.ring); ring != 64 {
 		t.Fatalf("the ring has %d entries: this tests nothing", ring)

@@ -39,6 +39,10 @@ type Store struct {
 	leaseCheck    atomic.Pointer[func(lease uint64) error] // of GuardLeases
 }
 
+// ownSessionsMax is how many sessions beside those of clients may commit at once: of bulk loads, the probe, the request window, the
+// timeline, the revocation of leases (OwnSession), and the workers of the expirer.
+const ownSessionsMax = 5 + expiryCommitsMax
+
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
 // storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.
 func Open(o Options) (*Store, error) { return OpenContext(context.Background(), o) }
@@ -56,7 +60,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
 	s.engine, s.recovery, s.clock = engine, recovery, clock.New(o.WallClock, recovery.CommitTime)
-	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+3+expiryCommitsMax) // and those of the probe, of the request window, of the timeline and of the expirer
+	s.watermark.open(recovery.Next-1, s.options.Limits.Sessions+ownSessionsMax)
 	s.probe, s.expirer = s.newSession(), newExpirer(s)
 	s.timeline.init(&o)
 	if err := errors.Join(s.requests.open(s.probe), s.adoptFeatureLevel(ctx), s.timeline.open(ctx, s.probe)); err != nil {

@@ -30,20 +30,17 @@ func (e *Engine) syncWhile(ctx context.Context, ck *pager.Checkpoint) (stop func
 func (e *Engine) runSyncs(ctx context.Context, ck *pager.Checkpoint, done <-chan struct{}) error {
 	ticker := time.NewTicker(mergeSyncEvery)
 	defer ticker.Stop()
-	synced := e.pager.BytesWritten()
 	for {
 		select {
 		case <-done:
 			return nil
 		case <-ticker.C:
 		}
-		written := e.pager.BytesWritten()
-		if written-synced < mergeSyncBytes {
+		if e.pager.BytesUnsynced() < mergeSyncBytes {
 			continue
 		}
 		if err := ck.Sync(ctx); err != nil {
 			return err
 		}
-		synced = written
 	}
 }

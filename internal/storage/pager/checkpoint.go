@@ -149,10 +149,7 @@ func (ck *Checkpoint) Sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := ck.p.file.SyncData(); err != nil {
-		return ck.p.fail(err)
-	}
-	return nil
+	return ck.p.syncPages()
 }
 
 // Commit makes the state durable, in crash order. On a full device and on a cancelled context it aborts
@@ -203,8 +200,8 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
-	if err := ck.p.file.SyncData(); err != nil {
-		return nil, nil, ck.p.fail(err)
+	if err := ck.p.syncPages(); err != nil {
+		return nil, nil, err
 	}
 	old := ck.p.current()
 	state.Format = max(state.Format, old.state.Format, FormatOldest)

@@ -57,8 +57,23 @@ func (p *Pager) Stats() Stats {
 	}
 }
 
-// BytesWritten is the size of all pages that were written.
-func (p *Pager) BytesWritten() uint64 { return p.written.pages.Load() * uint64(p.pageSize) }
+// BytesUnsynced is the size of the pages that were written since the last sync, also by checkpoints that were aborted.
+func (p *Pager) BytesUnsynced() uint64 {
+	synced := p.written.synced.Load() // before pages, which never falls below it
+	return (p.written.pages.Load() - synced) * uint64(p.pageSize)
+}
+
+// syncPages syncs the pages that were written.
+func (p *Pager) syncPages() error {
+	written := p.written.pages.Load()
+	if err := p.file.SyncData(); err != nil {
+		return p.fail(err)
+	}
+	for synced := p.written.synced.Load(); synced < written && !p.written.synced.CompareAndSwap(synced, written); {
+		synced = p.written.synced.Load()
+	}
+	return nil
+}
 
 func (p *Pager) superPages() uint64 {
 	if p.current().copy == 0 {
