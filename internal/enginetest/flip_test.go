@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	iofs "io/fs"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -339,13 +340,43 @@ func TestTruncatedDataFileIsRefusedWithARemedy(t *testing.T) {
 }
 
 // TestMissingDataFileIsNotCreatedForItsLog: the log is intact, so the start is refused instead of a
-// repair.
+// repair, and nothing is created. A truncated segment that is still there under its old name, while later ones were used
+// again, does not make a log whole.
 func TestMissingDataFileIsNotCreatedForItsLog(t *testing.T) {
-	files, all := killed(t, false)
-	delete(files, dataFile)
-	_, _, err := ask(t, files, all)
-	var damage *storage.CorruptionError
-	if !errors.As(err, &damage) || damage.File != dataFile || !strings.Contains(damage.Reason, "missing") {
-		t.Fatal(err)
+	whole := logOnly(t)
+	segments := segmentNames(whole)
+	if len(segments) < 4 {
+		t.Fatalf("segments: %q", segments)
 	}
+	for _, gone := range []int{0, 1, 2} {
+		files := maps.Clone(whole)
+		delete(files, segments[gone])
+		disk := files.files(t)
+		_, err := mvcc.Open(modelOptions(disk))
+		var damage *storage.CorruptionError
+		if !errors.As(err, &damage) || damage.File != dataFile || !strings.Contains(damage.Reason, "missing") {
+			t.Fatalf("without %s: %v", segments[gone], err)
+		}
+		if _, err := disk.Size(dataFile); !errors.Is(err, iofs.ErrNotExist) {
+			t.Fatalf("without %s: the data file: %v", segments[gone], err)
+		}
+	}
+	s := mustOpen(t, modelOptions(whole.files(t)))
+	if got := len(dump(t, s)); got != 200 {
+		t.Fatalf("the whole log brought %d keys", got)
+	}
+}
+
+// logOnly is the files of a store that never merged, without the data file.
+func logOnly(t *testing.T) image {
+	t.Helper()
+	o := modelOptions(vfs.NewMem())
+	o.Storage.MemtableBytes, o.Storage.CheckpointBytes = 1<<20, 16<<20
+	s := mustOpen(t, o)
+	for i := range 200 {
+		mustPut(t, s, fmt.Sprintf("key-%03d", i), strings.Repeat("v", 600))
+	}
+	files := mustRead(t, o.Storage.FS)
+	delete(files, dataFile)
+	return files
 }

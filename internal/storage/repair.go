@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -191,8 +192,8 @@ func (e *Engine) commitState(state pager.State) error {
 	return err
 }
 
-// openOrCreate opens the data file, or creates it if there is no store yet. A log that begins after
-// epoch 1 proves that there was a data file.
+// openOrCreate opens the data file, or creates it if there is no store yet. A log that does not have every epoch from
+// the first on proves that there was a data file.
 func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 	p, err := pager.Open(o.DataFS, o.dataPath(), options)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -202,12 +203,30 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if len(segments) > 0 && segments[0].Damage == nil && segments[0].First > 1 {
-		return nil, &CorruptionError{
-			File: o.dataPath(), Reason: fmt.Sprintf("the data file is missing, and the log begins at epoch %d", segments[0].First), Remedy: missingRemedy,
-		}
+	if err := checkWholeLog(o, segments); err != nil {
+		return nil, err
 	}
 	return pager.Create(o.DataFS, o.dataPath(), o.created(options, segments))
+}
+
+// checkWholeLog returns an error unless the log can stand for a data file that is missing. The header of the first
+// segment does not tell: a truncated segment keeps its name and its records until it is used again, while later ones
+// are already gone.
+func checkWholeLog(o *Options, segments []wal.SegmentInfo) error {
+	if len(segments) == 0 || segments[0].Damage != nil {
+		return nil // no log, or one that is reported as damaged when it is replayed
+	}
+	missing := &CorruptionError{File: o.dataPath(), Remedy: missingRemedy}
+	if first := segments[0].First; first > 1 {
+		missing.Reason = fmt.Sprintf("the data file is missing, and the log begins at epoch %d", first)
+		return missing
+	}
+	_, err := wal.Replay(o.FS, o.Dir, 0, wal.Proof{}, func(keys.Epoch, []byte) error { return nil })
+	if damage, ok := errors.AsType[*wal.CorruptionError](err); ok {
+		missing.Reason = fmt.Sprintf("the data file is missing, and the log is not complete (%v)", damage)
+		return missing
+	}
+	return err
 }
 
 // blameSuperblock turns the error of a log that does not reach back to the opened state into the
