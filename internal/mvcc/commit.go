@@ -83,6 +83,15 @@ func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	return epoch, err
 }
 
+// commitDurably is Commit of a SYNC write that is durable when it returns. With an epoch and an error, that is not known.
+func (x *Session) commitDurably(ctx context.Context, w *Write) (keys.Epoch, error) {
+	epoch, err := x.Commit(ctx, w)
+	if err != nil {
+		return epoch, err
+	}
+	return epoch, x.store.Wait(ctx, epoch, DurabilitySync)
+}
+
 // commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
 // plain writes, InvokeAll, DeleteRange, transactions, and the publication of a bulk load. They differ in what they
 // check, and in whether the operations are computed while the latches are held. A bulk load takes all latches, and its

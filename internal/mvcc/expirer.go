@@ -37,9 +37,11 @@ type expirer struct {
 	commits  atomic.Uint64
 	failure  atomic.Pointer[error] // of the last pass; nil if it was complete
 
+	sessions [expiryCommitsMax]*Session // of the workers
+
 	// Owned by run.
-	session  *Session
-	size     int // entries of a batch; see adapt
+	session  *Session // that reads the queue
+	size     int      // entries of a batch; see adapt
 	jobs     chan *expiryBatch
 	done     chan *expiryBatch
 	idle     []*expiryBatch
@@ -70,7 +72,10 @@ const (
 var queueUpper = []byte{keys.SystemExpiry + 1}
 
 func newExpirer(s *Store) *expirer {
-	e := &expirer{store: s, wake: make(chan struct{}, 1), size: expiryBatchMax}
+	e := &expirer{store: s, wake: make(chan struct{}, 1), size: expiryBatchMax, session: s.newSession()}
+	for i := range e.sessions {
+		e.sessions[i] = s.newSession()
+	}
 	e.progress.Store(noDeadline)
 	return e // next is zero: the first pass looks at the whole queue
 }
@@ -97,13 +102,11 @@ func (e *expirer) now() uint64 { return e.store.clock.Now() / 1000 }
 
 // run expires keys until ctx ends.
 func (e *expirer) run(ctx context.Context) {
-	e.session = e.store.newSession()
 	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsMax)
 	var workers sync.WaitGroup
-	for range expiryCommitsMax {
+	for _, x := range e.sessions {
 		e.idle = append(e.idle, new(expiryBatch))
 		workers.Go(func() {
-			x := e.store.newSession()
 			for b := range e.jobs {
 				b.commit(ctx, x)
 				e.done <- b

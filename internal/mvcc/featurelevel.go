@@ -29,11 +29,7 @@ func (s *Store) FinalizeUpgrade(ctx context.Context) (before keys.FeatureLevel, 
 	defer x.Close()
 	w := &Write{Durability: DurabilitySync}
 	w.Batch.Set(keys.SpaceSystem, []byte(keys.SystemFeatureLevel), keys.AppendFeatureLevel(nil, keys.FeatureLevelNewest))
-	epoch, err := x.Commit(ctx, w)
-	if err != nil {
-		return before, err
-	}
-	if err := s.Wait(ctx, epoch, DurabilitySync); err != nil {
+	if _, err := x.commitDurably(ctx, w); err != nil {
 		return before, err
 	}
 	return before, s.engine.RaiseFeatureLevel(ctx, keys.FeatureLevelNewest)

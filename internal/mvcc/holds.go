@@ -17,7 +17,7 @@ type Hold struct {
 	ID       uint64
 	Owner    string
 	Epoch    keys.Epoch
-	Deadline uint64 // milliseconds since 1970, by the store's clock; zero: until a History has ended
+	Deadline uint64 // milliseconds since 1970, by the store's clock
 }
 
 // Limits of holds.
@@ -80,7 +80,7 @@ func (t *timeline) expiredHolds(now uint64) (ids []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, h := range t.holds {
-		if h.Deadline != 0 && h.Deadline <= now {
+		if h.Deadline <= now {
 			ids = append(ids, id)
 		}
 	}
@@ -98,7 +98,7 @@ func (s *Store) endHolds(ctx context.Context, x *Session) error {
 	}
 	defer t.endTurn()
 	for _, id := range t.expiredHolds(now) { // again: one of them may have been renewed
-		if err := s.recordHold(ctx, x, id, nil); err != nil {
+		if err := x.recordHold(ctx, id, nil); err != nil {
 			return err
 		}
 		s.unhold(id)
@@ -130,7 +130,7 @@ func (s *Store) hold(h *Hold) error {
 // say after a restart that versions are kept that were dropped.
 func (t *timeline) expireHold(h *Hold) {
 	t.mu.Lock()
-	h.Deadline = 1
+	h.Deadline = 0
 	t.mu.Unlock()
 }
 
@@ -141,7 +141,7 @@ func (s *Store) unhold(id uint64) {
 }
 
 // recordHold writes the record of a hold, or removes it without a value.
-func (s *Store) recordHold(ctx context.Context, x *Session, id uint64, value []byte) error {
+func (x *Session) recordHold(ctx context.Context, id uint64, value []byte) error {
 	w := &Write{Durability: DurabilitySync}
 	w.SetOwn()
 	if value == nil {
@@ -150,11 +150,8 @@ func (s *Store) recordHold(ctx context.Context, x *Session, id uint64, value []b
 	} else {
 		w.Batch.SetRecord(keys.SpaceSystem, holdKey(id), value)
 	}
-	epoch, err := x.Commit(ctx, w)
-	if err != nil {
-		return err
-	}
-	return s.Wait(ctx, epoch, DurabilitySync)
+	_, err := x.commitDurably(ctx, w)
+	return err
 }
 
 // TakeHold keeps all versions from an epoch on, the newest epoch for zero, for a time. It is durable when it returns.
@@ -177,7 +174,7 @@ func (x *Session) TakeHold(ctx context.Context, owner string, at keys.Epoch, ttl
 	if err := s.hold(h); err != nil {
 		return Hold{}, err
 	}
-	if err := s.recordHold(ctx, x, h.ID, h.value()); err != nil {
+	if err := x.recordHold(ctx, h.ID, h.value()); err != nil {
 		s.timeline.expireHold(h)
 		return Hold{}, err
 	}
@@ -197,14 +194,14 @@ func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (
 	defer s.timeline.endTurn()
 	s.timeline.mu.Lock()
 	h := s.timeline.holds[id]
-	if h == nil || h.Deadline == 0 {
+	if h == nil {
 		s.timeline.mu.Unlock()
 		return Hold{}, ErrNoHold
 	}
 	h.Deadline = max(h.Deadline, s.holdDeadline(ttl))
 	renewed := *h
 	s.timeline.mu.Unlock()
-	return renewed, s.recordHold(ctx, x, id, renewed.value())
+	return renewed, x.recordHold(ctx, id, renewed.value())
 }
 
 // EndHold ends a hold before its deadline.
@@ -216,7 +213,7 @@ func (x *Session) EndHold(ctx context.Context, id uint64) error {
 	if !slices.ContainsFunc(x.store.Holds(), func(h Hold) bool { return h.ID == id }) {
 		return ErrNoHold
 	}
-	if err := x.store.recordHold(ctx, x, id, nil); err != nil {
+	if err := x.recordHold(ctx, id, nil); err != nil {
 		return err
 	}
 	x.store.unhold(id)
@@ -229,9 +226,7 @@ func (s *Store) Holds() []Hold {
 	defer s.timeline.mu.Unlock()
 	var list []Hold
 	for _, h := range s.timeline.holds {
-		if h.Deadline != 0 {
-			list = append(list, *h)
-		}
+		list = append(list, *h)
 	}
 	slices.SortFunc(list, func(a, b Hold) int { return cmp.Compare(a.ID, b.ID) })
 	return list

@@ -119,19 +119,11 @@ func (r *requestWindow) expired() storage.KeyRange {
 func (s *Store) RequestCutoff() uint64 { return s.requests.cutoff.Load() }
 
 // runRequestWindow moves the cut-off until ctx ends.
-func (s *Store) runRequestWindow(ctx context.Context) {
-	x := s.newSession()
-	tick := time.NewTicker(min(cutoffEvery, max(s.options.RequestWindow/15, time.Millisecond)))
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			// The next tick tries again. Until then ids are kept longer.
-			_ = s.advanceCutoff(ctx, x, s.requests.next(s.now(), s.options.RequestWindow, s.options.RequestBytes))
-		}
-	}
+func (s *Store) runRequestWindow(ctx context.Context, x *Session) {
+	everyTick(ctx, min(cutoffEvery, max(s.options.RequestWindow/15, time.Millisecond)), func() {
+		// The next tick tries again. Until then ids are kept longer.
+		_ = s.advanceCutoff(ctx, x, s.requests.next(s.now(), s.options.RequestWindow, s.options.RequestBytes))
+	})
 }
 
 // next is where the cut-off belongs at a time; zero if it stays.

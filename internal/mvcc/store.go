@@ -78,8 +78,9 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.done.Go(func() { s.engine.RunPrefetch(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunTablePool(ctx) })
 	s.lifecycle.done.Go(func() { s.engine.RunSpace(ctx) })
-	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx) })
-	s.lifecycle.done.Go(func() { s.runTimeline(ctx) })
+	window, timeline := s.newSession(), s.newSession() // here, so that all of the store's own sessions exist when Open returns
+	s.lifecycle.done.Go(func() { s.runRequestWindow(ctx, window) })
+	s.lifecycle.done.Go(func() { s.runTimeline(ctx, timeline) })
 	s.lifecycle.done.Go(func() { s.engine.RunRebuilds(ctx) })
 	s.lifecycle.done.Go(func() { s.expirer.run(ctx) })
 	return s, nil
@@ -172,6 +173,20 @@ func (s *Store) EndSnapshotLease(id uint64) (pin.Lease, bool) { return s.registr
 
 // LowWatermark is the epoch from which on every epoch is readable.
 func (s *Store) LowWatermark() keys.Epoch { return s.registry.LowWatermark() }
+
+// everyTick calls do at an interval until ctx ends.
+func everyTick(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			do()
+		}
+	}
+}
 
 // runSyncer makes async commits durable at the configured interval.
 func (s *Store) runSyncer(ctx context.Context) {

@@ -124,18 +124,10 @@ func (t *timeline) retained() keys.Epoch {
 }
 
 // runTimeline records samples and the floor until ctx ends.
-func (s *Store) runTimeline(ctx context.Context) {
-	x := s.newSession()
-	tick := time.NewTicker(s.timeline.every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			_ = s.advanceTimeline(ctx, x) // the next tick tries again; until then more is kept
-		}
-	}
+func (s *Store) runTimeline(ctx context.Context, x *Session) {
+	everyTick(ctx, s.timeline.every, func() {
+		_ = s.advanceTimeline(ctx, x) // the next tick tries again; until then more is kept
+	})
 }
 
 // advanceTimeline takes a sample if there were commits since the last one, moves the floor, and records both.
@@ -170,9 +162,9 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
 	}
 	if add {
-		w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
+		w.recordSample(sample)
 	}
-	w.Batch.SetRecord(keys.SpaceSystem, floorKey, binary.LittleEndian.AppendUint64(nil, uint64(floor)))
+	w.recordFloor(floor)
 	epoch, err := x.Commit(ctx, w)
 	if err != nil {
 		return err
@@ -180,6 +172,14 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	t.own, t.pending, t.recorded = epoch, floor, true
 	t.apply(sample, add, dropped)
 	return nil
+}
+
+func (w *Write) recordSample(sample timeSample) {
+	w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
+}
+
+func (w *Write) recordFloor(floor keys.Epoch) {
+	w.Batch.SetRecord(keys.SpaceSystem, floorKey, binary.LittleEndian.AppendUint64(nil, uint64(floor)))
 }
 
 // sample is one of now. The time is taken last, so that all commits up to the epoch have theirs.
@@ -234,11 +234,7 @@ func (s *Store) endRetention(ctx context.Context, x *Session) error {
 		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
 	}
 	w.Batch.DeleteRecord(keys.SpaceSystem, floorKey)
-	epoch, err := x.Commit(ctx, w)
-	if err == nil {
-		err = s.Wait(ctx, epoch, DurabilitySync)
-	}
-	if err != nil {
+	if _, err := x.commitDurably(ctx, w); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -262,12 +258,9 @@ func (s *Store) recordStart(ctx context.Context) {
 	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: s.Visible()}
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
-	w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
-	w.Batch.SetRecord(keys.SpaceSystem, floorKey, binary.LittleEndian.AppendUint64(nil, t.floor.Load()))
-	epoch, err := s.probe.Commit(ctx, w)
-	if err == nil {
-		err = s.Wait(ctx, epoch, DurabilitySync)
-	}
+	w.recordSample(sample)
+	w.recordFloor(keys.Epoch(t.floor.Load()))
+	epoch, err := s.probe.commitDurably(ctx, w)
 	if t.own = epoch; err == nil {
 		t.recorded = true
 		t.note(s.clock.Now(), max(sample.epoch, 1), 0)
