@@ -15,36 +15,10 @@ type Consumer struct {
 
 	// Guarded by Feed.mu.
 	watches  map[uint64]*Watch
-	ready    turns    // with something for Next; they take turns
-	hungry   []*Watch // that lost their queues and are read for again when Next is called
+	ready    fifo[*Watch] // with something for Next; they take turns. One that has ended meanwhile is still in it
+	hungry   []*Watch     // that lost their queues and are read for again when Next is called
 	closed   bool
 	awakened bool // it will be woken when Feed.mu is released
-}
-
-// turns is a list of watches, first come first served. A watch that has ended meanwhile is still in it.
-type turns struct {
-	list []*Watch
-	head int
-}
-
-func (t *turns) push(w *Watch) {
-	if t.head > 64 && t.head > len(t.list)/2 {
-		n := copy(t.list, t.list[t.head:])
-		clear(t.list[n:])
-		t.list, t.head = t.list[:n], 0
-	}
-	t.list = append(t.list, w)
-}
-
-func (t *turns) pop() *Watch {
-	if t.head == len(t.list) {
-		t.list, t.head = t.list[:0], 0
-		return nil
-	}
-	w := t.list[t.head]
-	t.list[t.head] = nil
-	t.head++
-	return w
 }
 
 // NewConsumer returns a consumer for a client. Close ends it.
@@ -120,7 +94,7 @@ func (c *Consumer) Close() {
 	for _, w := range c.watches {
 		c.feed.removeLocked(w)
 	}
-	c.ready, c.hungry = turns{}, nil
+	c.ready, c.hungry = fifo[*Watch]{}, nil
 }
 
 // Defaults of a Limit.
@@ -192,16 +166,14 @@ func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
 	f.lock()
 	defer f.unlock()
 	f.feedHungryLocked(c)
-	for {
+	for c.ready.len() > 0 {
 		w := c.ready.pop()
-		if w == nil {
-			return Delivery{}, false
-		}
 		w.ready = false
 		if d, ok = f.deliverLocked(w, l); ok {
 			return d, true
 		}
 	}
+	return Delivery{}, false
 }
 
 // feedHungryLocked lets readers read for the watches of a consumer that lost their queues.

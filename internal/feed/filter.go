@@ -75,26 +75,29 @@ func newFilter(s keys.Space, ranges []Range, kinds Kinds, origins Origins) (filt
 		if r.Upper != nil && bytes.Compare(r.Lower, r.Upper) >= 0 {
 			return f, &RangeError{r}
 		}
+	}
+	for _, r := range United(slices.Clone(ranges)) {
 		internal := Range{keys.Append(nil, s, r.Lower), []byte{byte(s) + 1}}
 		if r.Upper != nil {
 			internal.Upper = keys.Append(nil, s, r.Upper)
 		}
 		f.ranges = append(f.ranges, internal)
 	}
-	slices.SortFunc(f.ranges, func(a, b Range) int { return bytes.Compare(a.Lower, b.Lower) })
-	f.ranges = slices.Clip(united(f.ranges))
+	f.ranges = slices.Clip(f.ranges)
 	return f, nil
 }
 
-// united unites sorted ranges where they meet.
-func united(sorted []Range) []Range {
-	out := sorted[:1]
-	for _, r := range sorted[1:] {
+// United sorts ranges, of which there is at least one, and unites them where they meet, in their place.
+func United(ranges []Range) []Range {
+	slices.SortFunc(ranges, func(a, b Range) int { return bytes.Compare(a.Lower, b.Lower) })
+	out := ranges[:1]
+	for _, r := range ranges[1:] {
 		last := &out[len(out)-1]
 		switch {
+		case last.Upper == nil: // it has all that follow
 		case bytes.Compare(r.Lower, last.Upper) > 0:
 			out = append(out, r)
-		case bytes.Compare(r.Upper, last.Upper) > 0:
+		case r.Upper == nil || bytes.Compare(r.Upper, last.Upper) > 0:
 			last.Upper = r.Upper
 		}
 	}

@@ -57,8 +57,8 @@ func (f *Feed) Stats() Stats {
 		s.Epoch = f.ring.dispatched
 		s.Lag = uint64(max(stable, s.Epoch) - s.Epoch)
 	}
-	if n := len(f.ring.commits); f.ring.len() > 0 {
-		s.CommitTime = f.ring.commits[n-1].Time
+	if all := f.ring.commits.all(); len(all) > 0 {
+		s.CommitTime = all[len(all)-1].Time
 	}
 	for _, w := range f.watches {
 		switch w.state {

@@ -183,6 +183,16 @@ func (m *Manager) Acquire(ctx context.Context, name []byte, id ID, value []byte,
 	}
 }
 
+// lockWrite is a write that holds the latch of a lock, with the lock's key in SpaceSystem, and its internal key.
+func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
+	key = lockKey(nil, name)
+	internal = keys.Append(nil, keys.SpaceSystem, key)
+	w = &mvcc.Write{Durability: mvcc.DurabilitySync}
+	w.SetOwn()
+	w.Latch(internal)
+	return w, key, internal
+}
+
 // tryAcquire acquires the lock if it is not held and take is set, and returns the holder.
 func (m *Manager) tryAcquire(ctx context.Context, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
 	x, err := m.store.Session()
@@ -190,12 +200,7 @@ func (m *Manager) tryAcquire(ctx context.Context, name []byte, e *entry, value [
 		return Held{}, err
 	}
 	defer x.Close()
-	var w mvcc.Write
-	w.Durability = mvcc.DurabilitySync
-	w.SetOwn()
-	key := lockKey(nil, name)
-	internal := keys.Append(nil, keys.SpaceSystem, key)
-	w.Latch(internal)
+	w, key, internal := lockWrite(name)
 	w.Latch(leaseLatch(e.id))
 	w.Under(func(l *mvcc.Latched) error {
 		n, err := l.Newest(internal)
@@ -216,7 +221,7 @@ func (m *Manager) tryAcquire(ctx context.Context, name []byte, e *entry, value [
 		l.Write().Batch.SetRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, uint64(e.id), internal), nil)
 		return nil
 	})
-	epoch, err := x.Commit(ctx, &w)
+	epoch, err := x.Commit(ctx, w)
 	if err == nil && epoch != 0 {
 		held = Held{Token: epoch, Lease: e.id, Value: value}
 		m.counters.acquired.Add(1)
@@ -235,12 +240,7 @@ func (m *Manager) Release(ctx context.Context, name []byte, token keys.Epoch) (r
 		return false, 0, err
 	}
 	defer x.Close()
-	var w mvcc.Write
-	w.Durability = mvcc.DurabilitySync
-	w.SetOwn()
-	key := lockKey(nil, name)
-	internal := keys.Append(nil, keys.SpaceSystem, key)
-	w.Latch(internal)
+	w, key, internal := lockWrite(name)
 	w.Under(func(l *mvcc.Latched) error {
 		n, err := l.Newest(internal)
 		if err != nil || !n.Found || n.Epoch != token {
@@ -250,7 +250,7 @@ func (m *Manager) Release(ctx context.Context, name []byte, token keys.Epoch) (r
 		l.Write().Batch.DeleteRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, n.Metadata.Lease, internal))
 		return nil
 	})
-	if epoch, err = x.Commit(ctx, &w); err != nil || epoch == 0 {
+	if epoch, err = x.Commit(ctx, w); err != nil || epoch == 0 {
 		return false, max(epoch, x.Await()), err
 	}
 	m.locks.changed(name)

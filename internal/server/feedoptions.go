@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"time"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -105,18 +104,7 @@ func toWatchRanges(list []*pb.KeyRange) ([]feed.Range, error) {
 		}
 		all = append(all, feed.Range{Lower: b.lower, Upper: b.upper})
 	}
-	slices.SortFunc(all, func(a, b feed.Range) int { return bytes.Compare(a.Lower, b.Lower) })
-	out := all[:1]
-	for _, r := range all[1:] {
-		last := &out[len(out)-1]
-		switch {
-		case last.Upper != nil && bytes.Compare(r.Lower, last.Upper) > 0:
-			out = append(out, r)
-		case last.Upper != nil && (r.Upper == nil || bytes.Compare(r.Upper, last.Upper) > 0):
-			last.Upper = r.Upper
-		}
-	}
-	return out, nil
+	return feed.United(all), nil
 }
 
 func toKinds(list []pb.EventKind) (set feed.Kinds, err error) {

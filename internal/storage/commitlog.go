@@ -1,8 +1,6 @@
 package storage
 
 import (
-	"errors"
-
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -11,47 +9,27 @@ import (
 // commitLogBytesMax bounds what one ReadCommits reads.
 const commitLogBytesMax = 128 << 20
 
-// errEnough ends the reading of a segment.
-var errEnough = errors.New("storage: enough was read")
-
 // ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, as far as
 // they are in the files: the caller waits until the last one is durable. It reports false if the log does not have all of them
 // any more, or they are too many: more than 128 MiB.
 func (e *Engine) ReadCommits(after, through keys.Epoch, visit func(epoch keys.Epoch, h batch.Header)) (complete bool) {
-	if through <= after {
-		return true
-	}
-	segments, err := wal.Segments(e.fs, e.options.Dir)
-	if err != nil || len(segments) == 0 || segments[0].First > after+1 {
-		return false
-	}
-	bytes, last := int64(0), after
-	for i := range segments {
-		if segments[i].First > through || i+1 < len(segments) && segments[i+1].First <= after+1 {
+	r := e.log.ReadFrom(after+1, wal.TailMark{})
+	defer func() { _ = r.Close() }() // it was only read
+	for r.Position() <= through {
+		rec, ok, err := r.Next(through)
+		if err != nil || !ok || r.BytesRead() > commitLogBytesMax {
+			return false
+		}
+		if len(rec.Body) == 0 {
 			continue
 		}
-		if bytes += segments[i].Bytes; bytes > commitLogBytesMax {
+		h, err := batch.HeaderOf(rec.Body)
+		if err != nil {
 			return false
 		}
-		err := wal.ReadSegment(e.fs, segments[i], func(r wal.Record) error {
-			if !r.HoldsEpoch() || r.Epoch <= after {
-				return nil
-			}
-			if last = r.Epoch; r.Epoch > through {
-				return errEnough
-			}
-			if len(r.Body) == 0 {
-				return nil
-			}
-			h, err := batch.HeaderOf(r.Body)
-			visit(r.Epoch, h)
-			return err
-		})
-		if err != nil && !errors.Is(err, errEnough) {
-			return false
-		}
+		visit(rec.Epoch, h)
 	}
-	return last >= through
+	return true
 }
 
 // CommitTime is the latest time of a commit that is installed, in microseconds since 1970; zero if none is known.

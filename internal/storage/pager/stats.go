@@ -63,15 +63,13 @@ func (p *Pager) BytesUnsynced() uint64 {
 	return (p.written.pages.Load() - synced) * uint64(p.pageSize)
 }
 
-// syncPages syncs the pages that were written.
+// syncPages syncs the pages that were written. One goroutine at a time calls it.
 func (p *Pager) syncPages() error {
 	written := p.written.pages.Load()
 	if err := p.file.SyncData(); err != nil {
 		return p.fail(err)
 	}
-	for synced := p.written.synced.Load(); synced < written && !p.written.synced.CompareAndSwap(synced, written); {
-		synced = p.written.synced.Load()
-	}
+	p.written.synced.Store(written)
 	return nil
 }
 
