@@ -60,6 +60,8 @@ type Entry struct {
 	Epoch Epoch
 	// ExpiresAt is when the key expires; zero if it does not.
 	ExpiresAt time.Time
+	// Lease is the lease that the key is attached to; zero for none.
+	Lease uint64
 }
 
 // Page is a part of a scan.

@@ -166,7 +166,7 @@ func resultOf(r *kvpb.OperationResult) Result {
 func entriesOf(wire []*kvpb.Entry) []Entry {
 	entries := make([]Entry, len(wire))
 	for i, e := range wire {
-		entries[i] = Entry{Key: e.GetKey(), Value: e.GetValue(), Epoch: Epoch(e.GetEpoch()), ExpiresAt: expiresAt(e.GetExpiresAtMs())}
+		entries[i] = Entry{Key: e.GetKey(), Value: e.GetValue(), Epoch: Epoch(e.GetEpoch()), ExpiresAt: expiresAt(e.GetExpiresAtMs()), Lease: e.GetLeaseId()}
 	}
 	return entries
 }

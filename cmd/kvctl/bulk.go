@@ -31,10 +31,13 @@ func bulkPays(total int64, s *kvpb.StatusResponse) bool {
 	return total >= bulkBytesMin && uint64(total) > stored && s.GetSizes().GetDiskFreeBytes() > bulkDiskFactor*uint64(total)
 }
 
+// errBulkExpires ends a load of a key with a deadline.
+var errBulkExpires = errors.New("a bulk load takes no keys that expire; import them with --bulk=never")
+
 // inBatchesAfterAll says whether batches may succeed where a load has failed. If its outcome is unknown they may as well: they put the same values.
 func inBatchesAfterAll(err error) bool {
 	var e *client.Error
-	return errors.As(err, &e) && e.Retryable()
+	return errors.Is(err, errBulkExpires) || errors.As(err, &e) && e.Retryable()
 }
 
 // importBulk loads all files at once: whole or not at all.
@@ -44,7 +47,7 @@ func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, 
 		return err
 	}
 	defer load.Close()
-	im := &importer{limits: limits, progress: a.newProgress("loaded", total)}
+	im := &importer{limits: limits, progress: a.newProgress("loaded", total), leased: leasedRecords{skip: f.skipLeased}}
 	for _, name := range names {
 		if err := im.bulkFile(a, f, name, load); err != nil {
 			return err
@@ -55,6 +58,7 @@ func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, 
 		return err
 	}
 	im.progress.finish()
+	im.leased.report(a)
 	return a.written(loaded.Epoch)
 }
 
@@ -73,10 +77,13 @@ func (im *importer) bulkFile(a *app, f *importFlags, name string, load *client.B
 			err = im.checkLimits(&r)
 		}
 		if err == nil && r.expiresAt != 0 {
-			err = errors.New("a bulk load takes no keys that expire; import them with --bulk=never")
+			err = errBulkExpires
 		}
 		if err != nil {
 			return fmt.Errorf("%s:%d: %w; nothing was loaded", name, line, err)
+		}
+		if im.leased.leavesOut(&r) {
+			continue
 		}
 		if err := load.Put(r.key, r.value); err != nil {
 			return err

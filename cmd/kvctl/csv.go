@@ -7,16 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
-// CSV as import and export understand it: a header names two columns, "key" or "key_base64" and "value" or "value_base64", in either
-// order. Text columns hold UTF-8 without carriage returns, which CSV readers are free to change.
+// CSV as import and export understand it: a header names the columns, in any order: "key" or "key_base64", "value" or "value_base64",
+// and, where keys have them, "expires_at_ms" and "lease_id", which are empty for other keys. Text columns hold UTF-8 without
+// carriage returns, which CSV readers are free to change.
 
 var (
-	csvHeaderText   = []string{"key", "value"}
-	csvHeaderBase64 = []string{"key_base64", "value_base64"}
+	csvHeaderText     = []string{"key", "value"}
+	csvHeaderBase64   = []string{"key_base64", "value_base64"}
+	csvHeaderMetadata = []string{"expires_at_ms", "lease_id"}
 )
 
 // csvSource reads records of a CSV file.
@@ -24,6 +28,7 @@ type csvSource struct {
 	r                    *csv.Reader
 	limit                *recordLimit
 	key, value           int // columns
+	expires, lease       int // columns, or -1
 	keyBase64, valBase64 bool
 	started              bool
 
@@ -33,8 +38,7 @@ type csvSource struct {
 
 func newCSVSource(r io.Reader, recordMax int) *csvSource {
 	limit := &recordLimit{r: r, max: recordMax}
-	reader := csv.NewReader(limit)
-	reader.FieldsPerRecord = 2
+	reader := csv.NewReader(limit) // each row has as many columns as the header
 	return &csvSource{r: reader, limit: limit}
 }
 
@@ -79,7 +83,7 @@ func (s *csvSource) read() ([]string, int, error) {
 	var parse *csv.ParseError
 	switch {
 	case errors.As(err, &parse) && errors.Is(err, csv.ErrFieldCount):
-		return nil, parse.Line, fmt.Errorf("%d columns, not 2", len(fields))
+		return nil, parse.Line, fmt.Errorf("%d columns, not %d", len(fields), s.r.FieldsPerRecord)
 	case errors.As(err, &parse):
 		return nil, parse.Line, parse.Err
 	case err != nil:
@@ -107,16 +111,25 @@ func (s *csvSource) readHeader() (int, error) {
 	if err != nil {
 		return line, err
 	}
-	s.key, s.value = -1, -1
+	s.key, s.value, s.expires, s.lease = -1, -1, -1, -1
 	for i, name := range header {
+		column := &s.key
 		switch name {
 		case "key", "key_base64":
-			s.key, s.keyBase64 = i, name != "key"
+			s.keyBase64 = name != "key"
 		case "value", "value_base64":
-			s.value, s.valBase64 = i, name != "value"
+			column, s.valBase64 = &s.value, name != "value"
+		case "expires_at_ms":
+			column = &s.expires
+		case "lease_id":
+			column = &s.lease
 		default:
 			return line, fmt.Errorf("column %q: the header must name key or key_base64, and value or value_base64", name)
 		}
+		if *column >= 0 {
+			return line, fmt.Errorf("column %q: the header names it twice, or in two encodings", name)
+		}
+		*column = i
 	}
 	if s.key < 0 || s.value < 0 {
 		return line, errors.New("the header must name one column for keys and one for values")
@@ -136,7 +149,23 @@ func (s *csvSource) decode(fields []string) (record, error) {
 	if len(key) == 0 {
 		return record{}, errors.New("the key is empty")
 	}
-	return record{key: key, value: value}, nil
+	r := record{key: key, value: value}
+	if r.expiresAt, err = csvNumber(fields, s.expires, "expires_at_ms"); err == nil {
+		r.lease, err = csvNumber(fields, s.lease, "lease_id")
+	}
+	return r, err
+}
+
+// csvNumber is a number in a column that may be missing, or empty.
+func csvNumber(fields []string, column int, name string) (uint64, error) {
+	if column < 0 || fields[column] == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(fields[column], 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: expected a number, found %.20q", name, fields[column])
+	}
+	return n, nil
 }
 
 func decodeCSVField(field string, inBase64 bool) ([]byte, error) {
@@ -153,29 +182,44 @@ func decodeCSVField(field string, inBase64 bool) ([]byte, error) {
 type csvSink struct {
 	w        *csv.Writer
 	inBase64 bool
+	metadata bool // the columns for what an entry has beside its value
 	started  bool
-	fields   [2]string
+	fields   []string
 }
 
-func newCSVSink(w io.Writer, inBase64 bool) *csvSink {
-	return &csvSink{w: csv.NewWriter(w), inBase64: inBase64}
+func newCSVSink(w io.Writer, inBase64, metadata bool) *csvSink {
+	return &csvSink{w: csv.NewWriter(w), inBase64: inBase64, metadata: metadata}
 }
 
 func (s *csvSink) write(r *record) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	for i, b := range [2][]byte{r.key, r.value} {
+	if !s.metadata && r.expiresAt|r.lease != 0 {
+		return fmt.Errorf("key %q has a deadline or a lease: use --metadata, which adds columns for them, or JSON lines", r.key)
+	}
+	s.fields = s.fields[:0]
+	for _, b := range [2][]byte{r.key, r.value} {
 		switch {
 		case s.inBase64:
-			s.fields[i] = base64.StdEncoding.EncodeToString(b)
+			s.fields = append(s.fields, base64.StdEncoding.EncodeToString(b))
 		case !utf8.Valid(b) || bytes.IndexByte(b, '\r') >= 0:
 			return fmt.Errorf("key %q: CSV as text cannot hold it; use --base64, or JSON lines", r.key)
 		default:
-			s.fields[i] = string(b)
+			s.fields = append(s.fields, string(b))
 		}
 	}
-	return s.w.Write(s.fields[:])
+	if s.metadata {
+		s.fields = append(s.fields, unlessZero(r.expiresAt), unlessZero(r.lease))
+	}
+	return s.w.Write(s.fields)
+}
+
+func unlessZero(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
 }
 
 // start writes the header once.
@@ -187,6 +231,9 @@ func (s *csvSink) start() error {
 	header := csvHeaderText
 	if s.inBase64 {
 		header = csvHeaderBase64
+	}
+	if s.metadata {
+		header = slices.Concat(header, csvHeaderMetadata)
 	}
 	return s.w.Write(header)
 }

@@ -23,6 +23,7 @@ type exportFlags struct {
 	fileFormat string
 	base64     bool
 	epochs     bool
+	metadata   bool
 	file       string
 	at         uint64
 	keyRange   rangeFlags
@@ -38,7 +39,10 @@ file that appears under its name only once it is complete.
 
 JSON Lines is one {"key":"...","value":"..."} per line; bytes that are not UTF-8 are base64 under key_base64 or
 value_base64. CSV has a header and two columns; as text it refuses what CSV cannot carry (bytes that are not UTF-8, carriage
-returns), with --base64 it carries everything.`,
+returns), with --base64 it carries everything.
+
+A key with a deadline has expires_at_ms, in milliseconds since 1970, and one that belongs to a lease lease_id. CSV has columns for them
+with --metadata, and is refused without for such keys. Leases and locks are not exported.`,
 		Example: `  kvctl export > everything.jsonl
   kvctl export user/ --file users.jsonl
   kvctl export --format csv --base64 --file everything.csv
@@ -63,6 +67,7 @@ returns), with --base64 it carries everything.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.fileFormat, "format", formatJSONL, "file `format`: jsonl or csv")
 	flags.BoolVar(&f.base64, "base64", false, "CSV: keys and values in base64")
+	flags.BoolVar(&f.metadata, "metadata", false, "CSV: add the columns expires_at_ms and lease_id")
 	flags.BoolVar(&f.epochs, "epochs", false, "JSON lines: add the epoch that wrote each value")
 	flags.StringVar(&f.file, "file", "", "write to this `path` instead of standard output")
 	flags.Uint64Var(&f.at, "at", 0, "read at this `epoch` instead of the newest")
@@ -100,7 +105,7 @@ func (a *app) exportTo(cmd *cobra.Command, c *client.Client, f *exportFlags, out
 		if err != nil {
 			return err
 		}
-		r := record{key: e.Key, value: e.Value, expiresAt: milliseconds(e.ExpiresAt)}
+		r := record{key: e.Key, value: e.Value, expiresAt: milliseconds(e.ExpiresAt), lease: e.Lease}
 		if f.epochs {
 			r.epoch = e.Epoch
 		}
@@ -119,7 +124,7 @@ func (a *app) exportTo(cmd *cobra.Command, c *client.Client, f *exportFlags, out
 
 func (f *exportFlags) sink(a *app, w io.Writer) recordSink {
 	if f.fileFormat == formatCSV {
-		return newCSVSink(w, f.base64)
+		return newCSVSink(w, f.base64, f.metadata)
 	}
 	return &jsonSink{w: w, hex: a.hex}
 }

@@ -41,6 +41,10 @@ func (a *app) importCommand() *cobra.Command {
 two with the same key the later one wins. An overloaded or restarting server does not end the import: it repeats what was not
 acknowledged, and gives up when nothing gets through for 30 seconds.
 
+Keys get the deadlines that the files have (expires_at_ms); one that has passed means that the key is deleted at once. A bulk load takes no
+deadlines: use --bulk=never; --bulk=auto changes to batches by itself. Leases (lease_id) are not imported: their keys are put without a
+lease, which is reported at the end, or left out with --skip-leased.
+
 The format is JSON Lines or CSV, as export writes them (see there); by default CSV for files named *.csv. A broken line ends the
 import and is named with its file; everything before its batch has then been imported, and nothing from there on.
 
@@ -96,6 +100,7 @@ on all pages of such a store took 0.44 s in bulk and 0.18 s in batches.`,
 	flags.IntVar(&f.batchRecords, "batch", batchRecordsDefault, "records per batch, which is applied as a `whole`")
 	flags.StringVar(&f.bulk, "bulk", bulkAuto, "`when` to load everything at once, or nothing: auto, always or never")
 	flags.Lookup("bulk").NoOptDefVal = bulkAlways
+	flags.BoolVar(&f.skipLeased, "skip-leased", false, "leave out keys that belonged to a lease")
 	return cmd
 }
 
@@ -104,6 +109,7 @@ type importFlags struct {
 	durability   string
 	batchRecords int
 	bulk         string
+	skipLeased   bool
 }
 
 // recordSource reads the records of a file, with the line on which each begins. It ends with io.EOF.
@@ -150,6 +156,7 @@ func (a *app) importBatches(
 		keys:     map[string]struct{}{},
 		batch:    &pendingBatch{},
 		progress: a.newProgress("imported", total),
+		leased:   leasedRecords{skip: f.skipLeased},
 	}
 	err = im.run(a, f, names)
 	if failed := sender.close(); failed != nil {
@@ -157,6 +164,7 @@ func (a *app) importBatches(
 	}
 	im.progress.add(sender.records, sender.bytes)
 	im.progress.finish()
+	im.leased.report(a)
 	return err
 }
 

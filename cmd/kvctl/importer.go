@@ -15,6 +15,7 @@ type importer struct {
 	limits   *kvpb.Limits
 	records  int // in a full batch
 	progress *progress
+	leased   leasedRecords
 
 	batch *pendingBatch
 	keys  map[string]struct{} // in the batch
@@ -63,6 +64,9 @@ func (im *importer) importFile(a *app, f *importFlags, name string) error {
 		}
 		if err != nil {
 			return im.brokenLine(line, err)
+		}
+		if im.leased.leavesOut(&r) {
+			continue
 		}
 		if err := im.add(&r, line); err != nil {
 			return err
@@ -118,4 +122,30 @@ func (im *importer) send() error {
 	im.batch = &pendingBatch{}
 	clear(im.keys)
 	return im.sender.send(batch)
+}
+
+// leasedRecords counts the records of keys that belonged to a lease. A file has no leases, so the keys are imported without, or
+// left out.
+type leasedRecords struct {
+	skip  bool
+	count uint64
+}
+
+// leavesOut counts a record, and reports whether it is left out.
+func (l *leasedRecords) leavesOut(r *record) bool {
+	if r.lease == 0 {
+		return false
+	}
+	l.count++
+	return l.skip
+}
+
+func (l *leasedRecords) report(a *app) {
+	switch {
+	case l.count == 0:
+	case l.skip:
+		_, _ = fmt.Fprintf(a.err, "%d keys belonged to leases and were left out\n", l.count)
+	default:
+		_, _ = fmt.Fprintf(a.err, "%d keys belonged to leases: they were imported without, so no end of a lease deletes them; --skip-leased leaves such keys out\n", l.count)
+	}
 }

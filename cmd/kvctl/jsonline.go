@@ -65,7 +65,7 @@ func (p *lineParser) next(allowed, what string) (byte, error) {
 
 func (p *lineParser) object() (record, error) {
 	var r record
-	var hasKey, hasValue, hasEpoch, hasExpiry bool
+	var hasKey, hasValue, hasEpoch, hasExpiry, hasLease bool
 	if _, err := p.next("{", "a JSON object"); err != nil {
 		return r, err
 	}
@@ -86,6 +86,8 @@ func (p *lineParser) object() (record, error) {
 			r.epoch, err = p.epoch(&hasEpoch)
 		case "expires_at_ms":
 			r.expiresAt, err = p.number(&hasExpiry, "expires_at_ms")
+		case "lease_id":
+			r.lease, err = p.number(&hasLease, "lease_id")
 		default:
 			err = fmt.Errorf("unknown field %q", name)
 		}

@@ -190,7 +190,7 @@ func (p *entryPrinter) printJSON(e client.Entry) error {
 			separator = ",\n"
 		}
 	}
-	r := record{key: e.Key, value: e.Value, epoch: e.Epoch, expiresAt: milliseconds(e.ExpiresAt), keyOnly: p.keysOnly}
+	r := record{key: e.Key, value: e.Value, epoch: e.Epoch, expiresAt: milliseconds(e.ExpiresAt), lease: e.Lease, keyOnly: p.keysOnly}
 	p.line = r.appendJSON(append(p.line[:0], separator...), p.app.hex)
 	if p.format == formatJSONL {
 		p.line = append(p.line, '\n')

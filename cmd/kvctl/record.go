@@ -18,6 +18,7 @@ type record struct {
 	key, value []byte
 	epoch      client.Epoch // 0: not said
 	expiresAt  uint64       // milliseconds since 1970; 0: never
+	lease      uint64       // 0: none
 	keyOnly    bool         // no value, as opposed to an empty one
 }
 
@@ -36,6 +37,10 @@ func (r *record) appendJSON(dst []byte, asHex bool) []byte {
 	if r.expiresAt != 0 {
 		dst = append(dst, `,"expires_at_ms":`...)
 		dst = strconv.AppendUint(dst, r.expiresAt, 10)
+	}
+	if r.lease != 0 {
+		dst = append(dst, `,"lease_id":`...)
+		dst = strconv.AppendUint(dst, r.lease, 10)
 	}
 	return append(dst, '}')
 }

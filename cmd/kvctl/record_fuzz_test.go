@@ -75,7 +75,7 @@ func FuzzParseJSONLine(f *testing.F) {
 			t.Fatalf("%q means %q to others, not %q", line, text, r.value)
 		}
 		again, err := parseJSONLine(r.appendJSON(nil, false))
-		if err != nil || !bytes.Equal(again.key, r.key) || !bytes.Equal(again.value, r.value) || again.epoch != r.epoch {
+		if err != nil || !bytes.Equal(again.key, r.key) || !bytes.Equal(again.value, r.value) || again.epoch != r.epoch || again.expiresAt != r.expiresAt || again.lease != r.lease {
 			t.Fatalf("%q: %+v came back as %+v, %v", line, r, again, err)
 		}
 	})
@@ -85,7 +85,7 @@ func FuzzParseJSONLine(f *testing.F) {
 func FuzzParseCSV(f *testing.F) {
 	for _, file := range []string{
 		"key,value\na,b\n", "value,key_base64\nx,AA==\n", "key,value\n\"a\nb\",\"\"\"\"\n", "key,value\n\"a", "a,b\n", "", "key,value\n,b\n",
-		"key,value\r\n\"a\r\nb\",c\r\n",
+		"key,value\r\n\"a\r\nb\",c\r\n", "lease_id,key,expires_at_ms,value\n7,a,1700000000000,b\n,c,,d\n",
 	} {
 		f.Add([]byte(file))
 	}
@@ -93,7 +93,7 @@ func FuzzParseCSV(f *testing.F) {
 		records := readCSV(t, file)
 		for _, inBase64 := range []bool{false, true} {
 			var out bytes.Buffer
-			sink := newCSVSink(&out, inBase64)
+			sink := newCSVSink(&out, inBase64, true)
 			for i := range records {
 				if err := sink.write(&records[i]); err != nil {
 					if inBase64 {
@@ -110,7 +110,8 @@ func FuzzParseCSV(f *testing.F) {
 				t.Fatalf("%q: %d records came back as %d", out.Bytes(), len(records), len(again))
 			}
 			for i := range records {
-				if !bytes.Equal(again[i].key, records[i].key) || !bytes.Equal(again[i].value, records[i].value) {
+				same := again[i].expiresAt == records[i].expiresAt && again[i].lease == records[i].lease
+				if !same || !bytes.Equal(again[i].key, records[i].key) || !bytes.Equal(again[i].value, records[i].value) {
 					t.Fatalf("%q: record %d %+v came back as %+v", out.Bytes(), i, records[i], again[i])
 				}
 			}
@@ -143,7 +144,7 @@ func readCSV(t *testing.T, file []byte) []record {
 
 func TestTextThatCSVCannotCarryIsRefused(t *testing.T) {
 	for _, value := range []string{"a\rb", "a\r\n", "\xff"} {
-		sink := newCSVSink(io.Discard, false)
+		sink := newCSVSink(io.Discard, false, false)
 		if err := sink.write(&record{key: []byte("k"), value: []byte(value)}); err == nil {
 			t.Errorf("%q was written as text, though readers would change it", value)
 		}

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epochkv/epochkv/client"
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
@@ -22,9 +21,12 @@ func (a *app) salvageCommand() *cobra.Command {
 understands. The data directory is not changed. Leaves below damaged pages are searched in the whole file. The log
 is applied last. If keys are lost, their ranges are listed and the exit code is 8.
 
+A key with a deadline keeps it. Leases and locks are not salvaged: lease_id in a line says that the key belonged to a lease, and import says
+what becomes of it.
+
 If no superblock is readable, or neither the allocation map nor an inner page, the output may contain deleted keys; a note says so.`,
 		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
-  kvctl import --bulk rescued.jsonl`,
+  kvctl import rescued.jsonl`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dataDir == "" || out == "" {
@@ -49,10 +51,12 @@ func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
 	buffered := bufio.NewWriterSize(file, 256<<10)
 	sink := &jsonSink{w: buffered}
 	progress := a.newProgress("salvaged", -1)
-	report, err := inspect.Salvage(ctx, nil, dir, func(key, value []byte, epoch keys.Epoch) error {
-		progress.add(1, len(key)+len(value))
-		progress.advance(len(key) + len(value))
-		return sink.write(&record{key: key, value: value, epoch: client.Epoch(epoch)})
+	report, err := inspect.Salvage(ctx, nil, dir, func(e *inspect.Salvaged) error {
+		progress.add(1, len(e.Key)+len(e.Value))
+		progress.advance(len(e.Key) + len(e.Value))
+		return sink.write(&record{
+			key: e.Key, value: e.Value, epoch: client.Epoch(e.Epoch), expiresAt: e.Metadata.ExpiresAt, lease: e.Metadata.Lease,
+		})
 	})
 	if err = errors.Join(err, buffered.Flush(), file.Sync(), file.Close()); err != nil {
 		if progress.records == 0 {
@@ -72,6 +76,8 @@ type salvageResult struct {
 	FromTree  uint64       `json:"from_tree"`
 	FromScan  uint64       `json:"from_scan"`
 	FromLog   uint64       `json:"from_log"`
+	Expiring  uint64       `json:"expiring"`
+	Leased    uint64       `json:"leased"`
 	LostTotal uint64       `json:"lost_total"`
 	Lost      []damageLine `json:"lost,omitempty"`
 	Notes     []string     `json:"notes,omitempty"`
@@ -79,7 +85,7 @@ type salvageResult struct {
 
 func (a *app) printSalvage(r *inspect.SalvageReport) error {
 	out := salvageResult{
-		Epoch: uint64(r.Epoch), Keys: r.Keys, Bytes: r.Bytes, FromTree: r.FromTree, FromScan: r.FromScan, FromLog: r.FromLog,
+		Epoch: uint64(r.Epoch), Keys: r.Keys, Bytes: r.Bytes, FromTree: r.FromTree, FromScan: r.FromScan, FromLog: r.FromLog, Expiring: r.Expiring, Leased: r.Leased,
 		LostTotal: r.LostTotal, Lost: damageLines(r.Lost), Notes: r.Notes,
 	}
 	format := a.formatOr(formatJSONL)
@@ -100,6 +106,12 @@ func (r *salvageResult) rows() [][]string {
 	rows := [][]string{
 		{"keys", fmt.Sprintf("%d, %s", r.Keys, size(r.Bytes))},
 		{"found", fmt.Sprintf("%d through the tree, %d in a search of the file, %d in the log", r.FromTree, r.FromScan, r.FromLog)},
+	}
+	if r.Expiring > 0 {
+		rows = append(rows, []string{"with a deadline", fmt.Sprintf("%d; import sets the deadlines again, and what is overdue is deleted then", r.Expiring)})
+	}
+	if r.Leased > 0 {
+		rows = append(rows, []string{"with a lease", fmt.Sprintf("%d; leases and locks are not salvaged, see kvctl import --skip-leased", r.Leased)})
 	}
 	for _, note := range r.Notes {
 		rows = append(rows, []string{"note", note})

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
@@ -262,11 +261,11 @@ func checkDamagedScan(t *testing.T, x *session, want map[string]string, at int, 
 func checkSalvage(t *testing.T, files image, want map[string]string, at int, verified *inspect.VerifyReport) {
 	t.Helper()
 	got := map[string]string{}
-	report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
-		if _, twice := got[string(k)]; twice {
-			return fmt.Errorf("%q comes out twice", k)
+	report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(e *inspect.Salvaged) error {
+		if _, twice := got[string(e.Key)]; twice {
+			return fmt.Errorf("%q comes out twice", e.Key)
 		}
-		got[string(k)] = string(v)
+		got[string(e.Key)] = string(e.Value)
 		return nil
 	})
 	if err != nil {
@@ -311,8 +310,8 @@ func TestSalvageRestoresWhatItCan(t *testing.T) {
 			}
 			files[dataFile] = damaged
 			got := map[string]string{}
-			report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(k, v []byte, _ keys.Epoch) error {
-				got[string(k)] = string(v)
+			report, err := inspect.Salvage(context.Background(), files.files(t), "db", func(e *inspect.Salvaged) error {
+				got[string(e.Key)] = string(e.Value)
 				return nil
 			})
 			if err != nil {

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -131,12 +132,23 @@ func checkRefusedScan(t *testing.T, x *session) {
 
 func mustSalvage(t testing.TB, fs vfs.FS) (map[string]string, *inspect.SalvageReport) {
 	t.Helper()
+	all, report := mustSalvageAll(t, fs)
 	got := map[string]string{}
-	report, err := inspect.Salvage(context.Background(), fs, "db", func(k, v []byte, _ keys.Epoch) error {
-		if _, twice := got[string(k)]; twice {
-			return fmt.Errorf("%q comes out twice", k)
+	for k, e := range all {
+		got[k] = string(e.Value)
+	}
+	return got, report
+}
+
+// mustSalvageAll is mustSalvage with what the versions say beside the values.
+func mustSalvageAll(t testing.TB, fs vfs.FS) (map[string]inspect.Salvaged, *inspect.SalvageReport) {
+	t.Helper()
+	got := map[string]inspect.Salvaged{}
+	report, err := inspect.Salvage(context.Background(), fs, "db", func(e *inspect.Salvaged) error {
+		if _, twice := got[string(e.Key)]; twice {
+			return fmt.Errorf("%q comes out twice", e.Key)
 		}
-		got[string(k)] = string(v)
+		got[string(e.Key)] = inspect.Salvaged{Value: bytes.Clone(e.Value), Epoch: e.Epoch, Metadata: e.Metadata}
 		return nil
 	})
 	if err != nil {

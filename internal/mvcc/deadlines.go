@@ -2,9 +2,11 @@ package mvcc
 
 import (
 	"context"
+	"errors"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // A version with a deadline has an entry in the expiry queue: a record in SpaceSystem whose key begins with the deadline, so
@@ -36,9 +38,11 @@ func (x *Session) queueDeadlines(ctx context.Context, w *Write) error {
 		}
 		x.key = append(x.key[:0], w.Batch.Key(i)...)
 		before, err := x.newestMetadata()
-		if err != nil {
+		if err != nil && !errors.Is(err, storage.ErrDamaged) {
 			return err
 		}
+		// The entry of a version that a damaged page hides stays, and is stale from now on: a put is not refused because of
+		// what it overwrites.
 		x.requeue(w, before.ExpiresAt, f.ExpiresAt)
 	}
 	return nil

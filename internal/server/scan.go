@@ -296,18 +296,18 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch(), f.ExpiresAt)
+		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch(), &f)
 	}
 }
 
 // add copies one entry into the page and returns its size.
-func (sc *scan) add(key, value []byte, epoch keys.Epoch, expiresAt uint64) int {
+func (sc *scan) add(key, value []byte, epoch keys.Epoch, f *mvcc.Metadata) int {
 	n := len(sc.page.Entries)
 	if n == len(sc.entries) {
 		sc.entries = append(sc.entries, new(pb.Entry))
 	}
 	e := sc.entries[n]
-	e.Key, e.Value, e.Epoch, e.ExpiresAtMs = sc.copy(key), sc.copy(value), uint64(epoch), expiresAt
+	e.Key, e.Value, e.Epoch, e.ExpiresAtMs, e.LeaseId = sc.copy(key), sc.copy(value), uint64(epoch), f.ExpiresAt, f.Lease
 	sc.last = e.Key
 	sc.page.Entries = append(sc.page.Entries, e)
 	return entryBytes(key, value)

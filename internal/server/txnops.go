@@ -85,7 +85,7 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 			return nil, err
 		}
 		e := &pb.Entry{
-			Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch()), ExpiresAtMs: f.ExpiresAt,
+			Key: append([]byte(nil), c.Key()...), Value: append([]byte(nil), c.Value()...), Epoch: uint64(c.Epoch()), ExpiresAtMs: f.ExpiresAt, LeaseId: f.Lease,
 		}
 		out.Entries = append(out.Entries, e)
 		size += entryBytes(e.Key, e.Value)

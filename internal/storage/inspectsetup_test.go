@@ -21,7 +21,7 @@ func init() {
 	storage.Inspect.Salvage = func(
 		ctx context.Context, fs vfs.FS, dir string, write func(key, value []byte, epoch keys.Epoch) error,
 	) (storage.Inspection, error) {
-		r, err := inspect.Salvage(ctx, fs, dir, write)
+		r, err := inspect.Salvage(ctx, fs, dir, func(e *inspect.Salvaged) error { return write(e.Key, e.Value, e.Epoch) })
 		if r == nil {
 			return storage.Inspection{}, err
 		}

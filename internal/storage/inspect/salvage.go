@@ -43,15 +43,28 @@ type SalvageReport struct {
 	FromTree uint64     // keys found through the tree
 	FromScan uint64     // keys found in leaves that no readable parent leads to
 	FromLog  uint64
+	Expiring uint64 // keys with a deadline
+	Leased   uint64 // keys that belong to a lease, which is not salvaged
 
 	Lost      []Damage // ranges of keys, values, and parts of the log that could not be read
 	LostTotal uint64
 	Notes     []string
 }
 
-// SalvageEntry takes a live key, its newest value and the commit sequence number (epoch) of that
-// value. The slices are valid during the call.
-type SalvageEntry func(key, value []byte, epoch keys.Epoch) error
+// Salvaged is a live key with its newest value, the commit sequence number (epoch) of that value, and
+// what the version says beside it. The slices are valid during the call.
+//
+// Salvage passes on what clients wrote, and no records of the store: no leases, and no locks. A key with
+// a deadline gets its entry in the expiry queue, and a key with a lease its attachment, from the write
+// that puts the key into another store.
+type Salvaged struct {
+	Key, Value []byte
+	Epoch      keys.Epoch
+	Metadata   metadata.Fields
+}
+
+// SalvageEntry takes what was salvaged of one key.
+type SalvageEntry func(e *Salvaged) error
 
 // Salvage passes each live client key that it can read to write, once, in no particular order. The
 // store must not be open.
@@ -80,14 +93,16 @@ type salvager struct {
 	unsure  []gap             // ranges of the repair tree that could not be read
 	decided []byte            // the last internal key whose newest version was found
 	value   []byte
+	entry   Salvaged // of emit
 }
 
 // logged is a version from the log, from the quarantine or from the repair tree.
 type logged struct {
 	epoch      keys.Epoch
 	kind       keys.Kind
-	value      []byte
-	repairTree bool // it is from the repair tree
+	metadata   metadata.Fields
+	value      []byte // without the metadata
+	repairTree bool   // it is from the repair tree
 }
 
 // gap is a range of internal keys, nil for no bound.
@@ -275,12 +290,12 @@ func (s *salvager) take(key []byte, copies []found, count *uint64) error {
 	if v.kind == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {
 		return nil
 	}
-	value, ok, err := s.valueOf(key, copies)
+	value, f, ok, err := s.valueOf(key, copies)
 	if !ok {
 		return err
 	}
 	*count++
-	return s.emit(key, value, v.epoch)
+	return s.emit(key, value, v.epoch, &f)
 }
 
 // found is a version in a leaf.
@@ -312,28 +327,49 @@ func (s *salvager) eachNewest(p page.Leaf, each func(key []byte, v *found) error
 	return nil
 }
 
-// valueOf is the value of a version, unless it is damaged in every copy.
-func (s *salvager) valueOf(key []byte, copies []found) (value []byte, ok bool, err error) {
+// valueOf is the value of a version with its metadata, unless the value is damaged in every copy.
+func (s *salvager) valueOf(key []byte, copies []found) (value []byte, f metadata.Fields, ok bool, err error) {
 	for i := range copies {
+		inLeaf, f := s.split(key, copies[i].kind, copies[i].bytes)
 		if !copies[i].large {
-			return metadata.Value(copies[i].kind, copies[i].bytes), true, nil
+			return inLeaf, f, true, nil
 		}
-		s.value, err = s.blobs.Append(s.value[:0], page.RefOf(copies[i].bytes), s.blobs.Direct())
+		s.value, err = s.blobs.Append(s.value[:0], page.RefOf(inLeaf), s.blobs.Direct())
 		if err == nil {
-			return s.value, true, nil
+			return s.value, f, true, nil
 		}
 		if stop := unlessDamage(s.ctx, err); stop != nil {
-			return nil, false, stop
+			return nil, f, false, stop
 		}
 	}
 	s.loseValue(key, err)
-	return nil, false, nil
+	return nil, f, false, nil
 }
 
-func (s *salvager) emit(key, value []byte, epoch keys.Epoch) error {
+// split divides what is stored of a version into its value and its metadata. Metadata that this program
+// cannot read costs the key nothing else.
+func (s *salvager) split(key []byte, kind keys.Kind, stored []byte) (value []byte, f metadata.Fields) {
+	f, err := metadata.Read(kind, stored)
+	if err != nil {
+		s.note("the metadata of %q cannot be read, and was left out: %v", keys.User(key), err)
+	}
+	if metadata.Check(kind, stored) != nil {
+		return stored, f
+	}
+	return metadata.Value(kind, stored), f
+}
+
+func (s *salvager) emit(key, value []byte, epoch keys.Epoch, f *metadata.Fields) error {
 	s.report.Keys++
 	s.report.Bytes += uint64(len(key) - 1 + len(value))
-	return s.write(keys.User(key), value, epoch)
+	if f.ExpiresAt != 0 {
+		s.report.Expiring++
+	}
+	if f.Lease != 0 {
+		s.report.Leased++
+	}
+	s.entry = Salvaged{Key: keys.User(key), Value: value, Epoch: epoch, Metadata: *f}
+	return s.write(&s.entry)
 }
 
 func (s *salvager) loseValue(key []byte, err error) {
@@ -347,6 +383,12 @@ func (s *salvager) lose(d Damage) {
 	}
 }
 
+// notesMax bounds the notes: each key may cause one.
+const notesMax = 100
+
 func (s *salvager) note(format string, args ...any) {
+	if len(s.report.Notes) == notesMax {
+		return
+	}
 	s.report.Notes = append(s.report.Notes, fmt.Sprintf(format, args...))
 }

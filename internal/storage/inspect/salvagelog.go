@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -34,7 +33,8 @@ func (s *salvager) readQuarantine() error {
 	for i := range versions {
 		v := &versions[i]
 		if old, found := s.log[string(v.Key)]; !found || old.epoch < v.Trailer.Epoch() {
-			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), value: v.Value}
+			value, f := s.split(v.Key, v.Trailer.Kind(), v.Value)
+			s.log[string(v.Key)] = logged{epoch: v.Trailer.Epoch(), kind: v.Trailer.Kind(), metadata: f, value: value}
 		}
 	}
 	return err
@@ -122,7 +122,8 @@ func (s *salvager) record(r wal.Record) {
 	}
 	for body.Next() {
 		if old, found := s.log[string(body.Key)]; !found || old.epoch < r.Epoch {
-			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, value: bytes.Clone(body.Value)}
+			value, f := s.split(body.Key, body.Kind, body.Value)
+			s.log[string(body.Key)] = logged{epoch: r.Epoch, kind: body.Kind, metadata: f, value: bytes.Clone(value)}
 		}
 	}
 }
@@ -140,7 +141,7 @@ func (s *salvager) writeLog() error {
 		} else {
 			s.report.FromLog++
 		}
-		if err := s.emit([]byte(key), metadata.Value(v.kind, v.value), v.epoch); err != nil {
+		if err := s.emit([]byte(key), v.value, v.epoch, &v.metadata); err != nil {
 			return err
 		}
 	}

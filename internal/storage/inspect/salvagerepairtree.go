@@ -66,12 +66,12 @@ func (s *salvager) walkRepairTree(root btree.Root) (gaps []gap, err error) {
 			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceRepairTree {
 				return nil
 			}
-			value, ok, err := s.valueOf(key, []found{*v})
+			value, f, ok, err := s.valueOf(key, []found{*v})
 			if !ok {
 				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
 				return err
 			}
-			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, value: bytes.Clone(value), repairTree: true}
+			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, metadata: f, value: bytes.Clone(value), repairTree: true}
 			return nil
 		})
 	})

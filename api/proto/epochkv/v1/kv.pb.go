@@ -1675,7 +1675,9 @@ type Entry struct {
 	// The epoch that wrote the value.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// As in GetResponse.
-	ExpiresAtMs   uint64 `protobuf:"varint,4,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
+	ExpiresAtMs uint64 `protobuf:"varint,4,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
+	// The lease that the key is attached to; 0: none.
+	LeaseId       uint64 `protobuf:"varint,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1734,6 +1736,13 @@ func (x *Entry) GetEpoch() uint64 {
 func (x *Entry) GetExpiresAtMs() uint64 {
 	if x != nil {
 		return x.ExpiresAtMs
+	}
+	return 0
+}
+
+func (x *Entry) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
 	}
 	return 0
 }
@@ -3194,12 +3203,13 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x1d\n" +
 	"\n" +
 	"read_epoch\x18\x03 \x01(\x04R\treadEpoch\x12!\n" +
-	"\fresume_token\x18\x04 \x01(\fR\vresumeToken\"i\n" +
+	"\fresume_token\x18\x04 \x01(\fR\vresumeToken\"\x84\x01\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\"\n" +
-	"\rexpires_at_ms\x18\x04 \x01(\x04R\vexpiresAtMs\"\x86\x04\n" +
+	"\rexpires_at_ms\x18\x04 \x01(\x04R\vexpiresAtMs\x12\x19\n" +
+	"\blease_id\x18\x05 \x01(\x04R\aleaseId\"\x86\x04\n" +
 	"\n" +
 	"Invocation\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x125\n" +

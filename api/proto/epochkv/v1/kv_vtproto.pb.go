@@ -1304,6 +1304,11 @@ func (m *Entry) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.LeaseId != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.LeaseId))
+		i--
+		dAtA[i] = 0x28
+	}
 	if m.ExpiresAtMs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ExpiresAtMs))
 		i--
@@ -3734,6 +3739,9 @@ func (m *Entry) SizeVT() (n int) {
 	}
 	if m.ExpiresAtMs != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.ExpiresAtMs))
+	}
+	if m.LeaseId != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.LeaseId))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7551,6 +7559,25 @@ func (m *Entry) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.ExpiresAtMs |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field LeaseId", wireType)
+			}
+			m.LeaseId = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.LeaseId |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
