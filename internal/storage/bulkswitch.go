@@ -40,7 +40,7 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 	if keys.Epoch(v.active.end.Load()) > l.epoch {
 		return ErrBulkLoadOvertaken
 	}
-	if invariants.Enabled && !b.ck.Prepared() {
+	if invariants.Enabled && !(b.ck.Prepared() && b.batch.Prepared()) {
 		invariants.Fail("storage: a commit pause begins before the pages of the bulk load are prepared")
 	}
 	e.mu.Lock()
@@ -111,6 +111,7 @@ func (e *Engine) CompleteBulkLoad(ctx context.Context, l *BulkLoad) error {
 	defer e.checkpoints.mu.Unlock()
 	b := l.build
 	l.build = nil
+	b.batch.Publish() // before the pages of older locations are retired
 	e.readDeadVersionRatio(b.root)
 	e.pages.AdmitReplacements(e.checkpoints.slot, b.freed, b.root)
 	e.retire(b.ck.Number(), b.merged, b.bytes, nil)

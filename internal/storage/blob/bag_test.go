@@ -120,7 +120,8 @@ func (b *bag) checkpoint(c change) error {
 		return err
 	}
 	defer ck.Abort()
-	refs, index, err := b.build(ck, c)
+	batch := b.s.Begin(ck)
+	refs, index, err := b.build(ck, batch, c)
 	if err != nil {
 		return err
 	}
@@ -132,12 +133,12 @@ func (b *bag) checkpoint(c change) error {
 		return err
 	}
 	b.refs, b.index = refs, index
+	batch.Publish()
 	return nil
 }
 
-func (b *bag) build(ck *pager.Checkpoint, c change) (map[int]page.Ref, []page.ID, error) {
+func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.Ref, []page.ID, error) {
 	refs := maps.Clone(b.refs)
-	batch := b.s.Begin(ck)
 	for i, name := range slices.Sorted(maps.Keys(c)) {
 		if i%7 == 3 && ck.Number()%2 == 1 { // every second checkpoint is prepared, so that all tests see both kinds
 			if err := errors.Join(batch.Prepare(), ck.Prepare()); err != nil {

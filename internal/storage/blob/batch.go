@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"maps"
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -21,12 +20,11 @@ type Batch struct {
 	w       *pager.Writer
 	state   pager.BlobState
 	changes map[uint64]location // the new location of each fragment that changes; zero if dropped
-	earlier map[uint64]location // changes that the table of Prepare has; those in changes are newer
+	earlier map[uint64]location // changes of older blobs that the stored table has; those in changes are newer
 	byLeaf  map[int][]uint64    // ids of the changes that the stored table has, by its leaves
-	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the batch has written
+	fresh   map[page.ID]int     // cost of live fragments on the blob pages written since the last Prepare
 	newIDs  []uint64
 	dropped []uint64
-	nextID  int
 	run     pager.Extent // pages taken for blob pages
 
 	queue    []queuedFragment
@@ -36,6 +34,7 @@ type Batch struct {
 	fragment []byte // one fragment
 
 	keepSparse bool // see KeepSparse
+	publishing bool // Publish does what commit would do for older blobs
 
 	broken      error            // the first invariant that was found broken
 	storedTable *pager.PageArray // the table of the new state, once Finish has written it
@@ -102,12 +101,15 @@ func (b *Batch) Store(value []byte) (page.Ref, error) {
 
 // newID takes the smallest blob id that is not in use.
 func (b *Batch) newID() uint64 {
-	id := b.s.used.NextAbsent(b.nextID)
+	from := 0
+	if n := len(b.newIDs); n > 0 {
+		from = int(b.newIDs[n-1] + 1)
+	}
+	id := b.s.used.NextAbsent(from)
 	b.s.used.Add(id)
 	if b.locationOf(uint64(id)) != 0 {
 		b.noteBroken("blob id %d is given to a new blob while it is in use", id)
 	}
-	b.nextID = id + 1
 	b.newIDs = append(b.newIDs, uint64(id))
 	b.state.Blobs++
 	return uint64(id)
@@ -279,16 +281,29 @@ func (b *Batch) subtract(p location) {
 }
 
 // Prepare does what Finish would do for the blobs that were stored and dropped so far, so that Finish has
-// work for the later ones only. From then on sparse pages stay as they are. Prepare may be called again.
+// work for the later ones only. From then on sparse pages stay as they are, and the owner calls Publish after
+// the commit. Prepare may be called again.
 func (b *Batch) Prepare() error {
 	if err := b.writePages(0); err != nil {
 		return err
 	}
-	b.keepSparse = true
+	b.keepSparse, b.publishing = true, true
+	b.fillFresh()
 	if err := b.check(); err != nil {
 		return b.ck.Fail(err)
 	}
 	return b.writeTable(0)
+}
+
+// Prepared reports whether nothing was stored, dropped or moved since the last call of Prepare.
+func (b *Batch) Prepared() bool { return len(b.queue)+len(b.changes)+len(b.fresh) == 0 }
+
+// fillFresh lets the fill know the pages that were written. Their fragments have no second parts in the queue.
+func (b *Batch) fillFresh() {
+	for id, live := range b.fresh {
+		b.s.fill.set(id, live)
+	}
+	clear(b.fresh)
 }
 
 // Finish writes the queued fragments, moves fragments off pages at or past limit (zero for none) and
@@ -297,9 +312,7 @@ func (b *Batch) Finish(limit page.ID) error {
 	if err := b.writePages(limit); err != nil {
 		return err
 	}
-	for id, live := range b.fresh {
-		b.s.fill.set(id, live)
-	}
+	b.fillFresh()
 	b.state.BlobPages = uint64(b.s.fill.pages)
 	if err := b.check(); err != nil {
 		return b.ck.Fail(err)
@@ -365,22 +378,46 @@ func (b *Batch) writeTable(limit page.ID) error {
 		return err
 	}
 	b.storedTable, b.state.Table = next, next.Root()
-	b.earlier, b.changes = withChanges(b.earlier, b.changes), map[uint64]location{}
+	b.addNew()
 	return nil
 }
 
-// withChanges returns earlier with changes made to it.
-func withChanges(earlier, changes map[uint64]location) map[uint64]location {
-	if len(earlier) == 0 {
-		return changes
+// addNew enters the blobs that are new in the table in memory, before the state that has them is durable: no
+// reader has a reference to them. What changes for older blobs waits for commit or Publish.
+func (b *Batch) addNew() {
+	for id, p := range b.changes {
+		if p != 0 && b.s.table.locationOf(id) == 0 {
+			b.s.table.set(id, p)
+			continue
+		}
+		if b.earlier == nil {
+			b.earlier = map[uint64]location{}
+		}
+		b.earlier[id] = p
 	}
-	maps.Copy(earlier, changes)
-	return earlier
+	b.changes = map[uint64]location{}
 }
 
 // commit publishes the batch's changes in the store. The state that has them is durable, and no reader
 // has its root yet.
 func (b *Batch) commit() {
+	s := b.s
+	if !b.publishing {
+		b.Publish()
+	}
+	if len(b.dropped) > 0 {
+		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
+	}
+	if b.storedTable != nil {
+		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false
+	}
+	s.publishStats()
+}
+
+// Publish gives readers the new locations of blobs that earlier states have. The checkpoint has committed. After a
+// Prepare the owner calls it, before the next checkpoint and before the pages that this one freed may be reused: until
+// then readers use the old locations, whose pages are unchanged.
+func (b *Batch) Publish() {
 	s := b.s
 	// A reader that finds the first part of a blob must find the second. So second fragments come first.
 	for _, continued := range [...]bool{false, true} {
@@ -393,18 +430,15 @@ func (b *Batch) commit() {
 			}
 		}
 	}
-	if len(b.dropped) > 0 {
-		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
-	}
-	if b.storedTable != nil {
-		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false
-	}
-	s.publishStats()
+	b.earlier = nil
 }
 
 func (b *Batch) abort() {
 	b.s.fill.undo()
 	for _, id := range b.newIDs {
 		b.s.used.Remove(int(id))
+		if b.s.table.locationOf(id) != 0 {
+			b.s.table.set(id, 0)
+		}
 	}
 }

@@ -41,8 +41,9 @@
 //   - The stored table holds no dropped blobs: after a crash their ids and slots are free.
 //   - Fill counts live fragments only. The checkpoint that drops the last fragment of a page frees it.
 //
-// The changes of a Batch are not visible until its checkpoint is durable. The table changes then,
-// before Commit returns.
+// The changes of a Batch are not visible until its checkpoint is durable: new blobs are in the table
+// earlier, when no reader has a reference to them. For older blobs the table changes after that, before
+// Commit returns or, for a batch that was prepared, in Publish.
 //
 // Space. A batch takes each partly filled page once and fills it to the end: it takes the fullest page
 // that has room for the next fragment (best fit), and adds each queued fragment that still fits. If a

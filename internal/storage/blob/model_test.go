@@ -90,7 +90,7 @@ func (m *machine) empty(t *rapid.T) {
 func (m *machine) abort(t *rapid.T) {
 	ck, err := m.b.p.Begin()
 	check(t, err)
-	_, _, err = m.b.build(ck, m.draw(t))
+	_, _, err = m.b.build(ck, m.b.s.Begin(ck), m.draw(t))
 	check(t, err)
 	ck.Abort()
 }

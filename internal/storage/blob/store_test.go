@@ -185,7 +185,7 @@ func TestBatchesAreDeterministic(t *testing.T) {
 			if abort {
 				ck, err := b.p.Begin()
 				must(t, err)
-				_, _, err = b.build(ck, c)
+				_, _, err = b.build(ck, b.s.Begin(ck), c)
 				must(t, err)
 				ck.Abort()
 				must(t, b.audit())

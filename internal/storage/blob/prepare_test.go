@@ -1,0 +1,80 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// preparedBag is a bag with sparse pages and a checkpoint that has dropped, moved and stored many values, and is prepared.
+func preparedBag(t *testing.T, fs vfs.FS) (b *bag, ck *pager.Checkpoint, batch *Batch, want map[int]string, next *bag) {
+	t.Helper()
+	b, want = mustCreate(t, fs, 512), map[int]string{}
+	first, second, third := change{}, change{}, change{}
+	for i := range 2000 {
+		first[i] = value(i, 1, 100+i%90)
+		if i%3 != 0 {
+			second[i] = nil // two thirds of each page
+		}
+		if i%6 == 0 {
+			third[i] = value(i, 3, 100+i%80)
+		}
+		third[5000+i] = value(i, 3, 120+i%500)
+	}
+	for _, c := range []change{first, second} {
+		must(t, b.checkpoint(c))
+		want = c.apply(want)
+	}
+	var err error
+	ck, err = b.p.Begin()
+	must(t, err)
+	batch, next = b.s.Begin(ck), &bag{p: b.p, s: b.s}
+	next.refs, next.index, err = b.build(ck, batch, third)
+	must(t, err)
+	must(t, errors.Join(batch.Prepare(), ck.Prepare()))
+	return b, ck, batch, want, next
+}
+
+// TestPreparedBatchLeavesNothingToTheCommit: before the commit and after an abort the blobs of the old state are read at
+// their old locations. After the commit those of the new state are read, before and after Publish, and after a restart.
+func TestPreparedBatchLeavesNothingToTheCommit(t *testing.T) {
+	for _, abort := range []bool{false, true} {
+		fs := vfs.NewMem()
+		b, ck, batch, want, next := preparedBag(t, fs)
+		if !batch.Prepared() {
+			t.Errorf("after Prepare %d queued fragments, %d locations and %d pages are left to the commit", len(batch.queue), len(batch.changes), len(batch.fresh))
+		}
+		if len(batch.earlier) < 500 {
+			t.Fatalf("%d older blobs were dropped and moved, 500 are expected at least", len(batch.earlier))
+		}
+		must(t, checkContents(b, want))
+		if abort {
+			ck.Abort()
+			must(t, checkContents(b, want))
+			must(t, b.checkpoint(change{1: value(1, 4, 300), 6: value(6, 4, 130)})) // the ids are free again
+			want = change{1: value(1, 4, 300), 6: value(6, 4, 130)}.apply(want)
+		} else {
+			must(t, ck.Commit(context.Background(), pager.State{Epoch: 1, Root: next.index[0]}))
+			must(t, checkContents(b, want)) // a reader of the old state
+			for i := range 2000 {
+				if i%6 == 0 {
+					want[i] = string(value(i, 3, 100+i%80))
+				}
+				want[5000+i] = string(value(i, 3, 120+i%500))
+			}
+			b = next
+			must(t, checkContents(b, want))
+			batch.Publish()
+			must(t, checkContents(b, want))
+		}
+		must(t, b.audit())
+		must(t, b.p.Close())
+		reopened, err := openBag(fs)
+		must(t, err)
+		must(t, checkContents(reopened, want))
+		must(t, reopened.p.Close())
+	}
+}
