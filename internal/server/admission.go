@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -274,24 +275,12 @@ func (d *chargedBytes) release() {
 	}
 }
 
-// pooledAnswerMax is the largest buffer that is pooled. A pool of larger buffers would take more
-// memory than the answers themselves.
-const pooledAnswerMax = 1 << 20
-
 // Get implements mem.BufferPool.
-func (c *memoryCharge) Get(length int) *[]byte {
-	if length <= pooledAnswerMax {
-		return mem.DefaultBufferPool().Get(length)
-	}
-	b := make([]byte, length)
-	return &b
-}
+func (c *memoryCharge) Get(length int) *[]byte { return pb.Buffers.Get(length) }
 
 // Put implements mem.BufferPool.
 func (c *memoryCharge) Put(b *[]byte) {
-	if cap(*b) <= pooledAnswerMax {
-		mem.DefaultBufferPool().Put(b)
-	}
+	pb.Buffers.Put(b)
 	c.release()
 }
 

@@ -134,7 +134,7 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	if data.Len() < countedMessageMin {
 		return c.Codec.Unmarshal(data, v)
 	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	buf := data.MaterializeToBuffer(pb.Buffers)
 	defer buf.Free()
 	most := contentsOf(buf.ReadOnlyData()).most
 	switch v.(type) {

@@ -41,7 +41,7 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 		_, err := m.MarshalToSizedBufferVT(buf)
 		return mem.BufferSlice{mem.SliceBuffer(buf)}, err
 	}
-	pool := mem.DefaultBufferPool()
+	pool := Buffers
 	if p, ok := v.(pooled); ok {
 		pool = p.BufferPool()
 	}
@@ -60,7 +60,7 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return c.fallback.Unmarshal(data, v)
 	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	buf := data.MaterializeToBuffer(Buffers)
 	defer buf.Free()
 	return m.UnmarshalVT(buf.ReadOnlyData())
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	protocodec "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // A peer with the standard codec must see no difference, for any message of any size.
@@ -17,6 +18,13 @@ func TestCodecIsInterchangeableWithTheStandardOne(t *testing.T) {
 		&PutRequest{Key: []byte("k"), Value: []byte("small")},
 		&PutRequest{Key: []byte("k"), Value: bytes.Repeat([]byte("large"), 1<<18)},
 		&GetRequest{},
+		&WatchResponse{
+			WatchId: 1, ResumeToken: []byte("t"), Body: &WatchResponse_Changes{Changes: &WatchChanges{Commits: []*ChangedCommit{{
+				Epoch: 2, Time: &timestamppb.Timestamp{Seconds: 3, Nanos: 4}, Origin: CommitOrigin_COMMIT_ORIGIN_CLIENT, End: true,
+				Events: []*ChangeEvent{{Kind: EventKind_EVENT_KIND_SET, Key: []byte("k"), Value: []byte("v"), PreviousValue: []byte{}, LeaseId: 5, ExpiresAtMs: 6}},
+			}}}},
+		},
+		&WatchResponse{WatchId: 1, Body: &WatchResponse_Ended{Ended: &WatchEnded{Error: &status.Status{Code: 3, Message: "not of this package"}}}},
 		&StatusResponse{Health: &Health{Conditions: []*Condition{{Name: "disk"}}}, Limits: &Limits{}},
 		&ResizeCacheRequest{CacheBytes: 1 << 30},
 		&status.Status{Code: 3, Message: "not of this package"},
@@ -59,7 +67,7 @@ func TestCodecRefusesGarbage(t *testing.T) {
 func TestOnlyHotMessagesHaveGeneratedMarshalling(t *testing.T) {
 	for _, m := range []any{
 		&GetRequest{}, &PutResponse{}, &BatchWriteRequest{}, &ScanResponse{}, &PipelineRequest{}, &InvokeAllResponse{}, &BulkLoadRequest{},
-		&TransactRequest{}, &TransactResponse{}, &ExecuteRequest{}, &ExecuteResponse{},
+		&TransactRequest{}, &TransactResponse{}, &ExecuteRequest{}, &ExecuteResponse{}, &WatchRequest{}, &WatchResponse{},
 	} {
 		_, encodes := m.(fastMarshaler)
 		_, decodes := m.(fastUnmarshaler)
