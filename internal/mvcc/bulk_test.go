@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -527,5 +528,27 @@ func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 	}
 	if canceled < 10 {
 		t.Errorf("canceled %d times only", canceled)
+	}
+}
+
+// TestBulkLoadOfTheLongestKeys: the index of a run with the longest keys has several levels. The load is sorted from several runs,
+// merged in parts, and is on the device afterwards.
+func TestBulkLoadOfTheLongestKeys(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.PageSize, o.Storage.MemoryBytes, o.Storage.CacheBytes = 64<<10, 32<<20, 8<<20
+	s := mustOpen(t, o)
+	pad, entries := strings.Repeat("k", page.UserKeyMax(64<<10)-4), map[string]string{}
+	for i := range 600 {
+		entries[fmt.Sprintf("%04d", i)+pad] = strconv.Itoa(i)
+	}
+	mustLoad(t, s, entries)
+	mustClose(t, s)
+	s = mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	for k, want := range entries {
+		if v, err := x.Get(nil, []byte(k), 0); err != nil || string(v.Data) != want {
+			t.Fatalf("%.4s is %q, %v; expected %s", k, v.Data, err, want)
+		}
 	}
 }

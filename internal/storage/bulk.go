@@ -278,7 +278,11 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy())
 	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
 	in.Lookahead = nil // its seeks read files
-	if cuts := stored.Split(bulkCutBlocks); in.Cuts.Least > 0 || len(cuts) > len(in.Cuts.Keys) {
+	cuts, err := stored.Split(bulkCutBlocks, bulkCutBytesMax)
+	if err != nil {
+		return err
+	}
+	if in.Cuts.Least > 0 || len(cuts) > len(in.Cuts.Keys) {
 		in.Cuts = btree.Cuts{Keys: cuts}
 	}
 	return e.mergeForBulkLoad(ctx, l, in)
@@ -408,8 +412,11 @@ func (e *Engine) bulkLoadVersionsLeft(l *BulkLoad) (versions int) {
 }
 
 // bulkCutBlocks is the distance of the keys at which the merge of a bulk load is cut for its workers:
-// about thirty leaves of work.
-const bulkCutBlocks = 4
+// about thirty leaves of work. In large loads it is more, so that the keys take at most bulkCutBytesMax.
+const (
+	bulkCutBlocks   = 4
+	bulkCutBytesMax = 1 << 20
+)
 
 // bulkStoreWork is the number of versions that could be merged in about the time that it takes to store
 // the large values of a run: one for each, and one for each KiB.

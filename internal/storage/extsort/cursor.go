@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
-	"slices"
 )
 
 // Cursor reads a run in key order. Key and Value are valid until it moves.
@@ -16,19 +14,20 @@ type Cursor struct {
 	Valid    bool // the cursor is on an entry
 	Err      error
 
-	run   *Run
-	block int // the block that buf holds; -1 for none
-	buf   []byte
-	rest  []byte
+	index   indexCursor
+	started bool  // the index is before the next block
+	at      piece // the block that buf holds; without bytes for none
+	buf     []byte
+	rest    []byte
 }
 
 // Cursor returns a cursor before the first entry. Several cursors may read one run at the same time.
-func (r *Run) Cursor() *Cursor { return &Cursor{run: r, block: -1} }
+func (r *Run) Cursor() *Cursor { return &Cursor{index: r.index()} }
 
 // Next moves to the next entry. It returns false at the end and after an error.
 func (c *Cursor) Next() bool {
 	for len(c.rest) == 0 {
-		if c.Err != nil || c.block+1 >= len(c.run.blocks) || !c.read(c.block+1) {
+		if c.Err != nil || !c.nextBlock() {
 			c.Valid = false
 			return false
 		}
@@ -37,14 +36,27 @@ func (c *Cursor) Next() bool {
 	return c.Valid
 }
 
+func (c *Cursor) nextBlock() bool {
+	if !c.started {
+		c.Err, c.started = c.index.start(), true
+	}
+	if c.Err != nil {
+		return false
+	}
+	p, ok, err := c.index.next()
+	c.Err = err
+	return ok && c.read(&p)
+}
+
 // SeekGE moves to the first entry whose key is not less than key.
 func (c *Cursor) SeekGE(key []byte) {
-	blocks := c.run.blocks
-	i, found := slices.BinarySearchFunc(blocks, key, func(b block, k []byte) int { return bytes.Compare(b.first, k) })
-	if !found {
-		i--
+	c.Valid, c.rest = false, nil
+	if c.Err != nil {
+		return
 	}
-	if !c.read(max(i, 0)) {
+	p, ok, err := c.index.seek(key)
+	c.Err, c.started = err, true
+	if err != nil || !ok || !c.read(&p) {
 		return
 	}
 	for c.Next() {
@@ -54,24 +66,14 @@ func (c *Cursor) SeekGE(key []byte) {
 	}
 }
 
-// read makes block i the current one and puts the cursor before its first entry.
-func (c *Cursor) read(i int) bool {
-	c.Valid, c.rest = false, nil
-	if c.Err != nil || i >= len(c.run.blocks) {
-		return false
-	}
-	b := &c.run.blocks[i]
-	if i != c.block {
-		c.buf = slices.Grow(c.buf[:0], b.length)[:b.length]
-		c.block = -1
-		if _, c.Err = c.run.file.ReadAt(c.buf, b.offset); c.Err != nil {
+// read makes a block the current one and puts the cursor before its first entry.
+func (c *Cursor) read(p *piece) bool {
+	if c.at.length == 0 || p.offset != c.at.offset {
+		c.at.length = 0
+		if c.buf, c.Err = c.index.run.read(c.buf, p); c.Err != nil {
 			return false
 		}
-		if crc32.Checksum(c.buf, castagnoli) != b.sum {
-			c.Err = fmt.Errorf("%w: block %d of %s", ErrDamaged, i, c.run.file.Name())
-			return false
-		}
-		c.block = i
+		c.at = piece{offset: p.offset, length: p.length}
 	}
 	c.rest = c.buf
 	return true
@@ -81,7 +83,7 @@ func (c *Cursor) decode() bool {
 	k, n := binary.Uvarint(c.rest)
 	v, m := binary.Uvarint(c.rest[n:])
 	if n <= 0 || m <= 0 || uint64(len(c.rest)-n-m) < k+v>>1 {
-		c.Err = fmt.Errorf("%w: entry in block %d of %s", ErrDamaged, c.block, c.run.file.Name())
+		c.Err = fmt.Errorf("%w: entry in the block at %d of %s", ErrDamaged, c.at.offset, c.index.run.file.Name())
 		return false
 	}
 	c.rest = c.rest[n+m:]

@@ -8,11 +8,11 @@ import (
 )
 
 // fanIn is the number of runs that are merged at once. Their blocks, each of which holds at least one
-// whole value, take no more memory than two chunks.
+// whole value, and their index pages take no more memory than two chunks.
 func (s *Sorter) fanIn() int {
 	longest := blockBytes
 	for _, r := range s.runs {
-		longest = max(longest, r.longestBlock)
+		longest = max(longest, r.cursorBytes())
 	}
 	return max(2, min(fanInMax, max(2*s.options.ChunkBytes, fanInMax*blockBytes)/longest))
 }

@@ -1,10 +1,10 @@
 package extsort
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -15,9 +15,8 @@ import (
 //	block:  entry | entry | ...
 //	entry:  key length (uvarint) | value length << 1 | replaced (uvarint) | key | value, or what replaced it
 //
-// An entry does not cross blocks. The first key, the offset and the checksum of each block stay in memory:
-// with blocks of 64 KiB that is a thousandth of the data. A chunk has the same encoding as a run, so a
-// sorted chunk is written without a copy.
+// An entry does not cross blocks. The index has the first key, the offset and the checksum of each block
+// (index.go). A chunk has the same encoding as a run, so a sorted chunk is written without a copy.
 const (
 	blockBytes  = 64 << 10
 	bufferBytes = 1 << 20 // written at once
@@ -36,25 +35,49 @@ type Run struct {
 
 	fs           vfs.FS
 	file         vfs.File
-	blocks       []block
+	root         piece // of the index
+	depth        int   // levels of the index
+	blocks       int
 	longestBlock int // length
+	longestPages int // length of the longest index page of each level, added up
 	tier         int // 0 for what was sorted in memory, n+1 for what was merged from runs of tier n
 }
 
-type block struct {
-	first  []byte // key of its first entry
-	offset int64
-	length int
-	sum    uint32 // CRC-32C of its bytes
-}
+// cursorBytes is what the buffers of a cursor take.
+func (r *Run) cursorBytes() int { return r.longestBlock + r.longestPages }
 
 // Split returns keys in ascending order that cut the run into pieces of so many blocks (64 KiB or one
-// entry, whichever is more).
-func (r *Run) Split(blocks int) (cuts [][]byte) {
-	for i := blocks; i < len(r.blocks); i += blocks {
-		cuts = append(cuts, r.blocks[i].first)
+// entry, whichever is more), or of twice as many, or four times, so that the keys take at most bytesMax.
+func (r *Run) Split(blocks, bytesMax int) (cuts [][]byte, err error) {
+	index, bytes := r.index(), 0
+	err = index.start()
+	for i := 0; err == nil; i++ {
+		p, ok, failed := index.next()
+		if err = failed; !ok {
+			break
+		}
+		if i == 0 || i%blocks != 0 {
+			continue
+		}
+		cuts, bytes = append(cuts, slices.Clone(p.first)), bytes+cutBytes+len(p.first)
+		for ; bytes > bytesMax; blocks *= 2 {
+			cuts, bytes = everySecond(cuts)
+		}
 	}
-	return cuts
+	return cuts, err
+}
+
+// cutBytes is what a cut takes beside its key.
+const cutBytes = 24
+
+// everySecond keeps every second cut, and returns what they take.
+func everySecond(cuts [][]byte) (kept [][]byte, bytes int) {
+	kept = cuts[:0]
+	for i := 1; i < len(cuts); i += 2 {
+		kept, bytes = append(kept, cuts[i]), bytes+cutBytes+len(cuts[i])
+	}
+	clear(cuts[len(kept):])
+	return kept, bytes
 }
 
 // remove closes and removes the file.
@@ -68,6 +91,10 @@ type runWriter struct {
 	buf       []byte // blocks to be written at offset; the last one may still be open
 	open      int    // where the open block begins in buf; len(buf) if there is none
 	offset    int64
+	index     indexWriter
+	block     piece  // the newest one, without its key once it is complete
+	chunk     int    // length of the chunk that is written at offset, if one is
+	after     []byte // index pages that follow the chunk
 }
 
 func newRunWriter(fs vfs.FS, name string, inlineMax int) (*runWriter, error) {
@@ -75,9 +102,20 @@ func newRunWriter(fs vfs.FS, name string, inlineMax int) (*runWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runWriter{
-		run: &Run{fs: fs, file: f}, inlineMax: inlineMax, buf: make([]byte, 0, bufferBytes+blockBytes),
-	}, nil
+	w := &runWriter{run: &Run{fs: fs, file: f}, inlineMax: inlineMax, buf: make([]byte, 0, bufferBytes+blockBytes)}
+	w.index.place = w.placePage
+	return w, nil
+}
+
+// placePage adds an index page: to the buffer, or to what follows the chunk that is being written.
+func (w *runWriter) placePage(page []byte) (offset int64) {
+	if w.chunk > 0 {
+		w.after = append(w.after, page...)
+		return w.offset + int64(w.chunk+len(w.after)-len(page))
+	}
+	w.buf = append(w.buf, page...)
+	w.open = len(w.buf)
+	return w.offset + int64(w.open-len(page))
 }
 
 // add appends an entry, whose key is larger than all before.
@@ -105,6 +143,7 @@ func (w *runWriter) addChunk(c *chunk) error {
 		return err
 	}
 	from := 0
+	w.chunk = len(c.buf)
 	for i := range c.entries {
 		key, value := c.entry(&c.entries[i])
 		at := int(c.entries[i].offset)
@@ -124,8 +163,10 @@ func (w *runWriter) addChunk(c *chunk) error {
 	if _, err := w.run.file.WriteAt(c.buf, w.offset); err != nil {
 		return err
 	}
-	w.offset += int64(len(c.buf))
-	return nil
+	w.offset, w.chunk = w.offset+int64(len(c.buf)), 0
+	w.buf, w.after = append(w.buf, w.after...), w.after[:0]
+	w.open = len(w.buf)
+	return w.flush()
 }
 
 func (w *runWriter) count(value []byte, replaced bool) {
@@ -138,14 +179,15 @@ func (w *runWriter) count(value []byte, replaced bool) {
 
 // beginBlock starts a block at offset.
 func (w *runWriter) beginBlock(first []byte, offset int64) {
-	w.run.blocks = append(w.run.blocks, block{first: bytes.Clone(first), offset: offset})
+	w.block = piece{first: append(w.block.first[:0], first...), offset: offset}
 }
 
 // endBlock completes the newest block, which consists of these bytes.
 func (w *runWriter) endBlock(content []byte) {
-	b := &w.run.blocks[len(w.run.blocks)-1]
-	b.length, b.sum = len(content), crc32.Checksum(content, castagnoli)
+	w.block.length, w.block.sum = len(content), crc32.Checksum(content, castagnoli)
+	w.run.blocks++
 	w.run.longestBlock = max(w.run.longestBlock, len(content))
+	w.index.add(0, &w.block)
 }
 
 // closeBlock completes the block that is open in the buffer.
@@ -153,8 +195,9 @@ func (w *runWriter) closeBlock() {
 	if w.open == len(w.buf) {
 		return
 	}
-	w.endBlock(w.buf[w.open:])
+	content := w.buf[w.open:]
 	w.open = len(w.buf)
+	w.endBlock(content)
 }
 
 func (w *runWriter) flush() error {
@@ -172,6 +215,10 @@ func (w *runWriter) flush() error {
 // finish completes the run.
 func (w *runWriter) finish() (*Run, error) {
 	w.closeBlock()
+	w.run.root, w.run.depth = w.index.finish()
+	for _, n := range w.index.longest {
+		w.run.longestPages += n
+	}
 	return w.run, w.flush()
 }
 

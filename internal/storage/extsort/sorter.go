@@ -10,7 +10,7 @@
 //
 // There are two chunks: while one is filled, a goroutine sorts the other and writes it.
 //
-// Memory is bounded: two chunks, and one block for each run of a merge. Temporary files are never synced
+// Memory is bounded: two chunks, and one block and a few index pages for each run of a merge. Temporary files are never synced
 // and mean nothing after a restart; the owner of the directory removes what a crash left.
 //
 // The package knows bytes and files, nothing of versions or pages.
