@@ -17,7 +17,7 @@ import (
 // resident memory is then 1088, 1020 and 940 MiB.
 const (
 	gcPercentPerGiB = 800
-	gcPercentMin    = 400
+	gcPercentMin    = 200
 	gcPercentMax    = 1600
 	// heapBytesMin is the limit with the smallest budgets. Under ordinary loads 64 MiB took 138 MiB
 	// of resident memory with --memory 64MiB, and 40 MiB take 113, for no processor time that could be

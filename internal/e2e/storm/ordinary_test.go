@@ -1,6 +1,7 @@
 package storm
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -8,9 +9,14 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -66,7 +72,7 @@ func TestMemoryOfOrdinaryLoadsStaysInItsBound(t *testing.T) {
 	} {
 		load.run(t, conns, keys)
 		peak := peakOf(t, p)
-		t.Logf("%-14s %8d keys, at most %d MiB of %d", load.name, keys.written.Load(), peak>>20, bound>>20)
+		t.Logf("%-14s %8d keys, at most %d MiB of %d, %d ms of the processor in all", load.name, keys.written.Load(), peak>>20, bound>>20, processorTime(t, p).Milliseconds())
 		if peak > bound {
 			t.Errorf("resident memory reached %d MiB with %s, the bound is %d MiB", peak>>20, load.name, bound>>20)
 		}
@@ -74,6 +80,25 @@ func TestMemoryOfOrdinaryLoadsStaysInItsBound(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Errorf("SIGTERM: %v\n%s", err, p.log())
 	}
+}
+
+// processorTime is what the server has taken in user and system mode.
+func processorTime(t *testing.T, p *process) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	var ticks int
+	for _, field := range fields[11:13] { // utime, stime
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 func (l *ordinaryLoad) run(t *testing.T, conns []*grpc.ClientConn, keys *ordinaryKeys) {
