@@ -1,6 +1,11 @@
 # Builds static binaries and puts them into an image without a shell. docker build -t epochkv .
 #
-#   docker run -v epochkv:/data -p 127.0.0.1:7400:7400 epochkv
+#   docker run -v epochkv:/data -v ./tls:/tls:ro -p 7400:7400 epochkv --tls-cert=/tls/server.crt --tls-key=/tls/server.key \
+#     --tls-client-ca=/tls/ca.crt --tls-client-auth=require
+#   docker run -v epochkv:/data -p 127.0.0.1:7400:7400 epochkv --insecure        # a trial: this machine alone reaches the port
+#
+# The address in a container is not loopback, so that the server starts only with one of these. kvctl tls init makes the files, which
+# user 65532 must be able to read.
 #
 # The history (.git) is part of the build context, so that kvserver --version names the commit.
 FROM golang:1.26 AS build
@@ -17,5 +22,4 @@ COPY --from=build --chown=65532:65532 --chmod=700 /out/data /data
 USER 65532:65532
 VOLUME /data
 EXPOSE 7400 7401
-# In a container, the port is published on purpose; the server warns about the address because it has no authentication.
 ENTRYPOINT ["/usr/bin/kvserver", "--data-dir=/data", "--listen=0.0.0.0:7400", "--http=0.0.0.0:7401"]

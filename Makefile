@@ -21,7 +21,7 @@ BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
-GRPC_GO_TESTS      := '(?i)pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection'
+GRPC_GO_TESTS      := '(?i)pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate'
 GRPC_GO_RACE_TESTS := '(?i)pipeline|inbound|unread|drain|stop'
 # internal/lint reads the tree with one goroutine: the race detector only makes it slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.

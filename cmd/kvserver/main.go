@@ -23,13 +23,23 @@ const (
 
 func main() { os.Exit(run()) }
 
-// signals returns a context and a channel. The first SIGINT or SIGTERM ends the context, so that
-// the server drains. The second closes the channel, so that draining stops. A third ends the
-// process.
-func signals() (first context.Context, second <-chan struct{}) {
+// signals returns a context and the channels of a server. The first SIGINT or SIGTERM ends the context, so that
+// the server drains. The second closes Shutdown, so that draining stops. A third ends the process.
+// SIGHUP, which a closed terminal sends, too, asks for a reload of the certificates.
+func signals() (first context.Context, others server.Signals) {
 	first, stop := context.WithCancel(context.Background())
 	shutdown, received := make(chan struct{}), make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	hangups, reload := make(chan os.Signal, 1), make(chan struct{}, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	go func() {
+		for range hangups {
+			select {
+			case reload <- struct{}{}:
+			default: // one is asked for already
+			}
+		}
+	}()
 	go func() {
 		<-received
 		stop()
@@ -37,11 +47,11 @@ func signals() (first context.Context, second <-chan struct{}) {
 		close(shutdown)
 		signal.Stop(received)
 	}()
-	return first, shutdown
+	return first, server.Signals{Shutdown: shutdown, Reload: reload}
 }
 
 func run() int {
-	ctx, second := signals() // before everything else: a signal during the start then ends it cleanly
+	ctx, others := signals() // before everything else: a signal during the start then ends it cleanly
 	in, err := config.Load(os.Args[1:], os.Environ())
 	switch {
 	case err != nil:
@@ -54,15 +64,14 @@ func run() int {
 		fmt.Println(telemetry.Build())
 		return 0
 	}
-	// A closed terminal must not end the server, nor must the end of what reads its log through a pipe:
-	// by default, writing to a broken pipe as standard error ends a Go program. There is nothing to
-	// reload: options are read at start.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	// The end of what reads the server's log through a pipe must not end the server: by default, writing
+	// to a broken pipe as standard error ends a Go program.
+	signal.Ignore(syscall.SIGPIPE)
 	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
 	if len(in.Ignored) > 0 {
 		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)
 	}
-	if err := server.Run(ctx, second, in.Config, log); err != nil {
+	if err := server.Run(ctx, others, in.Config, log); err != nil {
 		log.Error("stopped with an error", "error", err)
 		if errors.Is(err, server.ErrConfiguration) {
 			return exitUsage

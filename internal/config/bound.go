@@ -51,5 +51,5 @@ const OperationBytes = 896
 // docs/operations.md states it.
 func (c *Config) MemoryBound() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
-	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest
+	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections)
 }

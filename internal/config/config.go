@@ -59,6 +59,8 @@ type Config struct {
 	LogLevel  slog.Level
 	LogFormat LogFormat
 
+	TLS TLS
+
 	Limits Limits
 
 	Feed Feed
@@ -124,6 +126,7 @@ func Default() Config {
 
 		LogLevel:  slog.LevelInfo,
 		LogFormat: LogText,
+		TLS:       TLS{ClientAuth: ClientAuthNone, Min: TLS13},
 		Limits: Limits{
 			ValueSize:        16 * MiB,
 			BatchSize:        64 * MiB,
@@ -209,6 +212,12 @@ func newOptions() *options {
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
 	f.StringVar(&c.Listen, "listen", c.Listen, "address of the gRPC service")
 	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
+	f.StringVar(&c.TLS.Cert, "tls-cert", "", "PEM file with the certificate of both listeners and its intermediates; empty for no TLS. It is read again when it changes, and on SIGHUP")
+	f.StringVar(&c.TLS.Key, "tls-key", "", "PEM file with the key of --tls-cert")
+	f.StringVar(&c.TLS.ClientCA, "tls-client-ca", "", "PEM file with the authorities that sign client certificates, one or several")
+	f.Var((*choice)(&c.TLS.ClientAuth), "tls-client-auth", "client certificates: none; request, valid if the client has one; or require")
+	f.Var((*choice)(&c.TLS.Min), "tls-min", "lowest version of TLS: 1.2 or 1.3")
+	f.BoolVar(&c.TLS.Insecure, "insecure", false, "let other machines reach a listener that does not require client certificates over TLS, with a warning at each start")
 	f.Var(&c.Memory, "memory", fmt.Sprintf("bound of page cache, memtables and log buffers together, at least %v; see docs/operations.md for resident memory", memoryMin))
 	f.Var(&c.CacheSize, "cache-size", derivedText("page cache", derived.Cache))
 	f.Var(&c.MemtableSize, "memtable-size", derivedText("one memtable", derived.Memtable))

@@ -205,8 +205,8 @@ Usage:
 Examples:
   kvserver
         serve ./data on 127.0.0.1:7400, metrics on 127.0.0.1:7401
-  kvserver --data-dir /var/lib/epochkv --listen 0.0.0.0:7400 --memory 4GiB
-        a larger server that other machines can reach
+  kvserver --listen 0.0.0.0:7400 --tls-cert server.crt --tls-key server.key --tls-client-ca ca.crt --tls-client-auth require
+        a server that other machines can reach, with certificates that kvctl tls init has made
   kvserver --durability async --sync-interval 20ms
         acknowledge writes when visible; a crash may cost the last 20 ms
   KVSERVER_LOG_FORMAT=json kvserver --config /etc/epochkv.yaml

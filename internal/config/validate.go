@@ -39,6 +39,7 @@ func (c *Config) Validate() error {
 		v.address("http", c.HTTP)
 		v.check(c.HTTP != c.Listen || zeroPort(c.HTTP), "http", "is the address of --listen; choose another port")
 	}
+	c.validateTLS(v)
 	c.validateMemory(v)
 	v.check(c.Durability == DurabilitySync || c.Durability == DurabilityAsync, "durability",
 		fmt.Sprintf("is %q; choose sync or async", c.Durability))

@@ -82,15 +82,16 @@ var mayImport = map[string][]string{
 	"internal/doctable":  {},
 	"internal/config":    {"internal/storage"}, // for its limits
 	"internal/health":    {},
+	"internal/certs":     {},
 	"internal/transport": {},
 	"internal/lease":     {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
 	"internal/telemetry": {"internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"api/proto/epochkv/v1", "internal/certs", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
-	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/certs", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.

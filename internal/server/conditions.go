@@ -113,6 +113,7 @@ func (s *Server) compareCounters() {
 	defer c.mu.Unlock()
 	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats())...)
 	c.counted = append(c.counted, s.feed.conditions()...)
+	c.counted = append(c.counted, s.endpoints.tls.conditions(time.Now())...)
 	c.counters = now
 }
 

@@ -238,21 +238,23 @@ func (c *connections) admit() *connection {
 	}
 }
 
-// credentials are transport credentials that register each connection.
-func (c *connections) credentials() credentials.TransportCredentials {
-	return &registering{TransportCredentials: insecure.NewCredentials(), connections: c}
+// credentials are transport credentials that register each connection, after its TLS handshake
+// unless h is nil.
+func (c *connections) credentials(h *transport.Handshakes) credentials.TransportCredentials {
+	return &registering{TransportCredentials: insecure.NewCredentials(), connections: c, handshakes: h}
 }
 
 type registering struct {
 	credentials.TransportCredentials
 	connections *connections
+	handshakes  *transport.Handshakes // nil: plain text
 }
 
 var errTooManyConnections = errors.New("server: too many connections")
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, _, err := r.TransportCredentials.ServerHandshake(raw)
+	conn, err := r.secure(raw)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -265,9 +267,22 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 	return counted, info, nil
 }
 
+// secure makes the TLS handshake, if the server speaks TLS. The time until the client's settings
+// begins anew afterwards.
+func (r *registering) secure(raw net.Conn) (net.Conn, error) {
+	if r.handshakes == nil {
+		return raw, nil
+	}
+	conn, err := r.handshakes.Shake(raw)
+	if err != nil {
+		return nil, err
+	}
+	return transport.Secured(conn), raw.SetDeadline(time.Now().Add(handshakeTimeout))
+}
+
 // Clone implements credentials.TransportCredentials.
 func (r *registering) Clone() credentials.TransportCredentials {
-	return &registering{TransportCredentials: r.TransportCredentials.Clone(), connections: r.connections}
+	return &registering{TransportCredentials: r.TransportCredentials.Clone(), connections: r.connections, handshakes: r.handshakes}
 }
 
 // countedConn is no longer counted after its first Close.

@@ -59,6 +59,7 @@ func (s *Server) newDirect() {
 	s.direct.readers.goroutines = &s.drain.receivers
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
+		TLS:              s.endpoints.tls.grpc,
 		Streams:          s.config.Limits.Streams,
 		StreamWindow:     streamWindowBytes,
 		ConnWindow:       connWindowBytes,

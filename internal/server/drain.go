@@ -17,6 +17,7 @@ type drain struct {
 	active atomic.Bool
 	begun  chan struct{}   // closed when draining begins, after active is set
 	cutOff <-chan struct{} // closed to end draining early; nil: only its timeout ends it
+	reload <-chan struct{} // asks for a reload of the certificates
 
 	// What uses the store, and has ended before it is closed.
 	receivers  sync.WaitGroup // goroutines of streams, which end after their handlers
@@ -54,6 +55,9 @@ func (s *Server) drainRequests() <-chan struct{} {
 		defer close(drained)
 		defer stop()
 		s.direct.drain(ctx)
+		if h := s.endpoints.tls.grpc; h != nil {
+			h.Close()
+		}
 		s.endpoints.grpc.GracefulStop()
 	}()
 	cut := ""

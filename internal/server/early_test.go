@@ -77,7 +77,7 @@ func TestSignalDuringReplayEndsTheStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	log := new(logBuffer)
-	if err := Run(ctx, nil, c, slog.New(slog.NewTextHandler(log, nil))); err != nil {
+	if err := Run(ctx, Signals{}, c, slog.New(slog.NewTextHandler(log, nil))); err != nil {
 		t.Error(err)
 	}
 	if !strings.Contains(log.String(), "stopped before serving") || strings.Contains(log.String(), "msg=serving") {

@@ -26,6 +26,7 @@ type endpoints struct {
 	http     *http.Server // nil without --http
 	listener net.Listener
 	metrics  net.Listener // nil without --http
+	tls      secure
 }
 
 // Transport settings. The windows are large enough that a stream of small messages does not wait
@@ -36,7 +37,7 @@ const (
 	readBufBytes       = 32 << 10         // each connection has one; config counts it
 	writeBufBytes      = 64 << 10         // each connection that is sending has one
 	keepaliveClientMin = 10 * time.Second // connections of clients that ping more often are closed
-	handshakeTimeout   = 5 * time.Second
+	handshakeTimeout   = config.HandshakeTimeout
 	// headerBytesMax bounds a request's metadata, which is in memory until the stream ends. gRPC's
 	// default is 16 MiB.
 	headerBytesMax = 8 << 10
@@ -72,7 +73,7 @@ func messageBytesMax(c *config.Config) int {
 func (s *Server) newGRPC() {
 	options := append(Options(),
 		grpc.ForceServerCodecV2(boundedCodec{pb.NewCodec(), &s.limits}),
-		grpc.Creds(s.connections.credentials()),
+		grpc.Creds(s.connections.credentials(s.endpoints.tls.grpc)),
 		grpc.UnaryInterceptor(s.unary),
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
 		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
@@ -141,6 +142,9 @@ func (s *Server) newHTTP() {
 		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
+	if s.endpoints.tls.source != nil {
+		s.endpoints.metrics = newSecureListener(s.endpoints.metrics, s.endpoints.tls.http)
+	}
 	s.endpoints.http = newHTTP(s, telemetry.Handler(registry), s.log.Logger)
 }
 

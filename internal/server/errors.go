@@ -158,6 +158,9 @@ func classify(err error) fault {
 	if f, ok := classifyRequestID(err); ok {
 		return f
 	}
+	if f, ok := classifyTLS(err); ok {
+		return f
+	}
 	if f, ok := classifyLease(err); ok {
 		return f
 	}

@@ -404,7 +404,7 @@ func httpGet(t *testing.T, h *harness, path string) (int, string) {
 
 func TestPlaintextCredentialsAreWhatClientsUse(t *testing.T) {
 	c := connections{max: 1, requests: new(telemetry.Requests)}
-	if got, want := c.credentials().Info().SecurityProtocol, insecure.NewCredentials().Info().SecurityProtocol; got != want {
+	if got, want := c.credentials(nil).Info().SecurityProtocol, insecure.NewCredentials().Info().SecurityProtocol; got != want {
 		t.Errorf("security protocol %q, want %q", got, want)
 	}
 }

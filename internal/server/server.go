@@ -105,6 +105,9 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s := &Server{config: c, clock: clock{started: time.Now()}}
 	s.drain.begun = make(chan struct{})
 	s.log.init(log, s.clock.now)
+	if err := s.openTLS(); err != nil {
+		return nil, err
+	}
 	if err := s.listen(); err != nil { // first: if an address is in use, no store must be created
 		return nil, err
 	}
@@ -239,11 +242,18 @@ func (s *Server) stats() telemetry.ServerStats {
 		Transactions:       s.transactions.stats(),
 		Leases:             telemetry.LeaseStats(s.leases.Stats()),
 		Feed:               s.feed.stats(s.store.Clock().Now()),
+		TLS:                s.endpoints.tls.stats(s.endpoints.http != nil),
 	}
 }
 
+// Signals are what an operator tells a running server, besides to end.
+type Signals struct {
+	Shutdown <-chan struct{} // closed to end draining early
+	Reload   <-chan struct{} // asks for a reload of the certificates
+}
+
 // Run opens a server and serves until ctx ends. The program calls nothing else.
-func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *slog.Logger) error {
+func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
 	s, err := Open(ctx, c, log)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
@@ -253,7 +263,7 @@ func Run(ctx context.Context, shutdown <-chan struct{}, c config.Config, log *sl
 	if err != nil {
 		return err
 	}
-	s.drain.cutOff = shutdown
+	s.drain.cutOff, s.drain.reload = signals.Shutdown, signals.Reload
 	warnAtStart(&c, log)
 	r := s.store.Recovery()
 	if r.TornFile != "" {
@@ -277,8 +287,12 @@ func (s *Server) Run(ctx context.Context) error {
 	serving.Go(func() { failed <- s.serveGRPC() })
 	if s.endpoints.http != nil {
 		serving.Go(func() { failed <- serveHTTP(s.endpoints.http, s.endpoints.metrics) })
+		if l, ok := s.endpoints.metrics.(*secureListener); ok {
+			serving.Go(l.run)
+		}
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
+	serving.Go(func() { s.watchTLS(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, &s.log) })
 	if s.config.ProbeInterval > 0 {
 		s.drain.background.Go(func() { s.runProbe(ctx) })

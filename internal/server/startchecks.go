@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,26 +35,13 @@ func startWarnings(c *config.Config, m machine) (warnings []string) {
 		warn("--memory %v and a quarter of it for requests are more than the %d MiB of this machine or its control group; the kernel may kill the server: lower --memory to %d MiB",
 			c.Memory, m.memory>>20, m.memory/5*4>>20)
 	}
-	for _, listener := range []struct{ option, address string }{{"--listen", c.Listen}, {"--http", c.HTTP}} {
-		if listener.address != "" && !isLoopback(listener.address) {
-			warn("%s %s accepts connections from other machines, without authentication or encryption; put a proxy or firewall in between", listener.option, listener.address)
-		}
+	for _, exposed := range c.Exposed() {
+		warn("--insecure: other machines can reach --%s %s, and %s", exposed.Option, exposed.Address, exposed.Missing)
 	}
 	if m.fileSystem != "" {
 		warn("--data-dir %s is on %s", c.DataDir, m.fileSystem)
 	}
 	return warnings
-}
-
-// isLoopback reports whether an address can be reached from this machine only. For a name other
-// than localhost it reports false.
-func isLoopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // thisMachine looks at the machine. The data directory need not exist yet.

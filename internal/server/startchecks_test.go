@@ -26,7 +26,7 @@ func TestRiskyConfigurationsCauseWarnings(t *testing.T) {
 		"just fits":             {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5 << 28}, ""},
 		"memory":                {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5<<28 - 1}, "--memory"},
 		"unknown memory":        {func(c *config.Config) { c.Memory = 8 * config.TiB }, machine{}, ""},
-		"any address":           {func(c *config.Config) { c.Listen = "0.0.0.0:7400" }, machine{}, "--listen 0.0.0.0:7400"},
+		"any address":           {func(c *config.Config) { c.Listen = "0.0.0.0:7400" }, machine{}, "--listen 0.0.0.0:7400, and it has neither"},
 		"any address, v6":       {func(c *config.Config) { c.Listen = "[::]:7400" }, machine{}, "--listen"},
 		"no host":               {func(c *config.Config) { c.HTTP = ":7401" }, machine{}, "--http :7401"},
 		"another loopback":      {func(c *config.Config) { c.Listen = "127.0.0.2:7400" }, machine{}, ""},

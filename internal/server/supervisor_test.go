@@ -27,7 +27,7 @@ func TestSystemdIsNotifiedOfReadinessAndStop(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, nil, c, slog.New(slog.NewTextHandler(io.Discard, nil))) }()
+	go func() { ended <- Run(ctx, Signals{}, c, slog.New(slog.NewTextHandler(io.Discard, nil))) }()
 	if got := receiveState(t, socket); got != "READY=1" {
 		t.Errorf("the first message is %q", got)
 	}

@@ -37,6 +37,7 @@ const (
 	MethodGetOutcome
 	MethodFinalizeUpgrade
 	MethodClock
+	MethodReloadTLS
 	MethodGrantLease
 	MethodRevokeLease
 	MethodKeepAlive // a whole stream, from opening to end
@@ -53,7 +54,7 @@ const (
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS",
 	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
 }
 

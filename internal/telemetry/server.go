@@ -24,6 +24,7 @@ type ServerStats struct {
 	Transactions TransactionStats
 	Leases       LeaseStats
 	Feed         FeedStats
+	TLS          TLSStats
 }
 
 var (
@@ -50,6 +51,7 @@ func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	describeTransactions(ch)
 	describeLeases(ch)
+	describeTLS(ch)
 	for _, d := range feedDescriptions {
 		ch <- d
 	}
@@ -73,6 +75,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	s.Transactions.collect(ch)
 	s.Leases.collect(ch)
 	s.Feed.collect(ch)
+	s.TLS.collect(ch)
 }
 
 func oneIf(b bool) float64 {

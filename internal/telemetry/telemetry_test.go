@@ -26,7 +26,9 @@ func testSources() Sources {
 	}
 	return Sources{
 		Requests: requests,
-		Server:   func() ServerStats { return ServerStats{Connections: 3, Feed: FeedStats{Delays: new(Delays)}} },
+		Server: func() ServerStats {
+			return ServerStats{Connections: 3, Feed: FeedStats{Delays: new(Delays)}, TLS: TLSStats{Listeners: []string{"grpc"}}}
+		},
 		Engine: func() mvcc.Stats {
 			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
 			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
@@ -104,6 +106,7 @@ kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
 kvserver_requests_total{code="OK",method="ReleaseLock"} 1
+kvserver_requests_total{code="OK",method="ReloadTLS"} 1
 kvserver_requests_total{code="OK",method="ResizeCache"} 1
 kvserver_requests_total{code="OK",method="RevokeLease"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1

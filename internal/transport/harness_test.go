@@ -135,7 +135,7 @@ func testOptions() Options {
 	return Options{
 		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
 		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond, ProgressTimeout: 30 * time.Second,
-		AcceptFailed: func(error) {}, Handshakes: 16, HandshakeFailed: func(net.Addr, error) {},
+		AcceptFailed: func(error) {},
 	}
 }
 
@@ -147,7 +147,7 @@ func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
 		f(&o)
 	}
 	if *overTLS && o.TLS == nil {
-		o.TLS = authority(t).server()
+		o.TLS = NewHandshakes(handshakeOptions(t))
 	}
 	s := &service{release: make(chan struct{})}
 	server := New(o, s, http.HandlerFunc(handle))

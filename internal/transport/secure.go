@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -38,59 +39,96 @@ func closeWrite(raw net.Conn) error {
 	return half.CloseWrite()
 }
 
-// handshakes are the TLS handshakes that have not ended. Nothing else exists for their connections.
-type handshakes struct {
-	config *tls.Config // nil: connections are plain text
-	most   int
+// HandshakeOptions are the limits of Handshakes. All are required.
+type HandshakeOptions struct {
+	Config    func() *tls.Config    // asked for each handshake; what it returns must not change any more
+	Protocols []string              // of ALPN. A client must offer h2 if it is the first
+	Most      int                   // at once: beyond it the oldest ends
+	Timeout   time.Duration         // of a handshake
+	Ended     func(net.Addr, error) // is told of each end; nil: the client may be served
+}
+
+// Handshakes makes the TLS handshakes of a listener, and bounds them: their number, their time, and
+// what a client may send. Nothing else exists for a connection until its handshake has succeeded.
+type Handshakes struct {
+	options  HandshakeOptions
+	prepared atomic.Pointer[preparedConfig]
 
 	mu     sync.Mutex // a leaf; guards what follows
 	open   list.List  // of net.Conn, oldest first
 	closed bool
 }
 
-// ErrCrowded is the end of a handshake that was the oldest of Options.Handshakes when another began.
-var ErrCrowded = errors.New("transport: too many TLS handshakes at once")
+// preparedConfig is a configuration with what HTTP demands.
+type preparedConfig struct{ from, config *tls.Config }
 
+// ErrTooManyHandshakes is the end of a handshake that was the oldest of HandshakeOptions.Most when another began.
+var ErrTooManyHandshakes = errors.New("transport: too many TLS handshakes at once")
+
+// The other ends of handshakes that crypto/tls has no error for.
 var (
-	errNotHTTP2 = errors.New("transport: the client did not offer HTTP/2 (h2) by ALPN")
-	errNotTLS   = errors.New("transport: the client does not speak TLS")
+	ErrNotHTTP2         = errors.New("transport: the client did not offer HTTP/2 (h2) by ALPN")
+	ErrNotTLS           = errors.New("transport: the client does not speak TLS")
+	errHandshakeTooLong = errors.New("transport: the client sent more than a handshake needs")
 )
 
-func (h *handshakes) init(o *Options) {
-	if o.TLS == nil {
-		return
-	}
-	h.most, h.config = o.Handshakes, o.TLS.Clone()
-	h.config.NextProtos = []string{http2.NextProtoTLS}
-	h.config.MinVersion = max(h.config.MinVersion, tls.VersionTLS13) // HTTP/2 forbids most ciphers of 1.2
-	// Small first records are for browsers: here each record of a burst of answers is a system call.
-	h.config.DynamicRecordSizingDisabled = true
+// handshakeBytesMax bounds what a client may send in a handshake: a chain of certificates has a few
+// KiB, and crypto/tls would take 256.
+const handshakeBytesMax = 32 << 10
+
+// ciphers12 are those of TLS 1.2 that HTTP/2 permits. Those of TLS 1.3 are not configurable.
+var ciphers12 = []uint16{
+	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
-// begin adds a handshake, and its goroutine. If there are too many, the oldest ends: clients that
-// answer need milliseconds, and those that do not must not keep others out for a whole timeout. It
-// returns nil once the server is closed.
-func (h *handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
+// NewHandshakes makes the handshakes of a listener.
+func NewHandshakes(o HandshakeOptions) *Handshakes { return &Handshakes{options: o} }
+
+// config is the configuration of the next handshake. It is prepared once, so that its session
+// tickets can be used.
+func (h *Handshakes) config() *tls.Config {
+	from := h.options.Config()
+	if p := h.prepared.Load(); p != nil && p.from == from {
+		return p.config
+	}
+	config := from.Clone()
+	config.NextProtos = h.options.Protocols
+	if config.MinVersion == 0 {
+		config.MinVersion = tls.VersionTLS13
+	}
+	config.CipherSuites = ciphers12
+	// Small first records are for browsers: here each record of a burst of answers is a system call.
+	config.DynamicRecordSizingDisabled = true
+	h.prepared.Store(&preparedConfig{from, config})
+	return config
+}
+
+// begin adds a handshake. If there are too many, the oldest ends: clients that answer need
+// milliseconds, and those that do not must not keep others out for a whole timeout. It returns nil
+// after close. The caller's goroutines are counted before.
+func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
 		return nil
 	}
 	goroutines.Add(1)
-	if h.open.Len() >= h.most {
+	if h.open.Len() >= h.options.Most {
 		h.endLocked(h.open.Front())
 	}
 	return h.open.PushBack(raw)
 }
 
 // endLocked ends a handshake from outside.
-func (h *handshakes) endLocked(e *list.Element) {
+func (h *Handshakes) endLocked(e *list.Element) {
 	_ = h.open.Remove(e).(net.Conn).Close() //nolint:forcetypeassert // there is nothing else
 	e.Value = nil
 }
 
 // end reports whether a handshake that has returned was not ended from outside.
-func (h *handshakes) end(e *list.Element) bool {
+func (h *Handshakes) end(e *list.Element) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if e.Value == nil {
@@ -100,7 +138,8 @@ func (h *handshakes) end(e *list.Element) bool {
 	return true
 }
 
-func (h *handshakes) close() {
+// Close ends all handshakes, and refuses others.
+func (h *Handshakes) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
@@ -109,49 +148,99 @@ func (h *handshakes) close() {
 	}
 }
 
+// Shake makes the handshake of a connection. If it fails, the connection is closed.
+func (h *Handshakes) Shake(raw net.Conn) (*tls.Conn, error) {
+	var goroutines sync.WaitGroup
+	e := h.begin(raw, &goroutines)
+	if e == nil {
+		return nil, errors.Join(ErrClosed, raw.Close())
+	}
+	return h.complete(raw, e)
+}
+
+// complete makes a handshake that has begun.
+func (h *Handshakes) complete(raw net.Conn, e *list.Element) (*tls.Conn, error) {
+	conn, err := h.shake(raw)
+	if !h.end(e) {
+		err = ErrTooManyHandshakes
+	}
+	h.mu.Lock()
+	closed := h.closed
+	h.mu.Unlock()
+	if err != nil {
+		_ = raw.Close()
+		conn = nil
+	}
+	if !closed {
+		h.options.Ended(raw.RemoteAddr(), err)
+	}
+	return conn, err
+}
+
 // secure makes the handshake of a connection, in a goroutine of its own, and then serves it.
 func (t *Server) secure(raw net.Conn) {
-	e := t.handshakes.begin(raw, &t.goroutines)
+	h := t.options.TLS
+	e := h.begin(raw, &t.goroutines)
 	if e == nil {
 		_ = raw.Close()
 		return
 	}
 	go func() {
 		defer t.goroutines.Done()
-		conn, err := shake(raw, t.handshakes.config, t.options.HandshakeTimeout)
-		if !t.handshakes.end(e) {
-			err = ErrCrowded
+		if conn, err := h.complete(raw, e); err == nil {
+			t.serve(Secured(conn))
 		}
-		if err != nil {
-			_ = raw.Close()
-			if !t.isClosing() {
-				t.options.HandshakeFailed(raw.RemoteAddr(), err)
-			}
-			return
-		}
-		t.serve(conn)
 	}()
 }
 
+// Secured is a connection whose handshake has succeeded, for a transport that must not wait when it
+// closes the connection.
+func Secured(conn *tls.Conn) net.Conn { return secureConn{conn} }
+
+// firstBytes bounds what a client sends until its handshake has ended.
+type firstBytes struct {
+	net.Conn
+	left int // used by the goroutine of the handshake, then constant
+	done bool
+}
+
+// Read implements net.Conn.
+func (c *firstBytes) Read(b []byte) (int, error) {
+	if c.done {
+		return c.Conn.Read(b)
+	}
+	if c.left == 0 {
+		return 0, errHandshakeTooLong
+	}
+	n, err := c.Conn.Read(b[:min(len(b), c.left)])
+	c.left -= n
+	return n, err
+}
+
+// CloseWrite closes the sending side.
+func (c *firstBytes) CloseWrite() error { return closeWrite(c.Conn) }
+
 // shake makes a handshake, and tells clients that it refuses why, in the protocol that they speak.
-func shake(raw net.Conn, config *tls.Config, timeout time.Duration) (net.Conn, error) {
-	if err := raw.SetDeadline(time.Now().Add(timeout)); err != nil {
+func (h *Handshakes) shake(raw net.Conn) (*tls.Conn, error) {
+	if err := raw.SetDeadline(time.Now().Add(h.options.Timeout)); err != nil {
 		return nil, err
 	}
-	conn := secureConn{tls.Server(raw, config)}
+	first := &firstBytes{Conn: raw, left: handshakeBytesMax}
+	conn := tls.Server(first, h.config())
 	err := conn.Handshake()
 	var header tls.RecordHeaderError
 	switch {
 	case errors.As(err, &header) && header.Conn != nil:
-		refusePlain(header.Conn, header.RecordHeader[:])
-		return nil, errors.Join(errNotTLS, err)
+		refusePlain(raw, header.RecordHeader[:])
+		return nil, errors.Join(ErrNotTLS, err)
 	case err != nil:
 		return nil, err
-	case conn.ConnectionState().NegotiatedProtocol != http2.NextProtoTLS:
+	case h.options.Protocols[0] == http2.NextProtoTLS && conn.ConnectionState().NegotiatedProtocol != http2.NextProtoTLS:
 		_, _ = io.WriteString(conn, refusalHTTP1(http.StatusHTTPVersionNotSupported, "this port serves gRPC: offer HTTP/2 (h2) by ALPN"))
-		linger(conn)
-		return nil, errNotHTTP2
+		linger(secureConn{conn})
+		return nil, ErrNotHTTP2
 	}
+	first.done = true
 	return conn, raw.SetDeadline(time.Time{})
 }
 

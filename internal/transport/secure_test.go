@@ -90,14 +90,27 @@ func (a testAuthority) client() *tls.Config {
 	return &tls.Config{RootCAs: a.pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13}
 }
 
+func handshakeOptions(t testing.TB) HandshakeOptions {
+	config := authority(t).server()
+	return HandshakeOptions{
+		Config: func() *tls.Config { return config }, Protocols: []string{"h2"}, Most: 16, Timeout: 5 * time.Second, Ended: func(net.Addr, error) {},
+	}
+}
+
 // startSecure serves over TLS and counts failed handshakes.
-func startSecure(t testing.TB, adjust ...func(*Options)) (s *service, server *Server, address string, failed *atomic.Int64) {
+func startSecure(t testing.TB, adjust ...func(*tls.Config, *HandshakeOptions)) (s *service, server *Server, address string, failed *atomic.Int64) {
 	t.Helper()
 	failed = new(atomic.Int64)
-	s, server, address = start(t, append([]func(*Options){func(o *Options) {
-		o.TLS = authority(t).server()
-		o.HandshakeFailed = func(net.Addr, error) { failed.Add(1) }
-	}}, adjust...)...)
+	options := handshakeOptions(t)
+	options.Ended = func(_ net.Addr, err error) {
+		if err != nil {
+			failed.Add(1)
+		}
+	}
+	for _, f := range adjust {
+		f(options.Config(), &options)
+	}
+	s, server, address = start(t, func(o *Options) { o.TLS = NewHandshakes(options) })
 	return s, server, address, failed
 }
 
@@ -126,8 +139,8 @@ func echo(ctx context.Context, conn *grpc.ClientConn, size int) error {
 // TestGRPCOverTLS: gRPC's own client is served over TLS, with messages of every size and at once, and
 // with client certificates only if the authority has signed them.
 func TestGRPCOverTLS(t *testing.T) {
-	mutual := func(o *Options) {
-		o.TLS.ClientAuth, o.TLS.ClientCAs = tls.RequireAndVerifyClientCert, authority(t).pool()
+	mutual := func(c *tls.Config, _ *HandshakeOptions) {
+		c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, authority(t).pool()
 	}
 	with := func(c tls.Certificate) *tls.Config {
 		config := authority(t).client()
@@ -138,12 +151,12 @@ func TestGRPCOverTLS(t *testing.T) {
 	stranger.t = t
 	for _, c := range []struct {
 		name   string
-		adjust func(*Options)
+		adjust func(*tls.Config, *HandshakeOptions)
 		client *tls.Config
 		works  bool
 	}{
-		{"server certificate", func(*Options) {}, authority(t).client(), true},
-		{"a server that is not trusted", func(*Options) {}, &tls.Config{RootCAs: stranger.pool(), MinVersion: tls.VersionTLS13}, false},
+		{"server certificate", func(*tls.Config, *HandshakeOptions) {}, authority(t).client(), true},
+		{"a server that is not trusted", func(*tls.Config, *HandshakeOptions) {}, &tls.Config{RootCAs: stranger.pool(), MinVersion: tls.VersionTLS13}, false},
 		{"client certificate", mutual, with(authority(t).sign()), true},
 		{"no client certificate", mutual, authority(t).client(), false},
 		{"a client certificate of another authority", mutual, with(stranger.sign()), false},
@@ -232,7 +245,7 @@ func TestRefusedClientsAreToldWhy(t *testing.T) {
 // their connections.
 func TestHandshakesAreBounded(t *testing.T) {
 	const most, silent = 4, 40
-	s, server, address, failed := startSecure(t, func(o *Options) { o.Handshakes, o.HandshakeTimeout = most, time.Minute })
+	s, server, address, failed := startSecure(t, func(_ *tls.Config, o *HandshakeOptions) { o.Most, o.Timeout = most, time.Minute })
 	conns := make([]net.Conn, silent)
 	for i := range conns {
 		conn, err := net.Dial("tcp", address)
@@ -246,11 +259,11 @@ func TestHandshakesAreBounded(t *testing.T) {
 		}
 	}
 	eventually(t, "all but the newest have ended", func() bool { return failed.Load() == silent-most })
-	server.handshakes.mu.Lock()
-	if n := server.handshakes.open.Len(); n != most {
+	server.options.TLS.mu.Lock()
+	if n := server.options.TLS.open.Len(); n != most {
 		t.Errorf("%d handshakes", n)
 	}
-	server.handshakes.mu.Unlock()
+	server.options.TLS.mu.Unlock()
 	if s.clients.Load() != 0 {
 		t.Errorf("%d clients exist before their handshakes", s.clients.Load())
 	}
@@ -272,7 +285,7 @@ func TestHandshakesAreBounded(t *testing.T) {
 
 // TestHandshakesEndInTime: a handshake that does not proceed ends after its timeout.
 func TestHandshakesEndInTime(t *testing.T) {
-	_, server, address, failed := startSecure(t, func(o *Options) { o.HandshakeTimeout = 100 * time.Millisecond })
+	_, server, address, failed := startSecure(t, func(_ *tls.Config, o *HandshakeOptions) { o.Timeout = 100 * time.Millisecond })
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -283,9 +296,9 @@ func TestHandshakesEndInTime(t *testing.T) {
 		t.Error("the connection is open")
 	}
 	eventually(t, "it is told", func() bool { return failed.Load() == 1 })
-	server.handshakes.mu.Lock()
-	defer server.handshakes.mu.Unlock()
-	if server.handshakes.open.Len() != 0 {
+	server.options.TLS.mu.Lock()
+	defer server.options.TLS.mu.Unlock()
+	if server.options.TLS.open.Len() != 0 {
 		t.Error("the handshake is kept")
 	}
 }

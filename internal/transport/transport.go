@@ -34,7 +34,6 @@ package transport
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"maps"
 	"net"
@@ -48,15 +47,13 @@ import (
 
 // Options are the limits of a Server. All are required, but those of TLS.
 type Options struct {
-	TLS             *tls.Config           // nil: plain text. ALPN and the lowest version, 1.3, are the transport's
-	Handshakes      int                   // of TLS at once: beyond it the oldest ends
-	HandshakeFailed func(net.Addr, error) // is told of a client whose TLS handshake failed
+	TLS *Handshakes // nil: plain text
 
 	Streams          int           // open on one connection
 	StreamWindow     int           // bytes that a client may send on a stream before they are taken
 	ConnWindow       int           // the same of a connection
 	HeaderBytes      int           // of a request's metadata, as HTTP/2 counts them
-	HandshakeTimeout time.Duration // for TLS, and then for preface and settings
+	HandshakeTimeout time.Duration // for preface and settings
 	KeepaliveTime    time.Duration // of silence before a ping
 	KeepaliveTimeout time.Duration // for a sign of life after it
 	PingInterval     time.Duration // clients that ping more often lose their connection
@@ -152,8 +149,6 @@ type Server struct {
 	service Service
 	handler http.Handler
 
-	handshakes handshakes
-
 	mu        sync.Mutex
 	conns     map[*Conn]struct{}
 	listeners map[net.Listener]struct{}
@@ -177,7 +172,6 @@ func New(o Options, s Service, handler http.Handler) *Server {
 		options: o, service: s, handler: handler, conns: map[*Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
 		ended: make(chan struct{}), stop: stop,
 	}
-	t.handshakes.init(&o)
 	t.watchdog.wake, t.watchdog.every = make(chan struct{}, 1), o.HandOverAfter
 	t.goroutines.Go(func() { t.watchdog.run(ctx) })
 	t.goroutines.Go(func() { t.checkAll(ctx) })
@@ -233,7 +227,7 @@ func (t *Server) isClosing() bool {
 
 // begin begins with a connection that was accepted.
 func (t *Server) begin(raw net.Conn) {
-	if t.handshakes.config != nil {
+	if t.options.TLS != nil {
 		t.secure(raw)
 	} else {
 		t.serve(raw)
@@ -313,7 +307,9 @@ func (t *Server) Close() {
 		_ = l.Close()
 	}
 	t.mu.Unlock()
-	t.handshakes.close()
+	if t.options.TLS != nil {
+		t.options.TLS.Close()
+	}
 	for _, c := range t.open() {
 		c.close(ErrClosed)
 	}

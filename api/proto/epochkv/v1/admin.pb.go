@@ -152,7 +152,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type Health_State int32
@@ -212,7 +212,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33, 0}
 }
 
 type Condition_Severity int32
@@ -267,7 +267,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34, 0}
 }
 
 type ListWatchesRequest struct {
@@ -695,6 +695,138 @@ func (x *ClockResponse) GetAdvancedUs() uint64 {
 	return 0
 }
 
+type ReloadTLSRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadTLSRequest) Reset() {
+	*x = ReloadTLSRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadTLSRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadTLSRequest) ProtoMessage() {}
+
+func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadTLSRequest.ProtoReflect.Descriptor instead.
+func (*ReloadTLSRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+type ReloadTLSResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the files differed from what was in force.
+	Changed bool `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Of the certificate that new connections get.
+	Subject string   `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	Names   []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
+	Serial  string   `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
+	// When the first certificate of the chain expires.
+	NotAfter *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// How many authorities of client certificates there are, and when the last of them expires.
+	ClientAuthorities         uint32                 `protobuf:"varint,6,opt,name=client_authorities,json=clientAuthorities,proto3" json:"client_authorities,omitempty"`
+	ClientAuthoritiesNotAfter *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=client_authorities_not_after,json=clientAuthoritiesNotAfter,proto3" json:"client_authorities_not_after,omitempty"`
+	unknownFields             protoimpl.UnknownFields
+	sizeCache                 protoimpl.SizeCache
+}
+
+func (x *ReloadTLSResponse) Reset() {
+	*x = ReloadTLSResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadTLSResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadTLSResponse) ProtoMessage() {}
+
+func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadTLSResponse.ProtoReflect.Descriptor instead.
+func (*ReloadTLSResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReloadTLSResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *ReloadTLSResponse) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *ReloadTLSResponse) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *ReloadTLSResponse) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *ReloadTLSResponse) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+func (x *ReloadTLSResponse) GetClientAuthorities() uint32 {
+	if x != nil {
+		return x.ClientAuthorities
+	}
+	return 0
+}
+
+func (x *ReloadTLSResponse) GetClientAuthoritiesNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ClientAuthoritiesNotAfter
+	}
+	return nil
+}
+
 type FinalizeUpgradeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -703,7 +835,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +847,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +860,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -742,7 +874,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +886,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +899,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -792,7 +924,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +936,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +949,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type ListSnapshotsResponse struct {
@@ -830,7 +962,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +974,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +987,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -887,7 +1019,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1031,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1044,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -973,7 +1105,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1117,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1130,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -1016,7 +1148,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1160,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1173,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 type VerifyRequest struct {
@@ -1054,7 +1186,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1198,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1211,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -1103,7 +1235,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1247,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1260,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -1183,7 +1315,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1327,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1340,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -1266,7 +1398,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1410,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1423,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -1432,7 +1564,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +1576,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +1589,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Damage) GetKind() string {
@@ -1517,7 +1649,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1661,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1674,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type CheckpointResponse struct {
@@ -1556,7 +1688,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1700,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1713,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -1614,7 +1746,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1758,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1771,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -1710,7 +1842,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1854,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1867,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -1896,7 +2028,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2040,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2053,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -1972,7 +2104,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2116,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2129,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -2044,7 +2176,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2188,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2201,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -2186,7 +2318,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2330,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2343,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LogHolder) GetName() string {
@@ -2282,7 +2414,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2426,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2439,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *History) GetLineage() []byte {
@@ -2389,7 +2521,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2533,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2546,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -2579,7 +2711,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2723,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2736,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Build) GetVersion() string {
@@ -2649,7 +2781,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2793,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2806,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Health) GetState() Health_State {
@@ -2715,7 +2847,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2859,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2872,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Condition) GetName() string {
@@ -2794,7 +2926,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +2938,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +2951,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -2872,7 +3004,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3016,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3029,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -3009,7 +3141,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3153,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3166,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -3099,7 +3231,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3243,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3256,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -3211,7 +3343,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3355,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3368,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -3392,7 +3524,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3536,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3549,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -3494,7 +3626,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3638,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3651,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -3540,7 +3672,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3684,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3697,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -3620,7 +3752,16 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\atime_us\x18\x01 \x01(\x04R\x06timeUs\x12#\n" +
 	"\rdifference_us\x18\x02 \x01(\x12R\fdifferenceUs\x12\x1f\n" +
 	"\vadvanced_us\x18\x03 \x01(\x04R\n" +
-	"advancedUs\"\x18\n" +
+	"advancedUs\"\x12\n" +
+	"\x10ReloadTLSRequest\"\xba\x02\n" +
+	"\x11ReloadTLSResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x14\n" +
+	"\x05names\x18\x03 \x03(\tR\x05names\x12\x16\n" +
+	"\x06serial\x18\x04 \x01(\tR\x06serial\x127\n" +
+	"\tnot_after\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12-\n" +
+	"\x12client_authorities\x18\x06 \x01(\rR\x11clientAuthorities\x12[\n" +
+	"\x1cclient_authorities_not_after\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x19clientAuthoritiesNotAfter\"\x18\n" +
 	"\x16FinalizeUpgradeRequest\"e\n" +
 	"\x17FinalizeUpgradeResponse\x12#\n" +
 	"\rfeature_level\x18\x01 \x01(\rR\ffeatureLevel\x12%\n" +
@@ -3916,7 +4057,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xf5\a\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xbf\b\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
@@ -3927,7 +4068,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"Checkpoint\x12\x1d.epochkv.v1.CheckpointRequest\x1a\x1e.epochkv.v1.CheckpointResponse\x12Z\n" +
 	"\x0fFinalizeUpgrade\x12\".epochkv.v1.FinalizeUpgradeRequest\x1a#.epochkv.v1.FinalizeUpgradeResponse\x12<\n" +
-	"\x05Clock\x12\x18.epochkv.v1.ClockRequest\x1a\x19.epochkv.v1.ClockResponse\x12N\n" +
+	"\x05Clock\x12\x18.epochkv.v1.ClockRequest\x1a\x19.epochkv.v1.ClockResponse\x12H\n" +
+	"\tReloadTLS\x12\x1c.epochkv.v1.ReloadTLSRequest\x1a\x1d.epochkv.v1.ReloadTLSResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
 	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12N\n" +
 	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12E\n" +
@@ -3946,7 +4088,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
 	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
@@ -3960,128 +4102,134 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 9: epochkv.v1.StatusRequest
 	(*ClockRequest)(nil),             // 10: epochkv.v1.ClockRequest
 	(*ClockResponse)(nil),            // 11: epochkv.v1.ClockResponse
-	(*FinalizeUpgradeRequest)(nil),   // 12: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 13: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 14: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 15: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 16: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 17: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 18: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 19: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 20: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 21: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 22: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 23: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 24: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 25: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 26: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 27: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 28: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 29: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 30: epochkv.v1.StatusResponse
-	(*LogHolder)(nil),                // 31: epochkv.v1.LogHolder
-	(*History)(nil),                  // 32: epochkv.v1.History
-	(*Tree)(nil),                     // 33: epochkv.v1.Tree
-	(*Build)(nil),                    // 34: epochkv.v1.Build
-	(*Health)(nil),                   // 35: epochkv.v1.Health
-	(*Condition)(nil),                // 36: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 37: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 38: epochkv.v1.Sizes
-	(*Generation)(nil),               // 39: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 40: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 41: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 42: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 43: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 44: epochkv.v1.ResizeCacheResponse
-	(*KeyRange)(nil),                 // 45: epochkv.v1.KeyRange
-	(*durationpb.Duration)(nil),      // 46: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 48: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 49: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 50: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 51: epochkv.v1.EndTransactionResponse
+	(*ReloadTLSRequest)(nil),         // 12: epochkv.v1.ReloadTLSRequest
+	(*ReloadTLSResponse)(nil),        // 13: epochkv.v1.ReloadTLSResponse
+	(*FinalizeUpgradeRequest)(nil),   // 14: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 15: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 16: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 17: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 18: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 19: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 20: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 21: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 22: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 23: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 24: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 25: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 26: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 27: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 28: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 29: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 30: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 31: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 32: epochkv.v1.StatusResponse
+	(*LogHolder)(nil),                // 33: epochkv.v1.LogHolder
+	(*History)(nil),                  // 34: epochkv.v1.History
+	(*Tree)(nil),                     // 35: epochkv.v1.Tree
+	(*Build)(nil),                    // 36: epochkv.v1.Build
+	(*Health)(nil),                   // 37: epochkv.v1.Health
+	(*Condition)(nil),                // 38: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 39: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 40: epochkv.v1.Sizes
+	(*Generation)(nil),               // 41: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 42: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 43: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 44: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 45: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 46: epochkv.v1.ResizeCacheResponse
+	(*KeyRange)(nil),                 // 47: epochkv.v1.KeyRange
+	(*durationpb.Duration)(nil),      // 48: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 49: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 50: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 51: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 52: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 53: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	6,  // 0: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
-	45, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	47, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
 	0,  // 2: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
-	46, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
-	46, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
-	16, // 5: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	1,  // 6: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	46, // 7: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	46, // 8: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	46, // 9: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	21, // 10: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	22, // 11: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	23, // 12: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	46, // 13: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	46, // 14: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	28, // 15: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	29, // 16: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	29, // 17: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	46, // 18: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	23, // 19: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	34, // 20: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	47, // 21: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	46, // 22: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	35, // 23: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	37, // 24: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	38, // 25: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	39, // 26: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	40, // 27: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	41, // 28: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	42, // 29: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	33, // 30: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	32, // 31: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	31, // 32: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	46, // 33: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	47, // 34: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	28, // 35: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	46, // 36: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	46, // 37: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	46, // 38: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	2,  // 39: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	36, // 40: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	3,  // 41: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	47, // 42: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	46, // 43: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	46, // 44: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	46, // 45: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	46, // 46: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	46, // 47: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	46, // 48: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	9,  // 49: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	48, // 50: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	49, // 51: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	14, // 52: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	17, // 53: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	19, // 54: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	24, // 55: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	12, // 56: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	10, // 57: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
-	43, // 58: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	26, // 59: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	4,  // 60: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
-	7,  // 61: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
-	30, // 62: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	50, // 63: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	51, // 64: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	15, // 65: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	18, // 66: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	20, // 67: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	25, // 68: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	13, // 69: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	11, // 70: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
-	44, // 71: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	27, // 72: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	5,  // 73: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
-	8,  // 74: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
-	62, // [62:75] is the sub-list for method output_type
-	49, // [49:62] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	48, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	48, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	49, // 5: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
+	49, // 6: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
+	18, // 7: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 8: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	48, // 9: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	48, // 10: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	48, // 11: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	23, // 12: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	24, // 13: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	25, // 14: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	48, // 15: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	48, // 16: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	30, // 17: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	31, // 18: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	31, // 19: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	48, // 20: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	25, // 21: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	36, // 22: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	49, // 23: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	48, // 24: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	37, // 25: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	39, // 26: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	40, // 27: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	41, // 28: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	42, // 29: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	43, // 30: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	44, // 31: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	35, // 32: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	34, // 33: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	33, // 34: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	48, // 35: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	49, // 36: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	30, // 37: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	48, // 38: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	48, // 39: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	48, // 40: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 41: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	38, // 42: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 43: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	49, // 44: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	48, // 45: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	48, // 46: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	48, // 47: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	48, // 48: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	48, // 49: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	48, // 50: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	9,  // 51: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	50, // 52: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	51, // 53: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	16, // 54: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	19, // 55: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	21, // 56: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	26, // 57: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	14, // 58: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	10, // 59: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
+	12, // 60: epochkv.v1.Admin.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
+	45, // 61: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	28, // 62: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	4,  // 63: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	7,  // 64: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	32, // 65: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	52, // 66: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	53, // 67: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	17, // 68: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	20, // 69: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	22, // 70: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	27, // 71: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	15, // 72: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	11, // 73: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
+	13, // 74: epochkv.v1.Admin.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
+	46, // 75: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	29, // 76: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	5,  // 77: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	8,  // 78: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	65, // [65:79] is the sub-list for method output_type
+	51, // [51:65] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -4091,7 +4239,7 @@ func file_epochkv_v1_admin_proto_init() {
 	}
 	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[16].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[18].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -4101,7 +4249,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

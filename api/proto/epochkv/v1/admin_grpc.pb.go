@@ -30,6 +30,7 @@ const (
 	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
 	Admin_FinalizeUpgrade_FullMethodName  = "/epochkv.v1.Admin/FinalizeUpgrade"
 	Admin_Clock_FullMethodName            = "/epochkv.v1.Admin/Clock"
+	Admin_ReloadTLS_FullMethodName        = "/epochkv.v1.Admin/ReloadTLS"
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 	Admin_ListWatches_FullMethodName      = "/epochkv.v1.Admin/ListWatches"
@@ -68,6 +69,10 @@ type AdminClient interface {
 	// time. The store's clock never goes back: accept fails with FAILED_PRECONDITION if the system's
 	// time is earlier.
 	Clock(ctx context.Context, in *ClockRequest, opts ...grpc.CallOption) (*ClockResponse, error)
+	// ReloadTLS reads the files of certificates and client authorities again. The server also does it by
+	// itself when they have changed. If anything is wrong with a file, nothing changes:
+	// TLS_RELOAD_FAILED. Open connections stay.
+	ReloadTLS(ctx context.Context, in *ReloadTLSRequest, opts ...grpc.CallOption) (*ReloadTLSResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
@@ -186,6 +191,16 @@ func (c *adminClient) Clock(ctx context.Context, in *ClockRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *adminClient) ReloadTLS(ctx context.Context, in *ReloadTLSRequest, opts ...grpc.CallOption) (*ReloadTLSResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadTLSResponse)
+	err := c.cc.Invoke(ctx, Admin_ReloadTLS_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeCacheResponse)
@@ -258,6 +273,10 @@ type AdminServer interface {
 	// time. The store's clock never goes back: accept fails with FAILED_PRECONDITION if the system's
 	// time is earlier.
 	Clock(context.Context, *ClockRequest) (*ClockResponse, error)
+	// ReloadTLS reads the files of certificates and client authorities again. The server also does it by
+	// itself when they have changed. If anything is wrong with a file, nothing changes:
+	// TLS_RELOAD_FAILED. Open connections stay.
+	ReloadTLS(context.Context, *ReloadTLSRequest) (*ReloadTLSResponse, error)
 	// ResizeCache changes the size of the page cache while the server works. The new size lasts until
 	// the server is restarted.
 	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
@@ -303,6 +322,9 @@ func (UnimplementedAdminServer) FinalizeUpgrade(context.Context, *FinalizeUpgrad
 }
 func (UnimplementedAdminServer) Clock(context.Context, *ClockRequest) (*ClockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clock not implemented")
+}
+func (UnimplementedAdminServer) ReloadTLS(context.Context, *ReloadTLSRequest) (*ReloadTLSResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadTLS not implemented")
 }
 func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeCache not implemented")
@@ -492,6 +514,24 @@ func _Admin_Clock_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ReloadTLS_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadTLSRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ReloadTLS(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ReloadTLS_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ReloadTLS(ctx, req.(*ReloadTLSRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeCacheRequest)
 	if err := dec(in); err != nil {
@@ -602,6 +642,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Clock",
 			Handler:    _Admin_Clock_Handler,
+		},
+		{
+			MethodName: "ReloadTLS",
+			Handler:    _Admin_ReloadTLS_Handler,
 		},
 		{
 			MethodName: "ResizeCache",

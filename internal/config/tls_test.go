@@ -1,0 +1,51 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestListenersOffLoopbackNeedCertificatesOrInsecure: a server that other machines can reach starts only
+// if it requires client certificates, or if its operator accepts the risk.
+func TestListenersOffLoopbackNeedCertificatesOrInsecure(t *testing.T) {
+	const secure = "--tls-cert=c --tls-key=k --tls-client-ca=a --tls-client-auth=require"
+	for args, want := range map[string]string{
+		"--listen=127.0.0.2:7400":                            "",
+		"--listen=localhost:7400 --http=[::1]:7401":          "",
+		"--listen=0.0.0.0:7400":                              "neither encryption nor authentication",
+		"--listen=:7400":                                     "neither encryption nor authentication",
+		"--listen=[::]:7400":                                 "--listen",
+		"--listen=db1:7400":                                  "kvctl tls init",
+		"--http=0.0.0.0:7401":                                "--http 0.0.0.0:7401",
+		"--listen=0.0.0.0:7400 --insecure":                   "",
+		"--listen=0.0.0.0:7400 --http=:7401 " + secure:       "",
+		"--listen=0.0.0.0:7400 --tls-cert=c --tls-key=k":     "requires no client certificates",
+		"--tls-cert=c --tls-key=k":                           "",
+		"--tls-cert=c":                                       "--tls-key belong together",
+		"--tls-key=k":                                        "--tls-key belong together",
+		"--tls-client-auth=require":                          "without TLS",
+		"--tls-cert=c --tls-key=k --tls-client-auth=require": "give --tls-client-ca",
+		"--tls-cert=c --tls-key=k --tls-client-auth=request": "give --tls-client-ca",
+		"--tls-cert=c --tls-key=k --tls-client-ca=a":         "choose one of them",
+		secure + " --tls-client-auth=perhaps":                "none, request or require",
+		secure + " --tls-min=1.2":                            "",
+		secure + " --tls-min=1.1":                            "--tls-min",
+	} {
+		in, err := Load(strings.Fields(args), nil)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+		if exposed := len(in.Config.Exposed()) > 0; err == nil && exposed != in.Config.TLS.Insecure {
+			t.Errorf("%s: %v exposed", args, in.Config.Exposed())
+		}
+	}
+}
+
+// TestTLSIsPartOfTheMemoryBound: handshakes and connections over TLS are counted.
+func TestTLSIsPartOfTheMemoryBound(t *testing.T) {
+	plain, secure := Default(), Default()
+	secure.TLS.Cert, secure.TLS.Key = "c", "k"
+	if got, want := secure.MemoryBound()-plain.MemoryBound(), 36*MiB+1024*40*KiB; got != want {
+		t.Errorf("TLS adds %v, want %v", got, want)
+	}
+}
