@@ -22,4 +22,6 @@ COPY --from=build --chown=65532:65532 --chmod=700 /out/data /data
 USER 65532:65532
 VOLUME /data
 EXPOSE 7400 7401
+# With TLS, kvctl needs KVCTL_TLS_CA, KVCTL_TLS_CERT and KVCTL_TLS_KEY in the environment.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["/usr/bin/kvctl", "health"]
 ENTRYPOINT ["/usr/bin/kvserver", "--data-dir=/data", "--listen=0.0.0.0:7400", "--http=0.0.0.0:7401"]

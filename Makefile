@@ -67,6 +67,9 @@ test-python: build ## Drive the real server from Python (grpcio; needs python3 a
 test-clients: build ## Drive the real server from Python, Node, Java and a view in SQLite (needs their tools and package indexes; CLIENTS="python node" chooses)
 	tools/test-clients.sh
 
+test-deploy: ## Test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)
+	tools/test-deploy.sh
+
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
@@ -143,5 +146,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

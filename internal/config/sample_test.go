@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-const sample = "../../packaging/kvserver.yaml"
+const sample = "../../deploy/systemd/kvserver.yaml"
 
 func TestSampleConfigurationLoads(t *testing.T) {
 	in, err := Load([]string{"--config", sample}, nil)
@@ -45,4 +45,36 @@ func TestSampleConfigurationShowsDefaults(t *testing.T) {
 	if in.Config != Default() {
 		t.Errorf("the defaults in the sample are\n%+v\nand those of the code\n%+v", in.Config, Default())
 	}
+}
+
+// TestManifestsNameOptionsThatExist reads what the manifests of containers pass to the server.
+func TestManifestsNameOptionsThatExist(t *testing.T) {
+	tls := writeFiles(t)
+	for name, want := range map[string]int{"compose.yaml": 2, "kubernetes/epochkv.yaml": 8} {
+		text, err := os.ReadFile(filepath.Join("../../deploy", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var args []string
+		for _, match := range regexp.MustCompile(`(?m)(?:command: \[|^ +- |", )"?(--[a-z.-]+(?:=[^"\s,\]]+)?)`).FindAllStringSubmatch(string(text), -1) {
+			if !strings.HasPrefix(match[1], "--config.file") { // of Prometheus
+				args = append(args, strings.ReplaceAll(match[1], "/tls/", tls+"/"))
+			}
+		}
+		if _, err := Load(args, nil); err != nil || len(args) != want {
+			t.Errorf("%s: %q: %v", name, args, err)
+		}
+	}
+}
+
+// writeFiles makes a directory with the files that the manifests name.
+func writeFiles(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, name := range []string{"server.crt", "server.key", "ca.crt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
