@@ -94,7 +94,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_HISTORY_GONE:         {err: &historyGoneError{after: 1, oldest: 2}, code: codes.OutOfRange, metadata: []string{"epoch", "oldest"}},
 		pb.ErrorReason_ERROR_REASON_LINEAGE_CHANGED:      {err: &lineageError{}, code: codes.FailedPrecondition, metadata: []string{"lineage", "token_lineage"}},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_WATCHES:     {err: &feed.LimitError{Limit: 1}, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
-		pb.ErrorReason_ERROR_REASON_WATCH_STALLED:        {err: errWatchStalled, code: codes.Aborted},
+		pb.ErrorReason_ERROR_REASON_WATCH_STALLED:        {err: &watchStalledError{timeout: 1}, code: codes.Aborted, metadata: []string{"timeout"}},
 		pb.ErrorReason_ERROR_REASON_WATCH_NOT_FOUND:      {err: errNoSuchWatch, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_WATCH_ENDED:          {err: errWatchEnded, code: codes.Aborted},
 		pb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:      {err: &lease.Error{ID: 1, Err: lease.ErrNotFound}, code: codes.NotFound, metadata: []string{"lease"}},

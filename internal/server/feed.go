@@ -27,8 +27,15 @@ type feedService struct {
 type feedState struct {
 	feed    *feed.Feed
 	changes *mvcc.Changes
-	streams atomic.Int64     // open ones
+	streams atomic.Int64 // open ones
+	gaps    watchGaps
 	delays  telemetry.Delays // from commits to Send
+}
+
+// watchGaps count what became of watches to which the log did not reach back.
+type watchGaps struct {
+	crossed atomic.Uint64 // differences that were sent to their end
+	gone    atomic.Uint64 // watches that ended with HISTORY_GONE
 }
 
 func (f *feedState) init(s *mvcc.Store, c *config.Config) {
@@ -62,6 +69,7 @@ const (
 // stats is the change stream's part of the metrics.
 func (f *feedState) stats(now uint64) telemetry.FeedStats {
 	s := telemetry.FeedStats{Stats: f.feed.Stats(), Streams: f.streams.Load(), Delays: &f.delays}
+	s.GapsCrossed, s.GapsGone = f.gaps.crossed.Load(), f.gaps.gone.Load()
 	if s.Lag > 0 && s.CommitTime > 0 {
 		s.LagTime = time.Duration(max(now, s.CommitTime)-s.CommitTime) * time.Microsecond
 	}
@@ -87,9 +95,8 @@ func (f *feedState) responseBytes() int {
 }
 
 var (
-	errWatchStalled = errors.New("the client took nothing of the stream for too long; watch again with the last resume token")
-	errNoSuchWatch  = errors.New("no watch has this id")
-	errWatchEnded   = errors.New("an operator ended the watch; watch again with its last resume token")
+	errNoSuchWatch = errors.New("no watch has this id")
+	errWatchEnded  = errors.New("an operator ended the watch; watch again with its last resume token")
 )
 
 // lineage is the name of the history for tokens. A store of the oldest feature level has only its own name.
@@ -138,7 +145,7 @@ func (w *watchStream) run(ctx context.Context) error {
 			}
 		case <-tick.C:
 			if since := w.sending.Load(); since != 0 && w.server.clock.now()-time.Duration(since) >= stall {
-				return errWatchStalled
+				return &watchStalledError{timeout: stall}
 			}
 		}
 	}

@@ -246,6 +246,23 @@ func TestDrainEndsWatchesWithAStatusToResumeAfter(t *testing.T) {
 	}
 }
 
+// TestLoadedEventsStayInTheWatchedRanges: a bulk load is an event of each watched range that it meets, with the keys of both.
+func TestLoadedEventsStayInTheWatchedRanges(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{
+		{End: []byte("a")}, {End: []byte("key-00002"), Start: []byte("b")}, {Prefix: []byte("key-00005")}, {Start: []byte("key-00008")},
+	}})
+	w.recv()
+	if _, err := h.bulk(t, 10, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range w.recv().GetChanges().GetCommits()[0].Events {
+		got = append(got, fmt.Sprintf("%v %s-%q", e.Kind, e.Key, e.EndKey))
+	}
+	mustEqualLists(t, got, `EVENT_KIND_LOADED key-00000-"key-00002"`, `EVENT_KIND_LOADED key-00005-"key-00006"`, `EVENT_KIND_LOADED key-00008-"key-00009\x00"`)
+}
+
 // TestStalledWatchEnds after --watch-stall-timeout, and delays no other.
 func TestStalledWatchEnds(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Feed.StallTimeout = 300 * time.Millisecond })
@@ -265,7 +282,7 @@ func TestStalledWatchEnds(t *testing.T) {
 			t.Fatal("the stream ended without an error")
 		}
 		if err != nil {
-			if f := failureOf(t, err); f.reason != pb.ErrorReason_ERROR_REASON_WATCH_STALLED.Reason() {
+			if f := failureOf(t, err); f.reason != pb.ErrorReason_ERROR_REASON_WATCH_STALLED.Reason() || f.metadata["timeout"] != "300ms" {
 				t.Fatalf("%+v", f)
 			}
 			return

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -35,6 +36,13 @@ func (e *historyGoneError) Error() string {
 
 func (e *historyGoneError) Unwrap() error { return e.cause }
 
+// watchStalledError is a stream whose client took nothing for too long.
+type watchStalledError struct{ timeout time.Duration }
+
+func (e *watchStalledError) Error() string {
+	return fmt.Sprintf("the client took nothing of the stream for %v; watch again with the last resume token", e.timeout)
+}
+
 // classifyWatch classifies the errors of watches.
 func classifyWatch(err error) (fault, bool) {
 	var (
@@ -45,6 +53,7 @@ func classifyWatch(err error) (fault, bool) {
 		limit   *feed.LimitError
 		empty   *feed.RangeError
 		ahead   *feed.AheadError
+		stalled *watchStalledError
 	)
 	switch {
 	case errors.As(err, &lineage):
@@ -69,8 +78,11 @@ func classifyWatch(err error) (fault, bool) {
 			code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE,
 			metadata: map[string]string{"epoch": decimal(ahead.After.Epoch), "visible": decimal(ahead.Stable)},
 		}, true
-	case errors.Is(err, errWatchStalled):
-		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_WATCH_STALLED}, true
+	case errors.As(err, &stalled):
+		return fault{
+			code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_WATCH_STALLED,
+			metadata: map[string]string{"timeout": stalled.timeout.String()},
+		}, true
 	case errors.Is(err, errNoSuchWatch):
 		return fault{code: codes.NotFound, reason: pb.ErrorReason_ERROR_REASON_WATCH_NOT_FOUND}, true
 	case errors.Is(err, errWatchEnded):

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"time"
 
@@ -53,7 +54,9 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 			out.add(e, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
 		}
 		if loaded := p.Commit.Loaded; loaded != nil {
-			out.add(loadedEvent(loaded), d.Position)
+			for _, e := range loadedEvents(sw.options.ranges, loaded) {
+				out.add(e, d.Position)
+			}
 		}
 		if p.End {
 			out.commit.End, out.position = true, feed.Position{Epoch: p.Commit.Epoch}
@@ -119,13 +122,26 @@ func describeVersion(e *pb.ChangeEvent, kind keys.Kind, stored []byte) {
 	}
 }
 
-func loadedEvent(r *keys.LoadedRange) *pb.ChangeEvent {
-	e := &pb.ChangeEvent{Kind: pb.EventKind_EVENT_KIND_LOADED}
-	if len(r.Lower) > 0 {
-		e.Key = keys.User(r.Lower)
+// loadedEvents are the events of a bulk load: one for each watched range that it meets, of the keys that both have.
+func loadedEvents(ranges []feed.Range, loaded *keys.LoadedRange) (list []*pb.ChangeEvent) {
+	var lower, upper []byte
+	if len(loaded.Lower) > 0 {
+		lower = keys.User(loaded.Lower)
 	}
-	if len(r.Upper) > 0 && r.Upper[0] == byte(keys.SpaceUser) {
-		e.EndKey = keys.User(r.Upper)
+	if len(loaded.Upper) > 0 && loaded.Upper[0] == byte(keys.SpaceUser) {
+		upper = keys.User(loaded.Upper)
 	}
-	return e
+	for _, r := range ranges {
+		e := &pb.ChangeEvent{Kind: pb.EventKind_EVENT_KIND_LOADED, Key: r.Lower, EndKey: r.Upper}
+		if bytes.Compare(lower, e.Key) > 0 {
+			e.Key = lower
+		}
+		if upper != nil && (e.EndKey == nil || bytes.Compare(upper, e.EndKey) < 0) {
+			e.EndKey = upper
+		}
+		if e.EndKey == nil || bytes.Compare(e.Key, e.EndKey) < 0 {
+			list = append(list, e)
+		}
+	}
+	return list
 }

@@ -262,6 +262,9 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 	w.later = slices.DeleteFunc(w.later, func(l laterWalk) bool { return l.watch == sw })
 	body := &pb.WatchEnded{}
 	if err != nil {
+		if classify(err).reason == pb.ErrorReason_ERROR_REASON_HISTORY_GONE {
+			w.server.feed.gaps.gone.Add(1)
+		}
 		body.Error = statusOf(err).Proto()
 	}
 	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Ended{Ended: body}}, 0)

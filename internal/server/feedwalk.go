@@ -204,6 +204,9 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	if err != nil {
 		return false, w.end(ctx, sw, err)
 	}
+	if k.difference {
+		w.server.feed.gaps.crossed.Add(1)
+	}
 	w.dropWalk(sw)
 	return false, nil
 }

@@ -162,6 +162,12 @@ func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
 	if want := h.contents(t); !maps.Equal(r.state, want) {
 		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
 	}
+	_, text := httpGet(t, h, "/metrics")
+	for _, want := range []string{`kvserver_feed_gaps_total{result="diff"} 1`, `kvserver_feed_gaps_total{result="gone"} 1`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is not in the metrics", want)
+		}
+	}
 }
 
 // TestOperatorListsAndEndsWatches.

@@ -16,6 +16,9 @@ type FeedStats struct {
 	Streams int64 // open ones
 	LagTime time.Duration
 	Delays  *Delays
+
+	GapsCrossed uint64 // differences that were sent to watches, to their end
+	GapsGone    uint64 // watches that ended with HISTORY_GONE
 }
 
 // Delays counts durations in the buckets of requests.
@@ -41,7 +44,7 @@ var (
 	feedEventsDesc   = desc("feed_events_total", "Events that were taken for watches, each watch counted.")
 	feedCatchUpDesc  = desc("feed_catchup_bytes_total", "Bytes of the log that were read for lagging watches.")
 	feedLaggingDesc  = desc("feed_became_lagging_total", "Live watches that became lagging because their queue was full, or because all queues took too much memory.", "reason")
-	feedGapsDesc     = desc("feed_gaps_total", "Watches to which the log did not reach back.")
+	feedGapsDesc     = desc("feed_gaps_total", "Watches to which the log did not reach back, by result: diff (the difference was sent to its end), or gone (the watch ended with HISTORY_GONE).", "result")
 	feedDamagesDesc  = desc("feed_damages_total", "Damages of the log that were found when it was read for watches.")
 	feedDelayDesc    = desc("feed_delivery_delay_seconds", "Time from a commit to when it is sent to a watch.")
 	feedDescriptions = []*prometheus.Desc{
@@ -64,7 +67,8 @@ func (s *FeedStats) collect(ch chan<- prometheus.Metric) {
 	counter(ch, feedCatchUpDesc, float64(s.CatchUpBytes))
 	counter(ch, feedLaggingDesc, float64(s.BecameLagging.Queue), "queue")
 	counter(ch, feedLaggingDesc, float64(s.BecameLagging.Memory), "memory")
-	counter(ch, feedGapsDesc, float64(s.Gaps))
+	counter(ch, feedGapsDesc, float64(s.GapsCrossed), "diff")
+	counter(ch, feedGapsDesc, float64(s.GapsGone), "gone")
 	counter(ch, feedDamagesDesc, float64(s.Damages))
 	if s.Delays != nil {
 		s.Delays.collect(ch)
