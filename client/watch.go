@@ -20,6 +20,9 @@ type WatchOptions struct {
 	Token []byte
 	// After begins after the commit with this epoch, if it is not nil; 0 is before the first commit.
 	After *Epoch
+	// AfterTime begins with the first commit that is later than this time of the past, by the
+	// server's clock, if it is not zero.
+	AfterTime time.Time
 	// Snapshot begins with the state of the ranges, and goes on with every change after it.
 	Snapshot bool
 	// Difference sends what has changed if the log does not reach back to where the watch begins.
@@ -29,6 +32,9 @@ type WatchOptions struct {
 	KeysOnly bool
 	// Previous adds the values before each commit.
 	Previous bool
+	// ExpandLoads delivers the entries of bulk loads as set events. What the server does not keep as it
+	// was then still comes as loaded events.
+	ExpandLoads bool
 	// Progress is how often an update without changes comes while nothing changes; 10 s if it is 0.
 	Progress time.Duration
 }
@@ -189,7 +195,7 @@ func (w *watching) stream(ctx context.Context) (progress bool, err error) {
 // request is the request with which the watch begins, or continues.
 func (w *watching) request() *kvpb.CreateWatch {
 	o := &w.options
-	r := &kvpb.CreateWatch{Values: kvpb.WatchValues_WATCH_VALUES_NEW, OnGap: kvpb.OnGap_ON_GAP_FAIL}
+	r := &kvpb.CreateWatch{Values: kvpb.WatchValues_WATCH_VALUES_NEW, OnGap: kvpb.OnGap_ON_GAP_FAIL, ExpandLoads: o.ExpandLoads}
 	for _, one := range w.ranges {
 		r.Ranges = append(r.Ranges, one.wire())
 	}
@@ -200,6 +206,8 @@ func (w *watching) request() *kvpb.CreateWatch {
 		r.Start = &kvpb.CreateWatch_Snapshot{Snapshot: &kvpb.WatchSnapshot{}}
 	case o.After != nil:
 		r.Start = &kvpb.CreateWatch_AfterEpoch{AfterEpoch: uint64(*o.After)}
+	case !o.AfterTime.IsZero():
+		r.Start = &kvpb.CreateWatch_AfterTimeUs{AfterTimeUs: uint64(max(o.AfterTime.UnixMicro(), 1))}
 	}
 	switch {
 	case o.KeysOnly:

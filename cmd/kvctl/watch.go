@@ -20,13 +20,13 @@ import (
 func (a *app) watchCommand() *cobra.Command {
 	var r rangeFlags
 	var o client.WatchOptions
-	var after uint64
+	var after past
 	var tokenFile string
 	cmd := &cobra.Command{
 		Use:   "watch [PREFIX]",
 		Short: "Print the changes of a range as they are committed",
 		Long: `Print the changes of the keys that begin with PREFIX, of those between --start and --end, or of all, as they are committed and durable.
-It begins now, after the commit of --after-epoch, or with --snapshot: then the current entries come first. It goes on until it is interrupted,
+It begins now, after the commit or the time of --after, or with --snapshot: then the current entries come first. It goes on until it is interrupted,
 and continues by itself where it was when the server is back after a restart.
 
 With --from-token it continues after what was printed last, if FILE exists, and keeps FILE up to date: after each change that was printed,
@@ -40,8 +40,8 @@ Each line of jsonl output is a change: its epoch, what happened (set, delete, lo
 			if len(args) == 1 && r.given() {
 				return errors.New("watch: give either PREFIX or a range, not both")
 			}
-			if o.Snapshot && cmd.Flags().Changed("after-epoch") {
-				return errors.New("watch: give either --snapshot or --after-epoch, not both")
+			if o.Snapshot && cmd.Flags().Changed("after") {
+				return errors.New("watch: give either --snapshot or --after, not both")
 			}
 			return cobra.MaximumNArgs(1)(cmd, args)
 		},
@@ -53,9 +53,8 @@ Each line of jsonl output is a change: its epoch, what happened (set, delete, lo
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("after-epoch") {
-				epoch := client.Epoch(after)
-				o.After = &epoch
+			if o.AfterTime = after.time; cmd.Flags().Changed("after") && after.time.IsZero() {
+				o.After = &after.epoch
 			}
 			if o.Token, err = readToken(tokenFile); err != nil {
 				return err
@@ -66,7 +65,8 @@ Each line of jsonl output is a change: its epoch, what happened (set, delete, lo
 	r.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&tokenFile, "from-token", "", "continue with the token in `FILE`, if it exists, and write it there after each change that was printed")
-	flags.Uint64Var(&after, "after-epoch", 0, "begin after the commit with this `epoch`; 0 is before the first")
+	flags.Var(&after, "after", "begin after the commit with this `EPOCH or TIME`: 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m; 0 is before the first commit")
+	flags.BoolVar(&o.ExpandLoads, "expand-loads", false, "print the entries of bulk loads instead of their ranges")
 	flags.BoolVar(&o.Snapshot, "snapshot", false, "print the current entries first")
 	flags.BoolVar(&o.Difference, "difference", false, "if the server's log does not reach back far enough, print what has changed instead of failing")
 	flags.BoolVar(&o.Previous, "previous", false, "print the value before each change, too")

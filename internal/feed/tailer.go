@@ -109,7 +109,7 @@ func (f *Feed) commitsOf(rec *wal.TailRecord, after keys.Epoch) ([]*Commit, erro
 func (f *Feed) loads(after, through keys.Epoch) (commits []*Commit) {
 	known, complete := f.source.BulkLoads(after, through)
 	if !complete || len(known) == 0 {
-		known = []keys.LoadedRange{keys.WholeSpace(through, keys.SpaceUser)}
+		known = []keys.LoadedRange{keys.WholeSpace(after+1, through, keys.SpaceUser)}
 	}
 	for _, one := range known {
 		commits = append(commits, f.load(one))

@@ -5,6 +5,7 @@ import "bytes"
 // LoadedRange is what a bulk load has written: at one epoch, keys from Lower up to but not including Upper.
 type LoadedRange struct {
 	Epoch        Epoch
+	First        Epoch  // of several bulk loads of which only the last epoch is known, the first one; else zero
 	Lower, Upper []byte // internal keys; Upper is nil without a bound
 	Keys         uint64 // zero: unknown, and the bounds are those of all keys that it could have written
 }
@@ -19,7 +20,15 @@ func (r *LoadedRange) Add(key []byte) {
 	}
 }
 
-// WholeSpace is the range of a bulk load of which only the epoch and the space are known.
-func WholeSpace(e Epoch, s Space) LoadedRange {
-	return LoadedRange{Epoch: e, Lower: []byte{byte(s)}, Upper: []byte{byte(s) + 1}}
+// Since is the epoch before the bulk load, or before the first one of several.
+func (r *LoadedRange) Since() Epoch {
+	if r.First != 0 {
+		return r.First - 1
+	}
+	return r.Epoch - 1
+}
+
+// WholeSpace is the range of bulk loads of which only the epochs and the space are known.
+func WholeSpace(first, last Epoch, s Space) LoadedRange {
+	return LoadedRange{First: first, Epoch: last, Lower: []byte{byte(s)}, Upper: []byte{byte(s) + 1}}
 }

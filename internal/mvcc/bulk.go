@@ -40,6 +40,7 @@ type BulkLoaded struct {
 type bulkLoads struct {
 	session *Session // commits it; nil before the first bulk load, and outside the limit of sessions
 	pause   commitPause
+	keep    atomic.Int64 // see Store.KeepBulkLoads
 }
 
 // commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
@@ -50,6 +51,10 @@ func (h *commitPause) add(d time.Duration) {
 	h.total.Add(int64(d))
 	h.longest.Store(max(h.longest.Load(), int64(d)))
 }
+
+// KeepBulkLoads says for how long the states before and after each further bulk load are kept readable, by snapshot leases, as
+// far as their limit allows; zero: not at all.
+func (s *Store) KeepBulkLoads(ttl time.Duration) { s.bulk.keep.Store(int64(ttl)) }
 
 // BeginBulkLoad begins a bulk load. It ends with Close, which must be called before Store.Close.
 // There is one bulk load at a time: ErrBulkLoadBusy.
@@ -198,6 +203,10 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	err := s.engine.FinishBulkLoad(ctx, load, s.gcWatermarks(), s.clock.Now())
 	if !load.Published() {
 		return 0, err
+	}
+	if ttl := s.bulk.keep.Load(); ttl > 0 { // before the watermark moves: no collector has passed these epochs
+		_ = s.LeaseSnapshot(load.Epoch()-1, time.Duration(ttl))
+		_ = s.LeaseSnapshot(load.Epoch(), time.Duration(ttl))
 	}
 	s.counters.noOps.Add(uint64(load.Epoch() - last))
 	s.latches.wrote(&x.committing.held, load.Epoch())

@@ -14,6 +14,7 @@ type DifferenceOptions struct {
 	Lower, Upper []byte     // [Lower, Upper); a nil Upper means to the end
 	Since        keys.Epoch // keys with a newer version are shown; zero shows every key
 	KeysOnly     bool       // values are not read
+	SetsOnly     bool       // keys that were deleted are left out; the snapshot at Since is not needed then
 
 	// Context ends the walk, however much of it finds nothing; nil if nothing ends it.
 	Context context.Context
@@ -48,7 +49,7 @@ type VersionInfo struct {
 
 // Difference opens a walk in the session's snapshot. While it is open, it also keeps the snapshot at Since, because a deletion
 // is certain to be found only as long as what it hides is kept; the error is *SnapshotGoneError if that snapshot cannot be had
-// any more. The bounds are copied. Only Close ends the walk.
+// any more; SetsOnly does without it. The bounds are copied. Only Close ends the walk.
 func (x *Session) Difference(o DifferenceOptions) (*Difference, error) {
 	for _, bound := range [][]byte{o.Lower, o.Upper} {
 		if err := x.checkBound(bound); err != nil {
@@ -56,7 +57,7 @@ func (x *Session) Difference(o DifferenceOptions) (*Difference, error) {
 		}
 	}
 	d := &Difference{session: x, options: o, more: true}
-	if o.Since > 0 {
+	if o.Since > 0 && !o.SetsOnly {
 		since, err := x.store.Session()
 		if err != nil {
 			return nil, err
@@ -116,7 +117,7 @@ func (d *Difference) read(key []byte) bool {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Get(key, x.at)
-	if err != nil || !ok || v.Epoch <= d.options.Since {
+	if err != nil || !ok || v.Epoch <= d.options.Since || d.options.SetsOnly && !v.Kind.HasValue() {
 		d.err = err
 		return false
 	}

@@ -29,7 +29,9 @@ type feedState struct {
 	changes *mvcc.Changes
 	streams atomic.Int64 // open ones
 	gaps    watchGaps
-	delays  telemetry.Delays // from commits to Send
+
+	expanding expanding
+	delays    telemetry.Delays // from commits to Send
 }
 
 // watchGaps count what became of watches to which the log did not reach back.

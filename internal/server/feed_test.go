@@ -127,6 +127,30 @@ func TestWatchDeliversCommitsInOrderAndResumes(t *testing.T) {
 	}
 }
 
+// TestWatchBeginsAfterATime with the first commit that is later, whether versions of the past are kept or not.
+func TestWatchBeginsAfterATime(t *testing.T) {
+	h := mustStart(t)
+	start := clockAfter(t, h)
+	h.put(t, "k", "before")
+	at := clockAfter(t, h)
+	first := h.put(t, "k", "after")
+	h.put(t, "k", "more")
+	w := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_AfterTimeUs{AfterTimeUs: at}})
+	if c := w.recv().GetCreated(); c.GetAfterEpoch() != first-1 {
+		t.Errorf("the watch begins after epoch %d, want %d", c.GetAfterEpoch(), first-1)
+	}
+	got, _ := w.events(2)
+	mustEqualLists(t, got, fmt.Sprintf("%d S k after", first), fmt.Sprintf("%d S k more", first+1))
+	all := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_AfterTimeUs{AfterTimeUs: start}})
+	if c := all.recv().GetCreated(); c.GetAfterEpoch() >= first-1 {
+		t.Errorf("the watch of all begins after epoch %d", c.GetAfterEpoch())
+	}
+	future := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_AfterTimeUs{AfterTimeUs: at + uint64(time.Hour.Microseconds())}})
+	if f := failureOf(t, future.ended()); f.reason != pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE.Reason() {
+		t.Errorf("%+v", f)
+	}
+}
+
 // TestWatchPromisesProgress after everything before it was sent: when the client asks, and after the interval.
 func TestWatchPromisesProgress(t *testing.T) {
 	h := mustStart(t)
@@ -198,6 +222,7 @@ func TestWatchRefusesWhatItCannotPromise(t *testing.T) {
 		{&pb.CreateWatch{Ranges: all, OnGap: 9}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, ProgressInterval: durationpb.New(1)}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e + 1000}}, pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE},
+		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterTimeUs{}}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_ResumeToken{}}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},
 		{&pb.CreateWatch{Ranges: all, Start: token(func(t *feedToken) { t.filter++ })}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},
 		{&pb.CreateWatch{Ranges: all, Start: token(func(t *feedToken) { t.lineage[0]++ })}, pb.ErrorReason_ERROR_REASON_LINEAGE_CHANGED},

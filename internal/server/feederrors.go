@@ -23,11 +23,16 @@ func (e *lineageError) Error() string {
 // historyGoneError is a position from which on not every change is kept.
 type historyGoneError struct {
 	after, oldest keys.Epoch
+	time          uint64 // instead of after, if it is not zero
 	cause         error
 }
 
 func (e *historyGoneError) Error() string {
-	text := fmt.Sprintf("the changes after epoch %d are not kept any more; a watch can begin after epoch %d", e.after, e.oldest)
+	position := fmt.Sprintf("epoch %d", e.after)
+	if e.time != 0 {
+		position = time.UnixMicro(int64(e.time)).UTC().Format(time.RFC3339Nano)
+	}
+	text := fmt.Sprintf("not all changes after %s are kept, or have a time; a watch can begin after epoch %d", position, e.oldest)
 	if e.cause != nil {
 		text += ": " + e.cause.Error()
 	}
@@ -62,7 +67,12 @@ func classifyWatch(err error) (fault, bool) {
 			metadata: map[string]string{"lineage": lineage.store.String(), "token_lineage": lineage.token.String()},
 		}, true
 	case errors.As(err, &gone):
-		return historyGoneFault(gone.after, gone.oldest), true
+		f := historyGoneFault(gone.after, gone.oldest)
+		if gone.time != 0 {
+			f.metadata["time_us"] = strconv.FormatUint(gone.time, 10)
+			delete(f.metadata, "epoch")
+		}
+		return f, true
 	case errors.As(err, &gap):
 		return historyGoneFault(gap.After.Epoch, max(gap.Oldest, 1)-1), true
 	case errors.As(err, &removed):

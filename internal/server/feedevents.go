@@ -34,6 +34,14 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 	limit := w.server.feed.responseBytes()
 	for i := range d.Parts {
 		p := &d.Parts[i]
+		if loaded := p.Commit.Loaded; loaded != nil && sw.options.expandLoads {
+			if out.events > 0 {
+				if err := w.sendResponse(ctx, sw, &out); err != nil {
+					return err
+				}
+			}
+			return w.beginLoad(ctx, sw, loaded, nil) // what follows is delivered again after it
+		}
 		previous, err := w.previousOf(ctx, sw, p)
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"time"
 
@@ -19,6 +20,7 @@ type watchOptions struct {
 	filter           uint64 // hash of ranges and kinds, for tokens
 	values           pb.WatchValues
 	difference       bool // on_gap DIFF
+	expandLoads      bool
 	progressInterval time.Duration
 }
 
@@ -26,7 +28,9 @@ type watchOptions struct {
 type watchStart struct {
 	now   bool
 	after feed.Position
+	time  uint64 // after everything up to this time, if it is not zero
 	walk  bool
+	load  bool       // the walk is of a bulk load
 	at    keys.Epoch // of the walk's snapshot; zero: the newest
 	last  []byte     // the last key of the walk that the client has
 }
@@ -56,6 +60,9 @@ func (w *watchStream) toWatchOptions(req *pb.CreateWatch, o *watchOptions) (star
 		}
 	}
 	o.filter = watchFilter(o.ranges, o.kinds)
+	if o.expandLoads = req.ExpandLoads; o.expandLoads && o.kinds&feed.KindSets != 0 {
+		o.kinds |= feed.KindLoads // their entries are sets
+	}
 	return w.toWatchStart(req, o)
 }
 
@@ -66,6 +73,10 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 		start.now = true
 	case *pb.CreateWatch_AfterEpoch:
 		start.after.Epoch = keys.Epoch(s.AfterEpoch)
+	case *pb.CreateWatch_AfterTimeUs:
+		if start.time = s.AfterTimeUs; start.time == 0 {
+			return start, invalid("create.after_time_us", "is 0; give microseconds since 1970")
+		}
 	case *pb.CreateWatch_Snapshot:
 		start.walk = true
 	case *pb.CreateWatch_ResumeToken:
@@ -80,12 +91,22 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 		}
 		start.after = t.position
 		if t.snapshot != 0 {
-			start.walk, start.at, start.last = true, t.snapshot, t.last
+			start.walk, start.load, start.at, start.last = true, t.load, t.snapshot, t.last
 		}
 	default:
 		return start, invalid("create.start", "is not known to this server")
 	}
 	return start, nil
+}
+
+// epochBefore is an epoch after which a watch has every commit that is later than a time.
+func (w *watchStream) epochBefore(ctx context.Context, at uint64) (keys.Epoch, error) {
+	changes := w.server.feed.changes
+	e, ok, err := changes.EpochBefore(ctx, at)
+	if err == nil && !ok {
+		err = &historyGoneError{time: at, oldest: max(changes.OldestInLog(), 1) - 1}
+	}
+	return e, err
 }
 
 // toWatchRanges reads ranges, sorts them, and unites them where they meet.

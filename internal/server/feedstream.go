@@ -125,6 +125,15 @@ func (w *watchStream) close() {
 		if sw.walk != nil {
 			sw.walk.close(w.server, true)
 		}
+		w.forget(sw)
+	}
+}
+
+// forget takes the watch out of those of the stream.
+func (w *watchStream) forget(sw *streamWatch) {
+	delete(w.watches, sw.id)
+	if sw.options.expandLoads {
+		w.server.feed.expanding.add(w.server, -1)
 	}
 }
 
@@ -199,6 +208,9 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 	start, err := w.toWatchOptions(req, &sw.options)
 	if err == nil {
 		w.watches[sw.id] = sw
+		if sw.options.expandLoads {
+			w.server.feed.expanding.add(w.server, 1)
+		}
 		if due := sw.sent.Add(sw.options.progressInterval); due.Before(w.due) {
 			w.due = due
 		}
@@ -215,8 +227,16 @@ func (w *watchStream) begin(ctx context.Context, sw *streamWatch, start watchSta
 	if most := w.server.config.Feed.WatchesPerStream; len(w.watches) > most {
 		return &feed.LimitError{What: "watches of a stream", Limit: most}
 	}
-	if start.walk {
+	switch {
+	case start.load:
+		return w.resumeLoad(ctx, sw, start)
+	case start.walk:
 		return w.whenRoom(ctx, sw, func(ctx context.Context) error { return w.beginWalk(ctx, sw, start) })
+	case start.time != 0:
+		var err error
+		if start.after.Epoch, err = w.epochBefore(ctx, start.time); err != nil {
+			return err
+		}
 	}
 	if err := w.open(ctx, sw, start.now, start.after); err != nil {
 		return err
@@ -252,7 +272,9 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 	if errors.Is(err, feed.ErrClosed) {
 		return errShuttingDown
 	}
-	delete(w.watches, sw.id)
+	if w.watches[sw.id] == sw {
+		w.forget(sw)
+	}
 	if sw.watch != nil {
 		sw.watch.Cancel()
 	}

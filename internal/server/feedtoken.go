@@ -21,7 +21,8 @@ import (
 //
 // The first operations of the commit after the epoch have been delivered. In the middle of a snapshot or of a difference, which
 // are sent in key order, the token has another version and two more fields before the checksum: the epoch of the snapshot, and
-// the last key that was sent. Its epoch is the one after which the difference began; that of a snapshot is 0.
+// the last key that was sent. Its epoch is the one after which the difference began; that of a snapshot is 0. A third version
+// is that of a difference between the epochs before and after a bulk load.
 //
 //	0         1         17      24           28       36         43         n-4
 //	+---------+---------+-------+------------+--------+----------+----------+--------+
@@ -33,11 +34,13 @@ type feedToken struct {
 	filter   uint64     // see watchFilter
 	snapshot keys.Epoch // not 0: within a snapshot or a difference at this epoch
 	last     []byte     // the last key that was sent
+	load     bool       // the difference is what a bulk load did
 }
 
 const (
 	feedTokenVersion     = 1
 	feedTokenWalkVersion = 2
+	feedTokenLoadVersion = 3
 	feedTokenBody        = 36
 	feedTokenBytes       = feedTokenBody + 4
 	feedTokenWalkBytes   = feedTokenBytes + 7 // and the last key
@@ -46,7 +49,10 @@ const (
 func (t *feedToken) encode() []byte {
 	dst := make([]byte, 0, feedTokenWalkBytes+len(t.last))
 	version := byte(feedTokenVersion)
-	if t.snapshot != 0 {
+	switch {
+	case t.load:
+		version = feedTokenLoadVersion
+	case t.snapshot != 0:
 		version = feedTokenWalkVersion
 	}
 	dst = append(append(dst, version), t.lineage[:]...)
@@ -77,7 +83,7 @@ func decodeFeedToken(src []byte, keyBytesMax int) (t feedToken, err error) {
 		return t, invalidToken("has an impossible length")
 	}
 	version := src[0]
-	if version != feedTokenVersion && version != feedTokenWalkVersion {
+	if version < feedTokenVersion || version > feedTokenLoadVersion {
 		return t, invalidToken("is not of a watch, or of a newer version of the server")
 	}
 	body, sum := src[:len(src)-4], binary.LittleEndian.Uint32(src[len(src)-4:])
@@ -96,7 +102,7 @@ func decodeFeedToken(src []byte, keyBytesMax int) (t feedToken, err error) {
 	if len(src) < feedTokenWalkBytes {
 		return t, invalidToken("is damaged")
 	}
-	t.snapshot, t.last = epochOf(body[feedTokenBody:]), body[feedTokenBody+7:]
+	t.snapshot, t.last, t.load = epochOf(body[feedTokenBody:]), body[feedTokenBody+7:], version == feedTokenLoadVersion
 	if t.position.Operations != 0 || t.snapshot == 0 || t.snapshot < t.position.Epoch {
 		return t, invalidToken("is damaged")
 	}

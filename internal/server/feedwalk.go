@@ -14,22 +14,37 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// watchWalk sends the state of a watch's ranges in a snapshot, or what has changed there between two epochs. Afterwards the watch
-// continues after the snapshot's epoch. While the walk is open, it holds the snapshot and the log after it, so that nothing can
+// watchWalk sends the state of a watch's ranges in a snapshot, what has changed there between two epochs, or what a bulk load has
+// set. Afterwards the watch continues after the snapshot's epoch. While the walk is open, it holds the snapshot and the log after it, so that nothing can
 // be missed between the two.
 type watchWalk struct {
-	difference bool
-	since, at  keys.Epoch
-	session    *mvcc.Session
-	hold       *wal.Holder
-	snapshot   *openSnapshot
-	entry      int                 // of the ranges: the one at hand
-	last       []byte              // the last key that was sent; nil before the first
-	changes    *mvcc.Difference    // of the range at hand
-	cursor     *mvcc.Cursor        // the same
-	pending    *pb.WatchDifference // of the part that is being filled
-	filling    *pb.WatchSnapshotPart
-	bytes      int
+	kind      walkKind
+	since, at keys.Epoch
+	session   *mvcc.Session
+	previous  *mvcc.Session // walkLoad: in a snapshot at since, if the watch wants previous values and they are kept
+	hold      *wal.Holder
+	snapshot  *openSnapshot
+	entry     int              // of the ranges: the one at hand
+	last      []byte           // the last key that was sent; nil before the first
+	changes   *mvcc.Difference // of the range at hand
+	cursor    *mvcc.Cursor     // the same
+	part      walkPart         // the one that is being filled
+}
+
+// walkKind says what a walk sends.
+type walkKind uint8
+
+const (
+	walkState      walkKind = iota // every key, at one epoch
+	walkDifference                 // the keys that have changed between two epochs
+	walkLoad                       // the keys that a bulk load has set, as a commit
+)
+
+// walkPart is one response of a walk.
+type walkPart struct {
+	entries []*pb.Entry       // walkState
+	events  []*pb.ChangeEvent // the others
+	bytes   int
 }
 
 // walkHoldLifetime is how long the log is kept for a walk after its last part was begun.
@@ -37,12 +52,15 @@ const walkHoldLifetime = 10 * time.Minute
 
 // beginWalk begins the walk of a watch that begins with a snapshot, or that continues inside a walk.
 func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watchStart) error {
-	walk := &watchWalk{difference: start.after.Epoch != 0, since: start.after.Epoch, at: start.at, last: bytes.Clone(start.last)}
+	walk := &watchWalk{since: start.after.Epoch, at: start.at, last: bytes.Clone(start.last)}
+	if walk.since != 0 {
+		walk.kind = walkDifference
+	}
 	if err := w.openWalk(ctx, sw, walk); err != nil {
 		return err
 	}
 	out := &pb.WatchResponse{Body: &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(walk.at)}}}
-	if walk.difference {
+	if walk.kind == walkDifference {
 		out.ResumeToken = walk.token(w, sw)
 	}
 	return w.respond(ctx, sw, out, 0)
@@ -52,7 +70,7 @@ func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watc
 func (w *watchStream) beginDifference(ctx context.Context, sw *streamWatch, gap *feed.GapError) error {
 	err := w.server.feed.feed.Await(ctx, gap.ResumeAt)
 	if err == nil {
-		err = w.openWalk(ctx, sw, &watchWalk{difference: true, since: gap.After.Epoch})
+		err = w.openWalk(ctx, sw, &watchWalk{kind: walkDifference, since: gap.After.Epoch})
 	}
 	if err != nil {
 		return w.end(ctx, sw, err)
@@ -102,8 +120,7 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 		return err
 	}
 	walk.snapshot = w.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_WATCH, walk.at, walk.session.CloseSnapshot)
-	if walk.difference {
-		walk.pending = &pb.WatchDifference{Epoch: uint64(walk.at)}
+	if walk.kind != walkState {
 		if err = walk.openRange(sw); err != nil { // now, so that the begin of the difference is kept
 			return err
 		}
@@ -135,11 +152,14 @@ func (k *watchWalk) close(s *Server, interrupted bool) {
 	k.closeRange()
 	if k.snapshot != nil && k.snapshot.close() && interrupted && k.last != nil {
 		_ = s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
-		if k.since != 0 {
+		if k.kind == walkDifference || k.previous != nil {
 			_ = s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
 		}
 	}
 	k.session.Close()
+	if k.previous != nil {
+		k.previous.Close()
+	}
 	if k.hold != nil {
 		k.hold.Release()
 	}
@@ -164,12 +184,14 @@ func (k *watchWalk) openRange(sw *streamWatch) (err error) {
 			r.Lower = r.Upper
 		}
 	}
-	values := sw.options.values == pb.WatchValues_WATCH_VALUES_NONE
-	if k.difference {
-		k.changes, err = k.session.Difference(mvcc.DifferenceOptions{Lower: r.Lower, Upper: r.Upper, Since: k.since, KeysOnly: values, Context: k.snapshot.ctx})
+	keysOnly := sw.options.values == pb.WatchValues_WATCH_VALUES_NONE
+	if k.kind == walkState {
+		k.cursor, err = k.session.Scan(mvcc.ScanOptions{Lower: r.Lower, Upper: r.Upper, KeysOnly: keysOnly, Context: k.snapshot.ctx})
 		return err
 	}
-	k.cursor, err = k.session.Scan(mvcc.ScanOptions{Lower: r.Lower, Upper: r.Upper, KeysOnly: values, Context: k.snapshot.ctx})
+	k.changes, err = k.session.Difference(mvcc.DifferenceOptions{
+		Lower: r.Lower, Upper: r.Upper, Since: k.since, KeysOnly: keysOnly, SetsOnly: k.kind == walkLoad, Context: k.snapshot.ctx,
+	})
 	return err
 }
 
@@ -187,7 +209,7 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 		k.cursor.Pause()
 	}
 	k.snapshot.wait()
-	if err := w.respond(ctx, sw, k.response(w, sw, more), k.bytes); err != nil {
+	if err := w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes); err != nil {
 		return false, err
 	}
 	if err := k.snapshot.resume(); err != nil {
@@ -204,7 +226,7 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	if err != nil {
 		return false, w.end(ctx, sw, err)
 	}
-	if k.difference {
+	if k.kind == walkDifference {
 		w.server.feed.gaps.crossed.Add(1)
 	}
 	w.dropWalk(sw)
@@ -217,31 +239,32 @@ func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.Wat
 	if !more {
 		out.ResumeToken = w.token(sw, feed.Position{Epoch: k.at})
 	}
-	if k.difference {
-		k.pending.End = !more
-		out.Body = &pb.WatchResponse_Difference{Difference: k.pending}
-	} else {
-		k.filling.End = !more
-		out.Body = &pb.WatchResponse_Snapshot{Snapshot: k.filling}
+	switch k.kind {
+	case walkState:
+		out.Body = &pb.WatchResponse_Snapshot{Snapshot: &pb.WatchSnapshotPart{Epoch: uint64(k.at), Entries: k.part.entries, End: !more}}
+	case walkDifference:
+		out.Body = &pb.WatchResponse_Difference{Difference: &pb.WatchDifference{Epoch: uint64(k.at), Events: k.part.events, End: !more}}
+	case walkLoad:
+		out.Body = loadCommit(k.at, k.part.events, !more)
 	}
 	return out
 }
 
 // token continues the walk after the last key.
 func (k *watchWalk) token(w *watchStream, sw *streamWatch) []byte {
-	return (&feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last}).encode()
+	return (&feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last, load: k.kind == walkLoad}).encode()
 }
 
 // fill makes the next part, and reports whether there may be more after it.
 func (k *watchWalk) fill(sw *streamWatch, limit int) (more bool, err error) {
-	k.pending, k.filling, k.bytes = &pb.WatchDifference{Epoch: uint64(k.at)}, &pb.WatchSnapshotPart{Epoch: uint64(k.at)}, 0
+	k.part = walkPart{}
 	for count := 0; k.entry < len(sw.options.ranges); {
 		if k.changes == nil && k.cursor == nil {
 			if err := k.openRange(sw); err != nil {
 				return false, err
 			}
 		}
-		if count == watchEventsMax || k.bytes >= limit {
+		if count == watchEventsMax || k.part.bytes >= limit {
 			return true, nil
 		}
 		found, err := k.next(sw)
@@ -260,13 +283,13 @@ func (k *watchWalk) fill(sw *streamWatch, limit int) (more bool, err error) {
 
 // next adds the next key to the part.
 func (k *watchWalk) next(sw *streamWatch) (found bool, err error) {
-	if !k.difference {
+	if k.kind == walkState {
 		if !k.cursor.Next() {
 			return false, k.cursor.Err()
 		}
 		e := &pb.Entry{Key: bytes.Clone(k.cursor.Key()), Value: bytes.Clone(k.cursor.Value()), Epoch: uint64(k.cursor.Epoch())}
-		k.filling.Entries = append(k.filling.Entries, e)
-		k.bytes += eventBytes + len(e.Key) + len(e.Value)
+		k.part.entries = append(k.part.entries, e)
+		k.part.bytes += eventBytes + len(e.Key) + len(e.Value)
 		k.last = e.Key
 		return true, nil
 	}
@@ -279,11 +302,13 @@ func (k *watchWalk) next(sw *streamWatch) (found bool, err error) {
 		e.Kind, e.Value = pb.EventKind_EVENT_KIND_SET, bytes.Clone(k.changes.Value())
 		e.LeaseId, e.ExpiresAtMs = v.Metadata.Lease, int64(v.Metadata.ExpiresAt)
 	}
-	e.PreviousUnavailable = sw.options.values == pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS
+	if err := k.setPrevious(sw, e); err != nil {
+		return false, err
+	}
 	k.last = e.Key
-	if wanted(sw.options.kinds, v.Deleted) {
-		k.pending.Events = append(k.pending.Events, e)
-		k.bytes += sizeOf(e)
+	if k.kind == walkLoad || wanted(sw.options.kinds, v.Deleted) {
+		k.part.events = append(k.part.events, e)
+		k.part.bytes += sizeOf(e)
 	}
 	return true, nil
 }

@@ -152,6 +152,10 @@ func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
 	if f := failureOf(t, fails.ended()); f.reason != pb.ErrorReason_ERROR_REASON_HISTORY_GONE.Reason() || f.metadata["epoch"] != fmt.Sprint(begin) {
 		t.Errorf("%+v", f)
 	}
+	early := mustWatch(t, h, &pb.CreateWatch{Start: &pb.CreateWatch_AfterTimeUs{AfterTimeUs: 1}})
+	if f := failureOf(t, early.ended()); f.reason != pb.ErrorReason_ERROR_REASON_HISTORY_GONE.Reason() || f.metadata["time_us"] != "1" || f.metadata["oldest"] == "" {
+		t.Errorf("%+v", f)
+	}
 	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
 	for !r.apply(t, w.recv()) {
 	}
@@ -163,7 +167,7 @@ func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
 		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
 	}
 	_, text := httpGet(t, h, "/metrics")
-	for _, want := range []string{`kvserver_feed_gaps_total{result="diff"} 1`, `kvserver_feed_gaps_total{result="gone"} 1`} {
+	for _, want := range []string{`kvserver_feed_gaps_total{result="diff"} 1`, `kvserver_feed_gaps_total{result="gone"} 2`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is not in the metrics", want)
 		}

@@ -182,7 +182,7 @@ func TestKvctlWatchRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	if err := os.WriteFile(damaged, []byte("%%%"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w := s.startWatch("a/", "--after-epoch", "0", "--from-token", other, "-o", "jsonl")
+	w := s.startWatch("a/", "--after", "0", "--from-token", other, "-o", "jsonl")
 	w.changes(1)
 	awaitToken(t, other, "")
 	w.interrupt()
@@ -193,9 +193,9 @@ func TestKvctlWatchRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	}{
 		{"watch a b", 2, "at most 1"},
 		{"watch a/ --prefix b/", 2, "not both"},
-		{"watch a/ --snapshot --after-epoch 0", 2, "not both"},
-		{"watch a/ --after-epoch x", 2, "after-epoch"},
-		{"watch a/ --after-epoch 1000000000", 1, "kvctl:"},
+		{"watch a/ --snapshot --after 0", 2, "not both"},
+		{"watch a/ --after x", 2, "after"},
+		{"watch a/ --after 1000000000", 1, "kvctl:"},
 		{"watch a/ --from-token " + damaged, 1, "remove the file"},
 		{"watch b/ --from-token " + other, 2, "other ranges"},
 		{"feed list --endpoint 127.0.0.1:1 --timeout 100ms", 6, "kvctl:"},

@@ -166,7 +166,8 @@ const (
 	ErrorReason_ERROR_REASON_CLOCK_EARLIER ErrorReason = 80
 	// OUT_OF_RANGE: neither the log nor the kept versions reach back to the position at which a watch
 	// should begin or go on. The client has to read the current state: a watch with snapshot does.
-	// Metadata: epoch (the position), oldest (a watch can begin after this epoch).
+	// Metadata: epoch (the position) or time_us (of after_time_us), oldest (a watch can begin after
+	// this epoch).
 	ErrorReason_ERROR_REASON_HISTORY_GONE ErrorReason = 90
 	// FAILED_PRECONDITION: a resume token is of another history: the store was restored or replaced,
 	// so that its epochs name other commits. Metadata: lineage (of the store), token_lineage.

@@ -146,7 +146,7 @@ const (
 	// The key was deleted, or written by a deletion although it did not exist.
 	EventKind_EVENT_KIND_DELETE EventKind = 2
 	// A bulk load took effect: keys in [key, end_key) may have been set. Their values are read at the
-	// commit's epoch.
+	// commit's epoch. There is one such event for each watched range that the load meets.
 	EventKind_EVENT_KIND_LOADED EventKind = 3
 )
 
@@ -373,6 +373,7 @@ type CreateWatch struct {
 	//	*CreateWatch_ResumeToken
 	//	*CreateWatch_AfterEpoch
 	//	*CreateWatch_Snapshot
+	//	*CreateWatch_AfterTimeUs
 	Start isCreateWatch_Start `protobuf_oneof:"start"`
 	// What to do if the log no longer has the changes after the start.
 	OnGap OnGap `protobuf:"varint,7,opt,name=on_gap,json=onGap,proto3,enum=epochkv.v1.OnGap" json:"on_gap,omitempty"`
@@ -384,8 +385,12 @@ type CreateWatch struct {
 	Origins []CommitOrigin `protobuf:"varint,10,rep,packed,name=origins,proto3,enum=epochkv.v1.CommitOrigin" json:"origins,omitempty"`
 	// If nothing else was sent for this long, progress is sent: at least 100 ms, 10 s if unset.
 	ProgressInterval *durationpb.Duration `protobuf:"bytes,11,opt,name=progress_interval,json=progressInterval,proto3" json:"progress_interval,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Sends the entries of bulk loads as SET events instead of LOADED, to watches that want SET or
+	// LOADED. They are read at the load's epoch. If that is not readable any more, a LOADED event
+	// comes for the keys of which no event has come.
+	ExpandLoads   bool `protobuf:"varint,13,opt,name=expand_loads,json=expandLoads,proto3" json:"expand_loads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateWatch) Reset() {
@@ -475,6 +480,15 @@ func (x *CreateWatch) GetSnapshot() *WatchSnapshot {
 	return nil
 }
 
+func (x *CreateWatch) GetAfterTimeUs() uint64 {
+	if x != nil {
+		if x, ok := x.Start.(*CreateWatch_AfterTimeUs); ok {
+			return x.AfterTimeUs
+		}
+	}
+	return 0
+}
+
 func (x *CreateWatch) GetOnGap() OnGap {
 	if x != nil {
 		return x.OnGap
@@ -510,6 +524,13 @@ func (x *CreateWatch) GetProgressInterval() *durationpb.Duration {
 	return nil
 }
 
+func (x *CreateWatch) GetExpandLoads() bool {
+	if x != nil {
+		return x.ExpandLoads
+	}
+	return false
+}
+
 type isCreateWatch_Start interface {
 	isCreateWatch_Start()
 }
@@ -535,6 +556,14 @@ type CreateWatch_Snapshot struct {
 	Snapshot *WatchSnapshot `protobuf:"bytes,6,opt,name=snapshot,proto3,oneof"`
 }
 
+type CreateWatch_AfterTimeUs struct {
+	// With the first commit that is later than this time of the past, by the server's clock, in
+	// microseconds since 1970. Bulk loads directly before that commit come, too. Commits that were
+	// written before the store had its feature level have no time: a watch that might miss one of
+	// them is refused with HISTORY_GONE.
+	AfterTimeUs uint64 `protobuf:"varint,12,opt,name=after_time_us,json=afterTimeUs,proto3,oneof"`
+}
+
 func (*CreateWatch_Now) isCreateWatch_Start() {}
 
 func (*CreateWatch_ResumeToken) isCreateWatch_Start() {}
@@ -542,6 +571,8 @@ func (*CreateWatch_ResumeToken) isCreateWatch_Start() {}
 func (*CreateWatch_AfterEpoch) isCreateWatch_Start() {}
 
 func (*CreateWatch_Snapshot) isCreateWatch_Start() {}
+
+func (*CreateWatch_AfterTimeUs) isCreateWatch_Start() {}
 
 type WatchNow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1377,7 +1408,7 @@ const file_epochkv_v1_feed_proto_rawDesc = "" +
 	"\x06create\x18\x01 \x01(\v2\x17.epochkv.v1.CreateWatchH\x00R\x06create\x121\n" +
 	"\x06cancel\x18\x02 \x01(\v2\x17.epochkv.v1.CancelWatchH\x00R\x06cancel\x129\n" +
 	"\bprogress\x18\x03 \x01(\v2\x1b.epochkv.v1.RequestProgressH\x00R\bprogressB\t\n" +
-	"\arequest\"\x8e\x04\n" +
+	"\arequest\"\xd7\x04\n" +
 	"\vCreateWatch\x12\x19\n" +
 	"\bwatch_id\x18\x01 \x01(\x04R\awatchId\x12,\n" +
 	"\x06ranges\x18\x02 \x03(\v2\x14.epochkv.v1.KeyRangeR\x06ranges\x12(\n" +
@@ -1385,13 +1416,15 @@ const file_epochkv_v1_feed_proto_rawDesc = "" +
 	"\fresume_token\x18\x04 \x01(\fH\x00R\vresumeToken\x12!\n" +
 	"\vafter_epoch\x18\x05 \x01(\x04H\x00R\n" +
 	"afterEpoch\x127\n" +
-	"\bsnapshot\x18\x06 \x01(\v2\x19.epochkv.v1.WatchSnapshotH\x00R\bsnapshot\x12(\n" +
+	"\bsnapshot\x18\x06 \x01(\v2\x19.epochkv.v1.WatchSnapshotH\x00R\bsnapshot\x12$\n" +
+	"\rafter_time_us\x18\f \x01(\x04H\x00R\vafterTimeUs\x12(\n" +
 	"\x06on_gap\x18\a \x01(\x0e2\x11.epochkv.v1.OnGapR\x05onGap\x12/\n" +
 	"\x06values\x18\b \x01(\x0e2\x17.epochkv.v1.WatchValuesR\x06values\x12+\n" +
 	"\x05kinds\x18\t \x03(\x0e2\x15.epochkv.v1.EventKindR\x05kinds\x122\n" +
 	"\aorigins\x18\n" +
 	" \x03(\x0e2\x18.epochkv.v1.CommitOriginR\aorigins\x12F\n" +
-	"\x11progress_interval\x18\v \x01(\v2\x19.google.protobuf.DurationR\x10progressIntervalB\a\n" +
+	"\x11progress_interval\x18\v \x01(\v2\x19.google.protobuf.DurationR\x10progressInterval\x12!\n" +
+	"\fexpand_loads\x18\r \x01(\bR\vexpandLoadsB\a\n" +
 	"\x05start\"\n" +
 	"\n" +
 	"\bWatchNow\"\x0f\n" +
@@ -1561,6 +1594,7 @@ func file_epochkv_v1_feed_proto_init() {
 		(*CreateWatch_ResumeToken)(nil),
 		(*CreateWatch_AfterEpoch)(nil),
 		(*CreateWatch_Snapshot)(nil),
+		(*CreateWatch_AfterTimeUs)(nil),
 	}
 	file_epochkv_v1_feed_proto_msgTypes[6].OneofWrappers = []any{
 		(*WatchResponse_Created)(nil),

@@ -1,0 +1,187 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// loadEvents receives the events of a commit until its last part, on a new stream after each response: the tokens continue
+// inside of it.
+func loadEvents(t *testing.T, h *harness, create *pb.CreateWatch) (all []string, parts int, token []byte) {
+	t.Helper()
+	for {
+		w := mustWatch(t, h, create)
+		m := w.recv()
+		for m.GetChanges() == nil {
+			m = w.recv()
+		}
+		w.cancel()
+		c := m.GetChanges().Commits[0]
+		for _, e := range c.Events {
+			all = append(all, fmt.Sprintf("%d %v %s-%s %d %d/%v", c.Epoch, e.Kind, e.Key, e.EndKey, len(e.Value), len(e.PreviousValue), e.PreviousUnavailable))
+		}
+		if len(all) > 10_000 {
+			t.Fatal("the commit does not end")
+		}
+		if parts++; c.End {
+			return all, parts, m.ResumeToken
+		}
+		create.Start = &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}
+	}
+}
+
+// TestExpandedLoadsAreTheirEntries: a watch that expands loads gets each entry of a bulk load in its ranges once, in key order, as
+// they were at the load's epoch, in parts that can be resumed; and then what came after it.
+func TestExpandedLoadsAreTheirEntries(t *testing.T) {
+	h := mustStart(t, retaining)
+	const loaded, size = 2500, 30
+	h.put(t, "key-00100", "12345")
+	before := h.put(t, "other", "not loaded")
+	if _, err := h.bulk(t, loaded, size, true); err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(h.store.Visible())
+	h.put(t, "key-00200", "later") // not what the load has set
+	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("key-00300")}); err != nil {
+		t.Fatal(err)
+	}
+	ranges := []*pb.KeyRange{{End: []byte("key-01500")}, {Start: []byte("key-02000"), End: []byte("key-99")}}
+	got, parts, token := loadEvents(t, h, &pb.CreateWatch{
+		Ranges: ranges, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true,
+		Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Kinds: []pb.EventKind{pb.EventKind_EVENT_KIND_SET},
+	})
+	var want []string
+	for i := range loaded {
+		if i < 1500 || i >= 2000 {
+			previous := 0
+			if i == 100 {
+				previous = 5
+			}
+			want = append(want, fmt.Sprintf("%d EVENT_KIND_SET key-%05d- %d %d/false", at, i, size, previous))
+		}
+	}
+	mustEqualLists(t, got, want...)
+	if parts < 2 {
+		t.Errorf("%d parts", parts)
+	}
+	w := mustWatch(t, h, &pb.CreateWatch{
+		Ranges: ranges, Start: &pb.CreateWatch_ResumeToken{ResumeToken: token}, Kinds: []pb.EventKind{pb.EventKind_EVENT_KIND_SET},
+	})
+	after, _ := w.events(1)
+	mustEqualLists(t, after, fmt.Sprintf("%d S key-00200 later", at+1))
+}
+
+// TestLoadsThatAreNotReadableComeAsLoaded: if the state after a load is not kept, the events say which keys it may have set, also
+// for the rest of a load of which a part has come.
+func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
+	h := mustStart(t)
+	before := h.put(t, "other", "not loaded")
+	idle, _ := h.store.Sessions()
+	if _, err := h.bulk(t, 2500, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(h.store.Visible())
+	expand := func(token []byte) *pb.CreateWatch {
+		c := &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true}
+		if token != nil {
+			c.Start = &pb.CreateWatch_ResumeToken{ResumeToken: token}
+		}
+		return c
+	}
+	w := mustWatch(t, h, expand(nil))
+	m := w.recv()
+	for m.GetChanges() == nil {
+		m = w.recv()
+	}
+	w.cancel()
+	events := m.GetChanges().Commits[0].Events
+	last := string(events[len(events)-1].Key)
+	for open := idle + 1; open > idle; open, _ = h.store.Sessions() {
+		time.Sleep(time.Millisecond)
+	}
+	for _, lease := range h.store.SnapshotLeases() { // of the interrupted walk
+		h.store.EndSnapshotLease(lease.ID)
+	}
+	for uint64(h.store.LowWatermark()) <= at {
+		h.put(t, "other", "again")
+	}
+	rest := mustWatch(t, h, expand(m.ResumeToken))
+	got, _ := rest.loaded(at)
+	mustEqualLists(t, got, fmt.Sprintf("%q-%q", last+"\x00", "key-02499\x00"))
+	whole := mustWatch(t, h, expand(nil))
+	got, _ = whole.loaded(at)
+	mustEqualLists(t, got, fmt.Sprintf("%q-%q", "key-00000", "key-02499\x00"))
+	h.put(t, "z", "after it")
+	for _, w := range []*watcher{rest, whole} {
+		for last := ""; !strings.Contains(last, " S z after it"); {
+			next, _ := w.events(1)
+			last = next[len(next)-1]
+		}
+	}
+}
+
+// loaded receives the LOADED events of a commit.
+func (w *watcher) loaded(at uint64) (all []string, token []byte) {
+	w.t.Helper()
+	for {
+		m := w.recv()
+		for _, c := range m.GetChanges().GetCommits() {
+			if c.Epoch != at || !c.End {
+				w.t.Fatalf("commit %d with %d events, the first one %v", c.Epoch, len(c.Events), c.Events[0])
+			}
+			for _, e := range c.Events {
+				if e.Kind != pb.EventKind_EVENT_KIND_LOADED {
+					w.t.Fatalf("event %v", e)
+				}
+				all = append(all, fmt.Sprintf("%q-%q", e.Key, e.EndKey))
+			}
+			return all, m.ResumeToken
+		}
+	}
+}
+
+// TestOpenWatchesKeepLoadsReadable: without a retention, the state after a load is kept until a watch that expands it has read it.
+func TestOpenWatchesKeepLoadsReadable(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{ExpandLoads: true})
+	w.recv()
+	if _, err := h.bulk(t, 10, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	at := h.store.Visible()
+	x, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for h.store.LowWatermark() <= at {
+		h.put(t, "key-00003", "overwritten")
+	}
+	for _, e := range []keys.Epoch{at - 1, at} {
+		if _, err := x.OpenSnapshot(e); err != nil {
+			t.Error(err)
+		}
+	}
+	x.Close()
+	got, _ := w.events(10)
+	for i, e := range got[:10] {
+		if want := fmt.Sprintf("%d S key-%05d v", at, i); e[:len(want)-1] != want[:len(want)-1] {
+			t.Errorf("%q, want %q", e, want)
+		}
+	}
+	w.cancel()
+	for h.Server.feed.streams.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	before := len(h.store.SnapshotLeases())
+	if _, err := h.bulk(t, 10, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	if after := len(h.store.SnapshotLeases()); before == 0 || after > before {
+		t.Errorf("%d leases after a load that no watch expands, %d before", after, before)
+	}
+}
