@@ -295,15 +295,22 @@ func TestValidationOfManyKeysHoldsUpNoWriter(t *testing.T) {
 	x := mustSession(t, s)
 	defer x.Close()
 	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
-	retired, left := uint64(0), 0
-	ctx := &lookedAtContext{Context: t.Context(), look: func() {
-		if retired != 0 && s.registry.OldestTick() > retired {
-			left++
+	most := 0
+	for attempt := 0; attempt < 50 && most < n/checkContextEvery-1; attempt++ { // another goroutine may be preempted inside its guard
+		retired, left := uint64(0), 0
+		ctx := &lookedAtContext{Context: t.Context(), look: func() {
+			if retired != 0 && s.registry.OldestTick() > retired {
+				left++
+			}
+			retired = s.registry.Retire()
+		}}
+		if err := commitAfterReading(ctx, x, n); err != nil {
+			t.Fatal(err)
 		}
-		retired = s.registry.Retire()
-	}}
-	if err := commitAfterReading(ctx, x, n); err != nil || left < n/checkContextEvery-1 {
-		t.Errorf("%v; a validation of %d keys left its guard %d times", err, n, left)
+		most = max(most, left)
+	}
+	if most < n/checkContextEvery-1 {
+		t.Errorf("a validation of %d keys left its guard at most %d times", n, most)
 	}
 	if err := commitAfterReading(&endingContext{t.Context(), 3}, x, n); !errors.Is(err, context.Canceled) {
 		t.Errorf("a validation under a context that ends: %v", err)
