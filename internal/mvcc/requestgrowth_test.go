@@ -98,3 +98,29 @@ func TestWindowThatShrinksUnderRetriesExecutesNothingTwice(t *testing.T) {
 		t.Errorf("%d requests expired, %d were applied: this tests nothing", expired.Load(), sum.Load())
 	}
 }
+
+// TestRecordsOfBeforeAStartCountTowardsTheirBound: after a start the cut-off passes the records that are over the bound in bytes, and
+// keeps those within it, although all of them were written before.
+func TestRecordsOfBeforeAStartCountTowardsTheirBound(t *testing.T) {
+	const records, apart, kept = 200, 20, 50
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.RequestWindow = 6 * time.Second // 15 ticks, and room for all
+	base := milliseconds(time.Now()) - records*apart
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	for i := range uint64(records) {
+		if _, err := putOnce(t, x, &Request{ID: requestID(base + i*apart)}, "k", "v"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.Close()
+	mustClose(t, s)
+	o.RequestBytes = kept * recordBytesAbout
+	s = mustOpen(t, o)
+	eventually(t, "the cut-off passes what is over the bound", func() bool { return s.RequestCutoff() >= base })
+	step := uint64(o.RequestWindow.Milliseconds()) / 15
+	if at, want := s.RequestCutoff(), base+(records-kept)*apart; at+step < want || at > want+2*step {
+		t.Errorf("the cut-off is %d ms after the first record, %d are expected", at-base, want-base)
+	}
+}

@@ -19,7 +19,9 @@ type requestWindow struct {
 	// cutoff is the newest installed cut-off, in milliseconds since 1970; durable the newest that a crash cannot take back,
 	// which merges may use.
 	cutoff, durable atomic.Uint64
-	bytes           atomic.Uint64 // about how much was written in records since Open
+	bytes           atomic.Uint64 // about how much was written in records since Open, and before it once counted
+
+	opened keys.Epoch // visible when the store was opened
 
 	// committed is the latest time of an id that was committed since Open, and inTree is not before that of any id in the
 	// tree. See Session.newestRecord.
@@ -53,6 +55,7 @@ func (r *requestWindow) open(x *Session) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	now := x.store.now()
+	r.opened = x.store.Visible()
 	v, ok, err := x.reader.Newest(cutoffKey)
 	if errors.Is(err, storage.ErrDamaged) {
 		r.expectRecords(now)
@@ -120,10 +123,33 @@ func (s *Store) RequestCutoff() uint64 { return s.requests.cutoff.Load() }
 
 // runRequestWindow moves the cut-off until ctx ends.
 func (s *Store) runRequestWindow(ctx context.Context, x *Session) {
+	s.requests.countEarlier(ctx, x, s.options.RequestWindow)
 	everyTick(ctx, min(cutoffEvery, max(s.options.RequestWindow/15, time.Millisecond)), func() {
 		// The next tick tries again. Until then ids are kept longer.
 		_ = s.advanceCutoff(ctx, x, s.requests.next(s.now(), s.options.RequestWindow, s.options.RequestBytes))
 	})
+}
+
+// requestSamplesMax bounds the samples of records of before Open. A window has about twenty.
+const requestSamplesMax = 1000
+
+// countEarlier counts the records of before Open, in the order of their times, as if they had been written at these times. What
+// cannot be read because of damage is not counted.
+func (r *requestWindow) countEarlier(ctx context.Context, x *Session, window time.Duration) {
+	step, total := max(uint64(window.Milliseconds())/15, 1), uint64(0)
+	lower, upper := keys.User(recordsLower), keys.User(recordsUpper)
+	_ = x.ScanSystem(ctx, lower, upper, func(key, value []byte, epoch keys.Epoch) bool {
+		if len(key) != 1+len(RequestID{}) || epoch > r.opened { // note has counted it
+			return true
+		}
+		id := RequestID(key[1:])
+		if n := len(r.samples); n == 0 || id.Time() >= r.samples[n-1].at+step && n < requestSamplesMax {
+			r.samples = append(r.samples, requestSample{at: id.Time() - 1, bytes: total})
+		}
+		total += recordBytesAbout + uint64(len(value))
+		return true
+	})
+	r.bytes.Add(total)
 }
 
 // next is where the cut-off belongs at a time; zero if it stays.
