@@ -198,6 +198,15 @@ func (a *admission) holdSession(conn *connection) error {
 	return nil
 }
 
+// holdWrite is holdSession for a write, while it commits. After nil the caller must call releaseWrite.
+func (a *admission) holdWrite() error {
+	if !a.sessions.holdWrite() {
+		a.refused.Add(1)
+		return mvcc.ErrTooManySessions
+	}
+	return nil
+}
+
 // charge counts the bytes of an answer until the charge is released. Like a request, an answer may
 // be refused, but not if must is set: the answer to a write must be sent, because the write has
 // happened. For a small answer, which is not counted, charge returns nil and nil. The release of

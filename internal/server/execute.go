@@ -153,6 +153,10 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 }
 
 func (c *executor) commit(ctx context.Context) (ackWait, error) {
+	if err := c.admission.holdWrite(); err != nil {
+		return ackWait{}, err
+	}
+	defer c.admission.sessions.releaseWrite()
 	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
 		if _, w, ok := c.before(err, c.write.Durability); ok {
@@ -268,6 +272,10 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	if err != nil {
 		return ackWait{}, err
 	}
+	if err := c.admission.holdWrite(); err != nil {
+		return ackWait{}, err
+	}
+	defer c.admission.sessions.releaseWrite()
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability, Request: request,
 		Result: func(d mvcc.RangeDeleted) []byte {

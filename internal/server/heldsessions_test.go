@@ -2,6 +2,9 @@ package server
 
 import (
 	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +12,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // mustServeOthers writes and reads on a connection of its own.
@@ -124,5 +128,55 @@ func TestReadsOfGRPCCountTheirSessionsWhileTheyWait(t *testing.T) {
 	}
 	if read != wait {
 		t.Errorf("%d reads waited, want a quarter of %d", read, sessions)
+	}
+}
+
+// TestWritesThatWaitForMemoryLeaveSessionsToReads: more writers than there are sessions wait for memory, because the data file does not
+// answer. Those beyond their part of the sessions are refused; no read is.
+func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
+	const sessions, writers, wait = 16, 20, 6
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		t.Run(string(transport), func(t *testing.T) {
+			h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests, c.Transport, c.Memory = sessions, transport, 32<<20 })
+			h.put(t, "memory", "value")
+			until := make(chan struct{})
+			release := sync.OnceFunc(func() { close(until) })
+			t.Cleanup(release)
+			h.faults.Inject(vfs.Rule{Op: vfs.OpMutating, Name: "data.ekv", Sticky: true, Fault: vfs.Slow, Until: until})
+			h.store.StopThrottling()
+			outcomes, released := make(chan error, writers), atomic.Bool{}
+			for i := range writers {
+				kv := pb.NewKVClient(h.dial(t))
+				go func() {
+					req := &pb.PutRequest{Key: fmt.Append(nil, "fill", i), Value: make([]byte, 32<<10), Durability: pb.Durability_DURABILITY_ASYNC}
+					_, err := kv.Put(t.Context(), req)
+					for err == nil && !released.Load() { // the memory is not full yet
+						_, err = kv.Put(t.Context(), req)
+					}
+					outcomes <- err
+				}()
+			}
+			eventually(t, "as many as may wait do, and the others are refused", func() bool {
+				return h.admission.sessions.writes.Load() == wait && len(outcomes) == writers-wait
+			})
+			kv, ctx := pb.NewKVClient(h.dial(t)), testContext(t)
+			for range 2 * sessions {
+				if out, err := kv.Get(ctx, &pb.GetRequest{Key: []byte("memory")}); err != nil || !out.Found {
+					t.Fatalf("a get: %v, %v", out, err)
+				}
+			}
+			released.Store(true)
+			release()
+			refused := 0
+			for range writers {
+				if err := <-outcomes; err != nil {
+					failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+					refused++
+				}
+			}
+			if refused != writers-wait {
+				t.Errorf("%d of %d writers were refused, want %d", refused, writers, writers-wait)
+			}
+		})
 	}
 }

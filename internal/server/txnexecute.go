@@ -28,6 +28,10 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 		}
 		return s.operate(ctx, c, t, req.ElseOperations, "else_operations", out)
 	}
+	if err := c.admission.holdWrite(); err != nil {
+		return ackWait{}, err
+	}
+	defer c.admission.sessions.releaseWrite()
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {
 		s.countExecuted(err)

@@ -111,6 +111,10 @@ func (c *executor) invokeFilled(
 	if err := c.prepare(preconditions, d); err != nil {
 		return ackWait{}, err
 	}
+	if err := c.admission.holdWrite(); err != nil {
+		return ackWait{}, err
+	}
+	defer c.admission.sessions.releaseWrite()
 	at, err := c.session.InvokeRequest(ctx, request, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return ackWait{}, err
