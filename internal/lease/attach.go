@@ -39,7 +39,7 @@ func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (fou
 		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), []byte{byte(keys.SpaceUser)})
 	}
 	for size := 0; ; {
-		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax))
+		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax), nil)
 		if err != nil {
 			return nil, false, 0, err
 		}

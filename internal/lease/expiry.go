@@ -2,6 +2,8 @@ package lease
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -9,8 +11,10 @@ import (
 )
 
 const (
-	// retryEvery is the pause after a revocation that failed: the disk is full, or a page is damaged.
+	// retryEvery is the pause after a revocation that failed, because the disk is full for instance.
 	retryEvery = 100 * time.Millisecond
+	// damagedEvery is the pause after a revocation that has met damaged pages.
+	damagedEvery = 10 * time.Second
 	// turnMax is how many leases are revoked before their commits are waited for, together.
 	turnMax = 256
 )
@@ -55,10 +59,17 @@ func (m *Manager) turn(ctx context.Context) (sleep time.Duration, ok bool) {
 	switch {
 	case failed:
 		return retryEvery, true
-	case len(m.deadlines) == 0:
-		return 0, false
 	}
-	return max(0, m.deadlines[0].at-m.options.Elapsed()), true
+	now := m.options.Elapsed()
+	if len(m.deadlines) > 0 {
+		sleep, ok = max(0, m.deadlines[0].at-now), true
+	}
+	for _, e := range m.asked { // those that have met damage
+		if left := max(0, e.retryAt-now); !ok || left < sleep {
+			sleep, ok = left, true
+		}
+	}
+	return sleep, ok
 }
 
 // takeDue takes leases that have to be revoked. From then on they are being revoked.
@@ -66,9 +77,13 @@ func (m *Manager) takeDue(limit int) (due []*entry) {
 	now := m.options.Elapsed()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := min(limit/2, len(m.asked)) // those that are tried again leave room for others
-	due = append(due, m.asked[:n]...)
-	m.asked = append(m.asked[:0], m.asked[n:]...)
+	m.asked = slices.DeleteFunc(m.asked, func(e *entry) bool {
+		take := e.retryAt <= now && len(due) < limit/2 // those that are tried again leave room for others
+		if take {
+			due = append(due, e)
+		}
+		return take
+	})
 	for len(due) < limit && len(m.deadlines) > 0 && m.deadlines[0].at <= now {
 		e := m.deadlines[0]
 		m.unschedule(e)
@@ -86,11 +101,15 @@ func (m *Manager) takeDue(limit int) (due []*entry) {
 	return due
 }
 
-// revokeAll reports false if not all could be revoked; the others will be tried again.
+// revokeAll reports false if not all could be revoked; the others will be tried again. A lease that has met damage does not count:
+// it is tried again later, and keeps no other waiting.
 func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	done, failed, last := m.commitAll(ctx, due)
-	if last != 0 && m.store.Wait(ctx, last, mvcc.DurabilitySync) != nil {
-		done, failed = nil, due // the store has failed or closes
+	if last != 0 && m.store.Wait(ctx, last, mvcc.DurabilitySync) != nil { // the store has failed or closes
+		for _, e := range done {
+			failed = append(failed, failedRevocation{e, nil})
+		}
+		done = nil
 	}
 	for _, e := range done {
 		m.finish(e)
@@ -98,13 +117,27 @@ func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.busy = nil
-	m.asked = append(m.asked, failed...)
-	return len(failed) == 0
+	all, now := true, m.options.Elapsed()
+	for _, f := range failed {
+		if f.lease.damage, f.lease.retryAt = nil, now+retryEvery; errors.Is(f.err, mvcc.ErrDamaged) {
+			f.lease.damage, f.lease.retryAt = f.err, now+damagedEvery
+		} else {
+			all = false
+		}
+		m.asked = append(m.asked, f.lease)
+	}
+	return all
+}
+
+// failedRevocation is a lease that could not be revoked, and why.
+type failedRevocation struct {
+	lease *entry
+	err   error
 }
 
 // commitAll revokes leases, and returns the newest epoch. A lease that cannot be revoked, because a page of its keys is
 // damaged, does not keep the others.
-func (m *Manager) commitAll(ctx context.Context, due []*entry) (done, failed []*entry, last keys.Epoch) {
+func (m *Manager) commitAll(ctx context.Context, due []*entry) (done []*entry, failed []failedRevocation, last keys.Epoch) {
 	m.revoker.mu.Lock()
 	defer m.revoker.mu.Unlock()
 	x := m.revoker.session
@@ -113,7 +146,7 @@ func (m *Manager) commitAll(ctx context.Context, due []*entry) (done, failed []*
 		epoch, err := m.revoke(ctx, x, e)
 		if err != nil {
 			m.counters.failures.Add(1)
-			failed = append(failed, e)
+			failed = append(failed, failedRevocation{e, err})
 			continue
 		}
 		done, last = append(done, e), max(last, epoch)
@@ -152,13 +185,19 @@ func (m *Manager) record(ctx context.Context) {
 }
 
 // Revoke ends a lease now, and returns when that is durable. If ctx ends before that, the lease is revoked all the same.
-// The error is ErrNotFound, or why ctx ended.
+// The error is ErrNotFound, or why ctx ended. A lease of which the record could not be read can be revoked.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e, err := m.find(id)
-	if err != nil {
+	if err != nil && !m.unread.has(id) {
 		return err
 	}
 	m.mu.Lock()
+	if e == nil {
+		if e = m.leases[id]; e == nil {
+			e = &entry{id: id, index: notScheduled, deadline: m.options.Elapsed(), record: record{ttl: TTLMin}}
+			m.leases[id] = e
+		}
+	}
 	e.mu.Lock()
 	if !e.revoking {
 		e.revoking = true

@@ -36,7 +36,6 @@
 package lease
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -101,6 +100,7 @@ type Manager struct {
 		mu      sync.Mutex
 		session *mvcc.Session // not counted by the limit: clients may have all others in use
 	}
+	unread   unreadLeases  // of the start
 	wake     chan struct{} // holds a token if the expirer must look again
 	locks    lockTable
 	counters counters
@@ -137,43 +137,12 @@ func orDefault[T comparable](field *T, value T) {
 	}
 }
 
-// load gives every lease at least what was left of it: what is recorded, or the whole TTL.
-func (m *Manager) load(ctx context.Context) error {
-	x, err := m.store.Session()
-	if err != nil {
-		return err
-	}
-	defer x.Close()
-	var bad error
-	now := m.options.Elapsed()
-	err = x.ScanSystem(ctx, leasesLower, leasesUpper, func(key, value []byte, _ keys.Epoch) bool {
-		var r record
-		if bad = r.decode(value); bad != nil {
-			bad = fmt.Errorf("lease %x: %w", key, bad)
-			return false
-		}
-		e := &entry{id: leaseOf(key), recorded: r.remaining > 0, index: notScheduled}
-		e.deadline = now + r.ttl + m.options.Grace
-		if e.recorded {
-			e.deadline = now + r.remaining + m.options.Grace
-		}
-		r.remaining = 0 // else the next keep-alive would write it again
-		e.record, e.at = r, e.deadline
-		m.leases[e.id] = e
-		if r.revoking {
-			e.revoking = true
-			m.asked = append(m.asked, e)
-		} else {
-			heap.Push(&m.deadlines, e)
-		}
-		return true
-	})
-	return errors.Join(err, bad)
-}
-
 // entry is a lease in memory.
 type entry struct {
 	id ID
+	// since is the epoch of the grant; zero if something may have been attached before it. Constant once the lease is in
+	// Manager.leases.
+	since keys.Epoch
 
 	// Of Manager.mu: where the lease is in Manager.deadlines, and for which time.
 	at    time.Duration
@@ -188,6 +157,10 @@ type entry struct {
 	cleared  int           // how often one of them has begun to
 	ended    chan struct{} // closed when the lease is revoked; nil while nothing waits for it
 	gone     bool
+
+	// Of Manager.mu: when a revocation that failed is tried again, and the damage that it has met.
+	retryAt time.Duration
+	damage  error
 }
 
 // endedLocked is a channel that is closed when the lease has been revoked.
@@ -280,14 +253,23 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 	w.SetOwn()
 	key := leaseKey(e.id)
 	w.Batch.SetRecord(keys.SpaceSystem, key, e.record.encode())
+	adopts := false
 	w.Under(func(l *mvcc.Latched) error {
 		n, err := l.Newest(keys.Append(nil, keys.SpaceSystem, key))
+		if errors.Is(err, mvcc.ErrDamaged) { // what is attached to a lease of which the record cannot be read is now attached to this one
+			adopts = true
+			return nil
+		}
 		if err == nil && n.Found {
 			return &Error{ID: e.id, Err: ErrExists}
 		}
 		return err
 	})
-	return x.Commit(ctx, &w)
+	epoch, err := x.Commit(ctx, &w)
+	if !adopts {
+		e.since = epoch
+	}
+	return epoch, err
 }
 
 // reserve makes room for one more lease.

@@ -63,11 +63,11 @@ func TestRevocationThatHasBegunGoesOnAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	step, more, err := h.attachments(ctx, x, 1, nil, 2, 1<<20)
+	step, more, err := h.attachments(ctx, x, 1, nil, 2, 1<<20, nil)
 	if err != nil || len(step) != 2 || !more {
 		t.Fatalf("%d attachments, more %v, %v", len(step), more, err)
 	}
-	epoch, err := h.commitRevocation(ctx, x, e, step, false)
+	epoch, _, err := h.commitRevocation(ctx, x, e, step, false)
 	if err != nil {
 		t.Fatal(err)
 	}

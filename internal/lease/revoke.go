@@ -2,7 +2,9 @@ package lease
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -18,43 +20,56 @@ func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.E
 	if err := x.AwaitCommitted(ctx, leaseLatch(e.id)); err != nil {
 		return 0, err
 	}
-	for {
-		step, more, err := m.attachments(ctx, x, e.id, nil, m.options.StepKeys, m.options.StepBytes)
+	var damage error // the lease is not gone while it may have keys that cannot be read
+	for after := []byte(nil); ; {
+		step, more, err := m.attachments(ctx, x, e.id, after, m.options.StepKeys, m.options.StepBytes, func(_, _ []byte, err error) {
+			if !mvcc.HidesOnlyBefore(err, e.since) {
+				damage = cmp.Or(damage, err)
+			}
+		})
 		if err != nil {
 			return 0, err
 		}
-		epoch, err := m.commitRevocation(ctx, x, e, step, !more)
-		if err != nil || !more {
-			return epoch, err
+		epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && damage == nil)
+		if err != nil {
+			return 0, err
 		}
+		if damage = cmp.Or(damage, hidden); !more {
+			return epoch, damage
+		}
+		after = step[len(step)-1]
 		if err := m.store.Wait(ctx, epoch, mvcc.DurabilityAsync); err != nil { // for the next snapshot
 			return 0, err
 		}
 	}
 }
 
-// attachments are keys of attachments of a lease, in order, after a key, of a new snapshot. More says that there are others.
+// attachments are keys of attachments of a lease, in order, after a key, of a new snapshot. More says that there are others. It
+// goes on after damaged pages if hidden is not nil, see Session.ScanReadable.
 func (m *Manager) attachments(
-	ctx context.Context, x *mvcc.Session, id ID, after []byte, keysMax, bytesMax int,
+	ctx context.Context, x *mvcc.Session, id ID, after []byte, keysMax, bytesMax int, hidden func(lower, upper []byte, err error),
 ) (found [][]byte, more bool, err error) {
 	lower, upper := attachmentBounds(id)
 	if after != nil {
 		lower = append(bytes.Clone(after), 0)
 	}
 	size := 0
-	err = x.ScanSystem(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
+	err = x.ScanReadable(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
 		if more = len(found) == keysMax || size >= bytesMax; more {
 			return false
 		}
 		found = append(found, bytes.Clone(key))
 		size += 2 * len(key) // the attachment, and the key itself
 		return true
-	})
+	}, hidden)
 	return found, more, err
 }
 
-// commitRevocation deletes attachments, and those of their keys that belong to the lease; with the last ones the lease.
-func (m *Manager) commitRevocation(ctx context.Context, x *mvcc.Session, e *entry, step [][]byte, last bool) (keys.Epoch, error) {
+// commitRevocation deletes attachments, and those of their keys that belong to the lease; with the last ones the lease. Keys
+// that damaged pages hide stay with their attachments, and then the lease does, too; the damage is returned.
+func (m *Manager) commitRevocation(
+	ctx context.Context, x *mvcc.Session, e *entry, step [][]byte, last bool,
+) (epoch keys.Epoch, damage, err error) {
 	var w mvcc.Write
 	w.Durability, w.Origin = mvcc.DurabilitySync, batch.OriginLease
 	w.SetOwn()
@@ -65,10 +80,14 @@ func (m *Manager) commitRevocation(ctx context.Context, x *mvcc.Session, e *entr
 	var deleted int
 	var locks [][]byte
 	w.Under(func(l *mvcc.Latched) error {
-		deleted, locks = 0, nil
+		deleted, locks, damage = 0, nil, nil
 		for _, attachment := range step {
 			internal := attached(attachment)
 			n, err := l.Newest(internal)
+			if errors.Is(err, mvcc.ErrDamaged) {
+				damage = cmp.Or(damage, err)
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -81,18 +100,17 @@ func (m *Manager) commitRevocation(ctx context.Context, x *mvcc.Session, e *entr
 			}
 			l.Write().Batch.DeleteRecord(keys.SpaceSystem, attachment)
 		}
-		m.endOrMark(l.Write(), e, last)
+		m.endOrMark(l.Write(), e, last && damage == nil)
 		return nil
 	})
-	epoch, err := x.Commit(ctx, &w)
-	if err != nil {
-		return 0, err
+	if epoch, err = x.Commit(ctx, &w); err != nil {
+		return 0, nil, err
 	}
 	m.counters.deleted.Add(uint64(deleted))
 	for _, name := range locks {
 		m.locks.changed(name)
 	}
-	return epoch, nil
+	return epoch, damage, nil
 }
 
 // endOrMark deletes the lease, or stores that its revocation has begun.

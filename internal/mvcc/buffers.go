@@ -14,6 +14,7 @@ type sessionBuffers struct {
 	ranged  rangeDelete
 	invoked []byte // values of InvokeAll
 	system  storage.Cursor
+	last    []byte // of a ScanReadable
 }
 
 // memoryBytes is about how much memory the session's buffers take.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // expirer deletes keys after their deadlines.
@@ -36,6 +35,7 @@ type expirer struct {
 	skipped  atomic.Uint64 // entries left in the queue, because of damaged pages
 	commits  atomic.Uint64
 	failure  atomic.Pointer[error] // of the last pass; nil if it was complete
+	unread   atomic.Pointer[error] // the first damage that hid entries from the last pass, or their keys; nil if none did
 
 	sessions [expiryCommitsMax]*Session // of the workers
 
@@ -48,6 +48,7 @@ type expirer struct {
 	inFlight int
 	retryAt  time.Time // when entries that were skipped are tried again; zero if there are none
 	retry    uint64    // earliest deadline among them
+	hidden   error     // the first damage of the pass
 }
 
 const (
@@ -166,10 +167,12 @@ func wait(ctx context.Context, d time.Duration) {
 func (e *expirer) pass(ctx context.Context) (err error) {
 	first := e.next.Swap(noDeadline)
 	e.progress.Store(first)
+	e.hidden = nil
 	defer func() {
 		for e.inFlight > 0 {
 			err = errors.Join(err, e.collect())
 		}
+		e.noteDamage()
 		if err != nil {
 			e.note(e.progress.Load())
 		}
@@ -219,15 +222,22 @@ func (e *expirer) fill(ctx context.Context, b *expiryBatch, from []byte) (next [
 		b.add(key)
 		return true
 	}
-	err = e.session.ScanSystem(ctx, from, queueUpper, visit)
-	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok && string(damage.KeyUpper) > string(from) {
+	err = e.session.ScanReadable(ctx, from, queueUpper, visit, func(lower, _ []byte, err error) {
 		// The queue goes on after the damaged page. What the page hides is looked for again later.
-		var deadline [deadlineBytes]byte
-		copy(deadline[:], from[1:])
-		e.later(binary.BigEndian.Uint64(deadline[:]))
-		return append([]byte(nil), damage.KeyUpper...), string(damage.KeyUpper) < string(queueUpper), nil
-	}
+		e.later(queueDeadline(lower), err)
+	})
 	return next, more, err
+}
+
+// queueDeadline is the earliest deadline of an entry with a key of SpaceSystem that is not less than key, which is in the queue or
+// before it.
+func queueDeadline(key []byte) uint64 {
+	if len(key) == 0 || key[0] != keys.SystemExpiry {
+		return 0
+	}
+	var deadline [deadlineBytes]byte
+	copy(deadline[:], key[1:])
+	return binary.BigEndian.Uint64(deadline[:])
 }
 
 // collect waits for a batch, and counts what it did.
@@ -244,18 +254,33 @@ func (e *expirer) collect() error {
 	e.stale.Add(uint64(b.stale))
 	if b.skipped > 0 {
 		e.skipped.Add(uint64(b.skipped))
-		e.later(b.first())
+		e.later(b.first(), b.damage)
 	}
 	e.adapt(b.held, b.took)
 	return nil
 }
 
-// later says that an entry with this deadline is to be tried again.
-func (e *expirer) later(deadline uint64) {
+// later says that an entry with this deadline is to be tried again, because of damage.
+func (e *expirer) later(deadline uint64, damage error) {
 	if e.retryAt.IsZero() {
 		e.retryAt, e.retry = time.Now().Add(expiryRetryAfter), deadline
 	}
 	e.retry = min(e.retry, deadline)
+	if e.hidden == nil {
+		e.hidden = damage
+	}
+}
+
+// noteDamage tells at the end of a pass what damage hides. A pass that has met none clears that only when nothing is left to be
+// tried again: it may have begun after the damage.
+func (e *expirer) noteDamage() {
+	switch {
+	case e.hidden != nil:
+		damage := e.hidden
+		e.unread.Store(&damage)
+	case e.retryAt.IsZero():
+		e.unread.Store(nil)
+	}
 }
 
 // adapt halves the batches when one has held its latches for too long, and lets them grow by an eighth otherwise.

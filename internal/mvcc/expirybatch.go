@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,13 +25,14 @@ type expiryBatch struct {
 	expired, stale, skipped int
 	held, took              time.Duration // how long the latches were held, and the commit took
 	err                     error
+	damage                  error // why the first of the skipped entries was skipped
 }
 
 const deadlineBytes = 8
 
 func (b *expiryBatch) reset() {
 	b.buf, b.ends, b.owners = b.buf[:0], b.ends[:0], b.owners[:0]
-	b.expired, b.stale, b.skipped, b.err = 0, 0, 0, nil
+	b.expired, b.stale, b.skipped, b.err, b.damage = 0, 0, 0, nil, nil
 }
 
 // add appends an entry with its key in SpaceSystem.
@@ -123,10 +125,14 @@ func (b *expiryBatch) readDeadlines(ctx context.Context, x *Session) error {
 		}
 		x.slot.Enter()
 		v, ok, err := x.reader.Newest(owner)
-		if b.read[i] = err == nil && note(i, v, ok) == nil; err != nil && !errors.Is(err, storage.ErrDamaged) {
+		if err != nil && !errors.Is(err, storage.ErrDamaged) {
 			x.slot.Leave()
 			return err
 		}
+		if err == nil {
+			err = note(i, v, ok)
+		}
+		b.read[i], b.damage = err == nil, cmp.Or(b.damage, err)
 		x.slot.Leave()
 	}
 	return nil

@@ -56,6 +56,7 @@ type ExpiryStats struct {
 	Commits uint64        // of the expirer
 	Lag     time.Duration // how long ago the earliest deadline was that has not been handled
 	Err     error         // why the last pass over the queue failed; nil if it did not
+	Damage  error         // a damaged page that hides entries that are due, or their keys; nil if none is known
 }
 
 func (e *expirer) stats() ExpiryStats {
@@ -64,6 +65,9 @@ func (e *expirer) stats() ExpiryStats {
 	}
 	if err := e.failure.Load(); err != nil {
 		out.Err = *err
+	}
+	if err := e.unread.Load(); err != nil {
+		out.Damage = *err
 	}
 	return out
 }

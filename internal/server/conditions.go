@@ -69,6 +69,9 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 		add("expiry-lagging", health.Warning, "keys are deleted later than a second after their deadlines",
 			fmt.Sprintf("the earliest deadline was %v ago; last error: %v", lag.Round(time.Second), now.Expiry.Err))
 	}
+	if damage := now.Expiry.Damage; damage != nil {
+		add("expiry-damaged", health.Warning, "damaged pages hide deadlines, or keys that are due: these keys stay until they are written again; all others expire", damage.Error())
+	}
 	if d := now.ClockDifference; d.Abs() > storeclock.DifferenceMax {
 		add("clock-differs", health.Warning, "the store's clock differs from the system's and is corrected slowly; kvctl clock accept adopts a system time that is later and right",
 			fmt.Sprintf("the system's time minus the store's is %v", d.Round(time.Second)))
@@ -111,7 +114,7 @@ func (s *Server) compareCounters() {
 	now, c := s.store.Stats(), &s.conditions
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats())...)
+	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats(), s.leases.Damage())...)
 	c.counted = append(c.counted, s.feed.conditions()...)
 	c.counted = append(c.counted, s.endpoints.tls.conditions(time.Now())...)
 	c.counters = now
@@ -120,16 +123,23 @@ func (s *Server) compareCounters() {
 // leaseLagMax is the lag of the expiry of leases from which on it is a condition.
 const leaseLagMax = 5 * time.Second
 
-// leaseConditions is the condition that leases end late.
-func leaseConditions(now lease.Stats) []health.Condition {
-	if now.Lag < leaseLagMax {
-		return nil
+// leaseConditions are the conditions that leases end late, or cannot end because of damage.
+func leaseConditions(now lease.Stats, damage lease.Damage) (found []health.Condition) {
+	if now.Lag >= leaseLagMax {
+		found = append(found, health.Condition{
+			Name: "leases-lagging", Severity: health.Warning,
+			Message: "leases end late: their keys and locks stay until the server can delete them",
+			Cause:   fmt.Sprintf("a deadline passed %v ago; %d attempts have failed since the start", now.Lag.Round(time.Second), now.Failures),
+		})
 	}
-	return []health.Condition{{
-		Name: "leases-lagging", Severity: health.Warning,
-		Message: "leases end late: their keys and locks stay until the server can delete them",
-		Cause:   fmt.Sprintf("a deadline passed %v ago; %d attempts have failed since the start", now.Lag.Round(time.Second), now.Failures),
-	}}
+	if damage.Err != nil {
+		found = append(found, health.Condition{
+			Name: "leases-damaged", Severity: health.Warning,
+			Message: "damaged pages hide leases, or keys of leases that have ended: they stay; kvctl lease revoke ends a lease that is hidden, and writing a key again detaches it",
+			Cause:   fmt.Sprintf("%d leases cannot end; hidden ones with keys: %v; %v", damage.Stuck, damage.Hidden, damage.Err),
+		})
+	}
+	return found
 }
 
 // watchConditions logs conditions, and shows them in grpc.health.v1, until ctx ends.

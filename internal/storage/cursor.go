@@ -51,8 +51,24 @@ const (
 // positioned. limit is how many entries its user will look at, or 0 if that is not known: it says
 // how many pages to read at once.
 func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit int) {
+	v := r.engine.view.Load()
+	var source btree.Source = r.pages.Scanner()
+	if v.repairTree != nil {
+		source = v.repairTree.Skipping(source, &r.engine.pager.Reader)
+	}
+	r.open(c, v, source, v.root, at, lower, upper, limit)
+}
+
+// OpenCursorBeside prepares c as OpenCursor does, but for what is readable in a range that a damaged page hides: what the
+// memtables, the quarantine and the repair tree have, and nothing of the tree.
+func (r *Reader) OpenCursorBeside(c *Cursor, at keys.Epoch, lower, upper []byte) {
+	v := r.engine.view.Load()
+	root, _ := v.repairTree.Roots()
+	r.open(c, v, r.pages.Scanner(), root, at, lower, upper, 0)
+}
+
+func (r *Reader) open(c *Cursor, v *view, source btree.Source, root btree.Root, at keys.Epoch, lower, upper []byte, limit int) {
 	e := r.engine
-	v := e.view.Load()
 	c.open, c.at, c.lower, c.upper, c.valid, c.err = 0, at, lower, upper, false, nil
 	c.addTable(v.active.mem)
 	for _, g := range v.immutables {
@@ -61,7 +77,7 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	if v.quarantine != nil {
 		c.addTable(v.quarantine.mem)
 	}
-	c.engine, c.root, c.checkpoint = e, v.root, v.checkpoint
+	c.engine, c.root, c.checkpoint = e, root, v.checkpoint
 	c.leaves, c.skipped, c.paused = 0, 0, false
 	c.tree.LeavesMax = LeavesMax
 	if e.prefetch != nil {
@@ -70,11 +86,7 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 	if c.tree.BeforeLeaf == nil {
 		c.tree.BeforeLeaf = c.beforeLeaf
 	}
-	var source btree.Source = r.pages.Scanner()
-	if v.repairTree != nil {
-		source = v.repairTree.Skipping(source, &e.pager.Reader)
-	}
-	c.tree.Reset(source, v.root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
+	c.tree.Reset(source, root, at, treeBound(lower, keys.SpaceUser), treeBound(upper, keys.SpaceUser+1))
 	c.inTree = false
 }
 
@@ -215,8 +227,8 @@ func (c *Cursor) stepTree() {
 		c.valid = c.key[0] == c.lower[0]
 		return
 	}
-	if err := c.tree.Err(); err != nil {
-		c.err = c.engine.damage(err, c.root, c.key)
+	if c.tree.Err() != nil {
+		c.err = c.engine.cursorDamage(&c.tree, c.root, c.key)
 	} else if c.tree.Paused() {
 		c.pause(append(c.resume[:0], c.tree.Resume()...))
 	}
@@ -256,8 +268,8 @@ func (c *Cursor) pick(sign int) bool {
 	if c.inTree && (!c.valid || bytes.Compare(c.tree.Key(), c.key)*sign > 0) {
 		c.key, c.valid = c.tree.Key(), true
 	}
-	if err := c.tree.Err(); err != nil {
-		c.err, c.valid = c.engine.damage(err, c.root, c.key), false
+	if c.tree.Err() != nil {
+		c.err, c.valid = c.engine.cursorDamage(&c.tree, c.root, c.key), false
 	} else if c.tree.Paused() {
 		c.pauseWithTree(sign)
 	}

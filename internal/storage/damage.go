@@ -29,13 +29,52 @@ func (e *Engine) damage(err error, root btree.Root, key []byte) error {
 	e.counters.damaged.Add(1)
 	out := &CorruptionError{File: found.File, Offset: found.Offset, Reason: found.Reason, Remedy: pageRemedy}
 	if key != nil {
-		var level int
-		out.KeyLower, out.KeyUpper, level = e.rangeOf(root, key, found.Page)
-		if level > 0 {
-			e.rebuilds.request(found.Page)
-		}
+		at, reached := e.rangeOf(root, key, found.Page)
+		e.hides(out, found.Page, &at, reached)
 	}
 	return out
+}
+
+// cursorDamage is damage for what has ended the walk of a tree's cursor, which knows where it was.
+func (e *Engine) cursorDamage(c *btree.Cursor, root btree.Root, key []byte) error {
+	at, known := c.Unread()
+	if !known {
+		return e.damage(c.Err(), root, key)
+	}
+	err := e.damage(c.Err(), root, nil)
+	if out, ok := errors.AsType[*CorruptionError](err); ok {
+		found, _ := errors.AsType[*pager.CorruptError](c.Err())
+		if found == nil {
+			found = &pager.CorruptError{}
+		}
+		e.hides(out, found.Page, &at, true)
+	}
+	return err
+}
+
+// hides completes an error with the bounds of the page, and asks for an inner page to be rebuilt.
+func (e *Engine) hides(out *CorruptionError, id page.ID, at *btree.UnreadPage, reached bool) {
+	out.KeyLower, out.KeyUpper = boundKey(at.Lower), boundAbove(at.Upper)
+	if !reached {
+		return
+	}
+	out.Hides = &HiddenRange{Lower: internalBound(at.Lower), Upper: internalBound(at.Upper), Newest: at.Newest}
+	if at.Level > 0 && id != 0 {
+		e.rebuilds.request(id)
+	}
+}
+
+// internalBound is the internal key at which a range begins or ends, nil for none. If the versions of a key continue after the
+// separator, the key belongs to the page before it, which has the newer ones.
+func internalBound(s *page.Separator) []byte {
+	if s == nil {
+		return nil
+	}
+	bound := bytes.Clone(s.Key)
+	if s.Trailer != page.NoTrailer {
+		bound = append(bound, 0)
+	}
+	return bound
 }
 
 // Damage is nil, or the first known damage that needs attention: what prevents checkpoints, or else
@@ -59,27 +98,21 @@ func (e *Engine) Damage() error {
 	}
 }
 
-// rangeOf descends towards key until it reaches page bad, and returns the client keys between which
-// that page is, nil for no bound, and the level at which the page is. It is zero if the page was not reached.
-func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (lower, upper []byte, level int) {
+// rangeOf descends towards key until it reaches page bad, and returns where that page is, and whether it was reached.
+func (e *Engine) rangeOf(root btree.Root, key []byte, bad page.ID) (at btree.UnreadPage, reached bool) {
 	id := root.ID
-	for level = root.Level; level > 0 && id != bad; level-- {
-		p, err := e.pages.Page(id, level)
-		if err != nil || !page.IsTree(p, level) {
-			return lower, upper, 0
+	at.Level, at.Newest = root.Level, keys.MaxEpoch
+	for ; at.Level > 0 && id != bad; at.Level-- {
+		p, err := e.pages.Page(id, at.Level)
+		if err != nil || !page.IsTree(p, at.Level) {
+			return at, false
 		}
 		node := page.Inner(p)
 		i := node.Search(key, page.NoTrailer)
-		if i > 0 {
-			lower = userBound(node.Separator(nil, i).Key)
-		}
-		if i+1 < node.Count() {
-			next := node.Separator(nil, i+1)
-			upper = boundAbove(&next)
-		}
+		at.Enter(node, i)
 		id = node.Child(i)
 	}
-	return lower, upper, level
+	return at, id == bad
 }
 
 func userBound(separator []byte) []byte {

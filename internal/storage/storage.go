@@ -65,6 +65,13 @@ type CorruptionError struct {
 	Remedy   string
 	KeyLower []byte // client keys that the damage may hide, when known; both nil if not
 	KeyUpper []byte
+	Hides    *HiddenRange // the range of internal keys; nil if it is not known
+}
+
+// HiddenRange is the range of internal keys that a damaged page may hide; a nil bound is none.
+type HiddenRange struct {
+	Lower, Upper []byte
+	Newest       keys.Epoch // no hidden version is newer; keys.MaxEpoch if that is not known
 }
 
 // ErrDamaged matches every CorruptionError.

@@ -47,6 +47,7 @@ type walk struct {
 	visited int // leaves entered since Reset
 	paused  bool
 	resume  []byte // where the walk of a paused cursor continues
+	unread  int    // level of the page that ended the walk with an error; -1 if that is not known
 }
 
 // step is the cursor's position in an inner node of its path.
@@ -63,7 +64,7 @@ func (c *Cursor) Reset(src Source, root Root, at keys.Epoch, lo, hi []byte) {
 	if c.key == nil { // it is written for each entry
 		c.key, c.scratch = keys.Scratch(), keys.Scratch()
 	}
-	c.err, c.valid, c.walk.paused, c.walk.visited = nil, false, false, 0
+	c.err, c.valid, c.walk.paused, c.walk.visited, c.walk.unread = nil, false, false, 0, -1
 }
 
 // Paused reports whether the walk stopped because of LeavesMax. After a Reset it continues with
@@ -283,6 +284,44 @@ func (c *Cursor) fail(err error) bool {
 	return false
 }
 
+// failAt is fail because of a page at a level, below the path.
+func (c *Cursor) failAt(level int, err error) bool {
+	c.walk.unread = level
+	return c.fail(err)
+}
+
+// UnreadPage is where a page that cannot be read is in the tree.
+type UnreadPage struct {
+	Lower, Upper *page.Separator // nil for no bound
+	Level        int
+	Newest       keys.Epoch // no version below the page is newer; keys.MaxEpoch if that is not known
+}
+
+// Enter narrows the place to child i of a node.
+func (u *UnreadPage) Enter(node page.Inner, i int) {
+	if i > 0 {
+		sep := node.Separator(nil, i)
+		u.Lower = &sep
+	}
+	if i+1 < node.Count() {
+		sep := node.Separator(nil, i+1)
+		u.Upper = &sep
+	}
+	u.Newest = node.Newest(i)
+}
+
+// Unread is the page whose error has ended the walk; false if that is not known.
+func (c *Cursor) Unread() (u UnreadPage, known bool) {
+	if c.err == nil || c.walk.unread < 0 {
+		return u, false
+	}
+	u.Level, u.Newest = c.walk.unread, keys.MaxEpoch
+	for level := c.root.Level; level > u.Level; level-- {
+		u.Enter(c.path[level].node, c.path[level].index)
+	}
+	return u, true
+}
+
 // seek descends to key; the walk continues from there in the given direction. The trailer chooses
 // among leaves with versions of key.
 func (c *Cursor) seek(key []byte, t keys.Trailer, forward bool) bool {
@@ -310,7 +349,7 @@ func (c *Cursor) pathTo(key []byte, t keys.Trailer) (leaf page.ID, ok bool) {
 	for level := c.root.Level; level > 0; level-- {
 		p, err := fetch(c.src, id, level)
 		if err != nil {
-			return 0, c.fail(err)
+			return 0, c.failAt(level, err)
 		}
 		s := &c.path[level]
 		s.node = p
@@ -334,7 +373,7 @@ func (c *Cursor) descendEdge(id page.ID, level int, last, seek bool) bool {
 	for ; level > 0; level-- {
 		p, err := fetch(c.src, id, level)
 		if err != nil {
-			return c.fail(err)
+			return c.failAt(level, err)
 		}
 		s := &c.path[level]
 		s.node, s.index = p, 0
@@ -351,7 +390,7 @@ func (c *Cursor) descendEdge(id page.ID, level int, last, seek bool) bool {
 func (c *Cursor) enter(id page.ID) bool {
 	p, err := fetch(c.src, id, 0)
 	if err != nil {
-		return c.fail(err)
+		return c.failAt(0, err)
 	}
 	c.walk.visited++
 	c.page = p
