@@ -49,6 +49,15 @@ func (c *Client) Clock(ctx context.Context, accept bool) (*kvpb.ClockResponse, e
 	return response, nil
 }
 
+// ReloadTLS lets the server read the files of its certificates again.
+func (c *Client) ReloadTLS(ctx context.Context) (*kvpb.ReloadTLSResponse, error) {
+	response, err := c.admin.ReloadTLS(ctx, &kvpb.ReloadTLSRequest{})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
 // FinalizeUpgrade raises the store to the newest feature level of the server. Earlier versions of the
 // server refuse the store from then on.
 func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResponse, error) {

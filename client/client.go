@@ -9,8 +9,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
@@ -63,13 +61,12 @@ type Option func(*dialOptions)
 
 type dialOptions struct {
 	tls        *tls.Config
+	files      *TLSFiles
+	plain      bool
 	timeout    time.Duration
 	maxMessage int
 	retry      Retry
 }
-
-// WithTLS encrypts the connection. Without it the connection is plain text.
-func WithTLS(config *tls.Config) Option { return func(o *dialOptions) { o.tls = config } }
 
 // WithTimeout bounds calls whose context has no deadline; the default is 10 s. Only their context
 // bounds scans and pipelines, which may take long.
@@ -83,15 +80,15 @@ func WithRetry(r Retry) Option { return func(o *dialOptions) { o.retry = r } }
 
 // Dial prepares a client for the server at endpoint ("host:port", or "unix:///path"). It does not
 // wait for the connection: the first call connects, and later calls reconnect when the connection
-// was lost.
+// was lost. Without an option for it, the connection uses TLS unless the endpoint is on this machine.
 func Dial(endpoint string, options ...Option) (*Client, error) {
 	o := dialOptions{timeout: timeoutDefault, maxMessage: maxMessageDefault, retry: retryDefault}
 	for _, option := range options {
 		option(&o)
 	}
-	transport := insecure.NewCredentials()
-	if o.tls != nil {
-		transport = credentials.NewTLS(o.tls)
+	transport, err := o.credentials(endpoint)
+	if err != nil {
+		return nil, err
 	}
 	// gRPC's own retries are off: which writes may be repeated is decided in one place, retry.go.
 	conn, err := grpc.NewClient(endpoint,

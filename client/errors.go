@@ -88,6 +88,9 @@ func (e *Error) Retryable() bool {
 	}
 	switch e.Code {
 	case codes.Unavailable:
+		if e.TLSAdvice() != "" { // needs another certificate, or another option
+			return false
+		}
 		return e.Reason != kvpb.ErrorReason_ERROR_REASON_READ_ONLY // needs its operator first
 	case codes.ResourceExhausted:
 		return e.RetryAfter > 0

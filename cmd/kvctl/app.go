@@ -30,6 +30,8 @@ type app struct {
 
 	// Set by flags.
 	endpoint string
+	context  string // name of a context
+	tls      tlsSettings
 	timeout  time.Duration
 	format   string
 	hex      bool
@@ -71,13 +73,15 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	root.SetErr(a.err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.endpoint, "endpoint", "", "server `host:port` (default: $"+endpointEnv+", or "+endpointDefault+")")
+	flags.StringVar(&a.context, "context", "", "use the settings of the context `NAME` (default: $"+contextEnv+", or the one that \"kvctl context use\" chose)")
+	a.tls.addFlags(flags)
 	flags.DurationVar(&a.timeout, "timeout", timeoutDefault, "bound on one request; scan, import and export take as long as they need unless it is given")
 	flags.StringVarP(&a.format, "output", "o", "", "output `format`: table, json, jsonl or raw (default: table on a terminal, else raw for get, jsonl for the rest)")
 	flags.BoolVar(&a.hex, "hex", false, "keys and values are hexadecimal, on the command line and in the output")
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
 		a.watchCommand(), a.feedCommand(), a.incrCommand(), a.casCommand(), a.touchCommand(), a.persistCommand(), a.txnCommand(), a.shellCommand(),
-		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.logCommand(),
+		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
 		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
 	root.SetHelpCommand(helpCommand())
@@ -120,11 +124,8 @@ func (a *app) accept(cmd *cobra.Command) error {
 	if a.timeout <= 0 {
 		return fmt.Errorf("--timeout %v: must be positive", a.timeout)
 	}
-	if a.endpoint == "" {
-		a.endpoint = a.getenv(endpointEnv)
-	}
-	if a.endpoint == "" {
-		a.endpoint = endpointDefault
+	if err := a.chooseServer(cmd); err != nil {
+		return err
 	}
 	if err := rejectEmptyKeys(cmd); err != nil {
 		return err
@@ -163,7 +164,7 @@ var idVerbs = map[string]string{"transaction": "txn", "snapshot": "snapshots"}
 
 // connect makes a client. Retries stay within the timeout, so a person waits no longer than asked for.
 func (a *app) connect() (*client.Client, error) {
-	return client.Dial(a.endpoint, client.WithTimeout(a.timeout))
+	return client.Dial(a.endpoint, append(a.tls.options(), client.WithTimeout(a.timeout))...)
 }
 
 // withClient runs do with a client and closes it.

@@ -115,6 +115,9 @@ func (a *app) advice(err error) string {
 	if text, ok := adviceByReason[e.Reason]; ok {
 		return text
 	}
+	if text := e.TLSAdvice(); text != "" {
+		return "The connection failed: " + text + "."
+	}
 	switch e.Code {
 	case codes.Unavailable:
 		return "Is the server running at " + a.endpoint + "? Set --endpoint or " + endpointEnv + " if it is elsewhere."
@@ -151,6 +154,8 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED:       "The write may have happened before. Read the keys to find out, then write under a new id.",
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:        "The write did not happen: its outcome was asked for with a fence. Run the command again.",
 	kvpb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:            "The server's clock never goes back. It runs slower until it agrees with the system's time.",
+	kvpb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:       "Start the server with --tls-cert and --tls-key. kvctl tls init makes certificates for a trial.",
+	kvpb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:        "Correct the file. New connections get the certificates that the server had before.",
 	kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:          "The lease has ended, and its keys and locks are gone. kvctl lease list shows those that exist.",
 	kvpb.ErrorReason_ERROR_REASON_FENCED:                   "The lock was lost: acquire it again before the write.",
 	kvpb.ErrorReason_ERROR_REASON_FEATURE_LEVEL:            "The data files are of an older program's format. kvctl upgrade finalize raises it; older programs cannot open them afterwards.",

@@ -22,7 +22,7 @@ func TestSignalEndsAReadOfStandardInput(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan int, 1)
 		var errs bytes.Buffer
-		a := &app{in: silent, out: io.Discard, err: &errs, getenv: func(string) string { return server.Endpoint }}
+		a := &app{in: silent, out: io.Discard, err: &errs, getenv: func(name string) string { return map[string]string{endpointEnv: server.Endpoint}[name] }}
 		go func() { ended <- a.run(ctx, args) }()
 		time.AfterFunc(20*time.Millisecond, cancel)
 		select {

@@ -31,10 +31,13 @@ func TestTransactionScripts(t *testing.T) {
 }
 
 // startReal runs a server until the test ends.
-func startReal(t *testing.T) (endpoint string) {
+func startReal(t *testing.T, adjust ...func(*config.Config)) (endpoint string) {
 	t.Helper()
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP, c.Memory = t.TempDir(), "127.0.0.1:0", "", 64*config.MiB
+	for _, f := range adjust {
+		f(&c)
+	}
 	s, err := server.Open(t.Context(), c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

@@ -248,7 +248,9 @@ func (h *Handshakes) shake(raw net.Conn) (*tls.Conn, error) {
 func refusePlain(raw net.Conn, begins []byte) {
 	const text = "this port serves TLS only"
 	if strings.HasPrefix(http2.ClientPreface, string(begins)) {
-		_, _ = raw.Write(appendGoAway(appendSettings(nil), 0, http2.ErrCodeInadequateSecurity, text))
+		// Without settings before it: after them, clients count the connection as made, and try again for
+		// as long as their deadline allows.
+		_, _ = raw.Write(appendGoAway(nil, 0, http2.ErrCodeInadequateSecurity, text))
 	} else {
 		_, _ = io.WriteString(raw, refusalHTTP1(http.StatusBadRequest, text))
 	}
