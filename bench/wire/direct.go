@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -46,7 +45,7 @@ func serveDirectEcho(ctx context.Context, listener net.Listener, dir string) (er
 		Streams: 1024, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 10 * time.Second,
 		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond,
 		ProgressTimeout: 30 * time.Second, AcceptFailed: func(error) {},
-	}, e, http.NotFoundHandler())
+	}, e, &transport.Services{})
 	stop := context.AfterFunc(ctx, t.Close)
 	defer stop()
 	if err = t.Serve(listener); errors.Is(err, transport.ErrClosed) {

@@ -308,6 +308,9 @@ type chargedMessage struct {
 // BufferPool is the pool from which the codec takes the message's buffer.
 func (c *chargedMessage) BufferPool() mem.BufferPool { return c.charge }
 
+// Sent implements transport.Counted.
+func (c *chargedMessage) Sent() { c.charge.release() }
+
 // of returns the message to hand to the transport instead of m.
 func (c *memoryCharge) of(m encoder) any {
 	if c == nil {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -21,7 +19,7 @@ import (
 
 // The direct transport (package transport) executes unary requests in the goroutine that reads
 // their connection. The files direct*.go connect it with admission, executors and metrics; streams,
-// and all that is unusual, take the same way as with gRPC's own transport.
+// and all that is unusual, are served by the same handlers as with gRPC's own transport.
 
 // directMethods are the methods that the direct transport executes, by number less one.
 var directMethods = []telemetry.Method{
@@ -54,8 +52,9 @@ type directServer struct {
 // as long. Tests change it.
 var handOverAfter = time.Millisecond
 
-// newDirect makes the direct transport, before the gRPC server that it hands streams to.
-func (s *Server) newDirect() {
+// newDirect makes the direct transport, which serves all other methods through their handlers.
+func (s *Server) newDirect() *transport.Services {
+	services := &transport.Services{Codec: s.codec(), MessageBytesMax: messageBytesMax(&s.config), Unary: s.unary}
 	s.direct.readers.goroutines = &s.drain.receivers
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
@@ -73,17 +72,16 @@ func (s *Server) newDirect() {
 		AcceptFailed: func(err error) {
 			s.log.incident(slog.LevelWarn, "accept", "a connection cannot be accepted; trying again", err)
 		},
-	}, (*directService)(s), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.endpoints.grpc.ServeHTTP(w, r) }))
+	}, (*directService)(s), services)
+	return services
 }
 
 // drain returns when no request of the direct transport is left, or those that are have been cut off
 // because ctx ended.
 func (d *directServer) drain(ctx context.Context) {
-	if d.transport != nil {
-		d.pipelines.drain()
-		_ = d.transport.Drain(ctx) // Close cuts off the rest
-		d.transport.Close()
-	}
+	d.pipelines.drain()
+	_ = d.transport.Drain(ctx) // Close cuts off the rest
+	d.transport.Close()
 }
 
 // directService implements transport.Service.
@@ -183,6 +181,9 @@ func (c *directClient) Status(err error) *status.Status {
 	if errors.Is(err, transport.ErrMetadata) {
 		err = errMetadata
 	}
+	if errors.Is(err, transport.ErrUnknownMethod) {
+		err = errUnimplemented
+	}
 	if later {
 		err = &laterMessageError{cause: err}
 	}
@@ -228,27 +229,4 @@ func (c *directClient) Lane() transport.Lane {
 	l := c.server.direct.lanes.Get().(*lane)
 	l.client = c
 	return l
-}
-
-// bridged lets a handler that the direct transport has handed a stream to receive one message after
-// the other.
-func bridged(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	b := transport.BridgeOf(stream.Context())
-	defer b.Ending()
-	return handler(srv, &bridgedStream{ServerStream: stream, bridge: b})
-}
-
-type bridgedStream struct {
-	grpc.ServerStream
-	bridge transport.Bridge
-	begun  bool
-}
-
-// RecvMsg implements grpc.ServerStream.
-func (s *bridgedStream) RecvMsg(m any) error {
-	if s.begun {
-		s.bridge.Next()
-	}
-	s.begun = true
-	return s.ServerStream.RecvMsg(m)
 }

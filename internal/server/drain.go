@@ -54,11 +54,15 @@ func (s *Server) drainRequests() <-chan struct{} {
 	go func() {
 		defer close(drained)
 		defer stop()
-		s.direct.drain(ctx)
+		if s.endpoints.grpc == nil {
+			s.direct.drain(ctx)
+		}
 		if h := s.endpoints.tls.grpc; h != nil {
 			h.Close()
 		}
-		s.endpoints.grpc.GracefulStop()
+		if s.endpoints.grpc != nil {
+			s.endpoints.grpc.GracefulStop()
+		}
 	}()
 	cut := ""
 	select {
@@ -71,7 +75,9 @@ func (s *Server) drainRequests() <-chan struct{} {
 	if cut != "" {
 		s.log.Warn("cutting off what still runs", "cause", cut)
 		stop()
-		go s.endpoints.grpc.Stop()
+		if s.endpoints.grpc != nil {
+			go s.endpoints.grpc.Stop()
+		}
 	}
 	return drained
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -21,7 +22,7 @@ import (
 
 // endpoints is what the server listens and serves with. It is constant after Open.
 type endpoints struct {
-	grpc     *grpc.Server
+	grpc     *grpc.Server // nil with the direct transport
 	health   *grpchealth.Server
 	http     *http.Server // nil without --http
 	listener net.Listener
@@ -71,8 +72,12 @@ func messageBytesMax(c *config.Config) int {
 }
 
 func (s *Server) newGRPC() {
+	if s.config.Transport == config.TransportDirect {
+		s.register(s.newDirect())
+		return
+	}
 	options := append(Options(),
-		grpc.ForceServerCodecV2(boundedCodec{pb.NewCodec(), &s.limits}),
+		grpc.ForceServerCodecV2(s.codec()),
 		grpc.Creds(s.connections.credentials(s.endpoints.tls.grpc)),
 		grpc.UnaryInterceptor(s.unary),
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
@@ -85,20 +90,24 @@ func (s *Server) newGRPC() {
 		grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
 	)
-	if s.config.Transport == config.TransportDirect {
-		s.newDirect()
-		options = append(options, grpc.StreamInterceptor(bridged))
-	}
 	s.endpoints.grpc = grpc.NewServer(options...)
+	s.register(s.endpoints.grpc)
+}
+
+// codec is the codec of all messages of the server.
+func (s *Server) codec() encoding.CodecV2 { return boundedCodec{pb.NewCodec(), &s.limits} }
+
+// register adds all services to a transport.
+func (s *Server) register(to reflection.GRPCServer) {
 	s.endpoints.health = grpchealth.NewServer()
-	s.register(pb.KV_ServiceDesc, &kvService{Server: s})
-	s.register(pb.Admin_ServiceDesc, &adminService{Server: s})
-	s.register(pb.Transactions_ServiceDesc, &txnService{Server: s})
-	s.register(pb.Leases_ServiceDesc, &leaseService{Server: s})
-	s.register(pb.Locks_ServiceDesc, &lockService{Server: s})
-	s.register(pb.Feed_ServiceDesc, &feedService{Server: s})
-	healthpb.RegisterHealthServer(s.endpoints.grpc, s.endpoints.health)
-	reflection.Register(s.endpoints.grpc)
+	s.registerService(to, pb.KV_ServiceDesc, &kvService{Server: s})
+	s.registerService(to, pb.Admin_ServiceDesc, &adminService{Server: s})
+	s.registerService(to, pb.Transactions_ServiceDesc, &txnService{Server: s})
+	s.registerService(to, pb.Leases_ServiceDesc, &leaseService{Server: s})
+	s.registerService(to, pb.Locks_ServiceDesc, &lockService{Server: s})
+	s.registerService(to, pb.Feed_ServiceDesc, &feedService{Server: s})
+	healthpb.RegisterHealthServer(to, s.endpoints.health)
+	reflection.Register(to)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
 }
 

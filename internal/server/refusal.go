@@ -58,12 +58,12 @@ func (s *Server) refusesStream(ctx context.Context) error {
 	return nil
 }
 
-// register adds a service. gRPC calls the interceptor of a unary request only after it has received
+// registerService adds a service. gRPC calls the interceptor of a unary request only after it has received
 // the message, and the client decides how long that takes. So a request that has no stream is
 // refused before. serveStream does the same for streams.
-func (s *Server) register(desc grpc.ServiceDesc, service any) {
+func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc, service any) {
 	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
-		s.endpoints.grpc.RegisterService(&desc, service)
+		to.RegisterService(&desc, service)
 		return
 	}
 	desc.Methods = slices.Clone(desc.Methods)
@@ -76,5 +76,5 @@ func (s *Server) register(desc grpc.ServiceDesc, service any) {
 			return handler(srv, ctx, decode, interceptor)
 		}
 	}
-	s.endpoints.grpc.RegisterService(&desc, service)
+	to.RegisterService(&desc, service)
 }

@@ -61,9 +61,9 @@ func (e *answerEncoder) appendHeaders(b []byte) []byte {
 	b = append(e.begin(b), hpackStatus200)
 	switch {
 	case e.literal:
-		b = appendNamed(b, 0, hpackContentType, "application/grpc")
+		b = appendContentType(b, 0)
 	case e.known == 0:
-		b = appendNamed(b, hpackIncremental, hpackContentType, "application/grpc")
+		b = appendContentType(b, hpackIncremental)
 		e.known = 1
 	default:
 		b = append(b, hpackIndexed|byte(hpackFirstDynamic+e.known-1))
@@ -98,14 +98,14 @@ func appendStatus(b []byte, st *status.Status) []byte {
 	return b
 }
 
-// appendNamed appends a literal whose name is an entry of the static table.
-func appendNamed(b []byte, kind byte, name int, value string) []byte {
+// appendContentType appends the content type as a literal, whose name is an entry of the static table.
+func appendContentType(b []byte, kind byte) []byte {
 	prefix := 4
 	if kind == hpackIncremental {
 		prefix = 6
 	}
-	b = appendInt(b, kind, prefix, name)
-	return appendString(b, value)
+	b = appendInt(b, kind, prefix, hpackContentType)
+	return appendString(b, contentTypeGRPC)
 }
 
 // appendLiteral appends a literal without indexing.
@@ -301,7 +301,7 @@ func (c *Conn) failLocked(s *stream, st *status.Status) {
 	block := c.encoder.begin(nil)
 	if trailersOnly {
 		block = append(block, hpackStatus200)
-		block = appendNamed(block, 0, hpackContentType, "application/grpc")
+		block = appendContentType(block, 0)
 	}
 	c.sendBlockLocked(s, appendStatus(block, st), true)
 	if s.messages != nil {

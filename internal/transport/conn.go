@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +39,7 @@ type Conn struct {
 	senders  []*stream // that may send, in turn
 	liveness liveness
 
-	handlers sync.WaitGroup // bridged handlers
+	handlers sync.WaitGroup // of calls
 }
 
 // reader is the state of reading a connection.
@@ -56,8 +57,11 @@ type streamTable struct {
 	streams    map[uint32]*stream
 	free       *stream
 	lastStream uint32 // newest stream that the client has opened
-	bridged    uint64 // messages that bridged streams have begun
-	open       int    // streams, and bridged handlers that have not returned
+	open       int    // streams, and handlers of calls that have not returned
+
+	callMessages uint64          // messages that calls have taken
+	calls        context.Context // what the contexts of all calls have in common; nil before the first
+	woke         bool            // the burst at hand has woken handlers: the reader lets them run, and then flushes
 
 	streamsMost int // that were in the map at once
 }
@@ -174,6 +178,12 @@ func (c *Conn) serve() {
 func (c *Conn) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.woke {
+		c.mu.Unlock()
+		runtime.Gosched() // so that answers of handlers that need not wait share the system call
+		c.mu.Lock()
+		c.woke = false
+	}
 	if !c.out.flushing {
 		c.flushLocked()
 	}

@@ -7,13 +7,13 @@ type controlCount struct {
 	frames  int // since the last fast request, at most controlMax
 	since   time.Time
 	written uint64 // bytes that had been written then
-	bridged uint64 // messages that bridged streams had begun then
+	calls   uint64 // messages that calls had taken then
 }
 
 const (
 	// controlMax control frames without a fast request are a flood if they come within
 	// controlInterval, and the server has sent no more than controlBytes for each, and has read no
-	// message of a bridged stream for every controlMessage of them. A client that receives a stream
+	// message of a call for every controlMessage of them. A client that receives a stream
 	// widens windows with one frame for some KiB; one that receives short answers sends a ping, and
 	// some windows, for each.
 	controlMax      = 10_000
@@ -29,10 +29,10 @@ func (c *Conn) floods() bool {
 		return false
 	}
 	c.mu.Lock()
-	written, bridged := c.out.written, c.bridged
+	written, calls := c.out.written, c.callMessages
 	c.mu.Unlock()
 	now := time.Now()
-	floods := now.Sub(n.since) < controlInterval && written-n.written < controlMax*controlBytes && bridged-n.bridged < controlMax/controlMessage
-	*n = controlCount{since: now, written: written, bridged: bridged}
+	floods := now.Sub(n.since) < controlInterval && written-n.written < controlMax*controlBytes && calls-n.calls < controlMax/controlMessage
+	*n = controlCount{since: now, written: written, calls: calls}
 	return floods
 }

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"io"
 	"net"
-	"net/http"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,7 +30,6 @@ const (
 	pathHeld   = "/test/Held"   // takes one message, and never asks for more
 	pathKiB    = "/test/KiB"    // answers with three of them
 	pathKiBs   = "/test/KiBs"   // answers each message with three of them
-	pathText   = "/test/Text"   // bridged: answers with some text
 )
 
 const largeBytes = 300 << 10
@@ -142,6 +140,11 @@ func testOptions() Options {
 // start serves until the end of the test, and checks then that everything was given back.
 func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
 	t.Helper()
+	return startWith(t, testServices(), adjust...)
+}
+
+func startWith(t testing.TB, services *Services, adjust ...func(*Options)) (*service, *Server, string) {
+	t.Helper()
 	o := testOptions()
 	for _, f := range adjust {
 		f(&o)
@@ -150,7 +153,7 @@ func start(t testing.TB, adjust ...func(*Options)) (*service, *Server, string) {
 		o.TLS = NewHandshakes(handshakeOptions(t))
 	}
 	s := &service{release: make(chan struct{})}
-	server := New(o, s, http.HandlerFunc(handle))
+	server := New(o, s, services)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -89,7 +89,7 @@ func TestConnectionErrors(t *testing.T) {
 		}, http2.ErrCodeEnhanceYourCalm},
 		"more than the connection's window": {func(p *peer) {
 			for i := range uint32(6) {
-				p.open(2*i+1, "/test/Unknown") // which reads nothing before a whole message
+				p.open(2*i+1, pathIdle)
 				for range 15 {
 					_ = p.framer.WriteData(2*i+1, false, append([]byte{0, 0x0f, 0, 0, 0}, make([]byte, 16000)...))
 				}
@@ -198,7 +198,7 @@ func TestStreamsHaveABound(t *testing.T) {
 	close(s.release)
 	p.outcome(19)
 	for i := range uint32(20_000) { // rapid reset
-		p.open(201+2*i, "/test/Unknown")
+		p.open(201+2*i, pathDiscard)
 		_ = p.framer.WriteRSTStream(201+2*i, http2.ErrCodeCancel)
 	}
 	eventually(t, "another request is served", func() bool {
@@ -231,14 +231,14 @@ func TestClientThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestControlFramesBesideBridgedMessagesAreNoFlood: gRPC clients send pings and windows for what they
+// TestControlFramesBesideCallsAreNoFlood: gRPC clients send pings and windows for what they
 // receive, so a client with many short transactions or scans sends some for each. That is no flood.
-func TestControlFramesBesideBridgedMessagesAreNoFlood(t *testing.T) {
+func TestControlFramesBesideCallsAreNoFlood(t *testing.T) {
 	_, _, address := start(t)
 	p := dial(t, address)
 	const each = 12
 	for i := range uint32(controlMax/each + 100) {
-		p.request(2*i+1, "/test/Unknown", 10)
+		p.request(2*i+1, pathDiscard, 10)
 		for range each {
 			_ = p.framer.WriteWindowUpdate(0, 1)
 		}
@@ -250,8 +250,8 @@ func TestControlFramesBesideBridgedMessagesAreNoFlood(t *testing.T) {
 			if g, ok := f.(*http2.GoAwayFrame); ok {
 				t.Fatalf("stream %d: %v %s", i, g.ErrCode, g.DebugData())
 			}
-			data, ok := f.(*http2.DataFrame)
-			ended = ok && data.StreamEnded()
+			headers, ok := f.(*http2.MetaHeadersFrame)
+			ended = ok && headers.StreamEnded()
 		}
 	}
 }
@@ -293,7 +293,7 @@ func fuzzFrames(_ *peer, script []byte) (b []byte) {
 		script = script[1:]
 		return c
 	}
-	paths := []string{pathEcho, pathStream, pathLarge, "/test/Unknown"}
+	paths := []string{pathEcho, pathStream, pathLarge, pathDiscard, pathChat, pathOnce, pathUnary, pathEndless}
 	for len(script) > 0 && len(b) < 1<<20 {
 		kind, flags, stream := http2.FrameType(next()%12), http2.Flags(next()), uint32(next()%16)
 		var payload []byte

@@ -67,7 +67,7 @@ func (c *Conn) waitsLocked() bool {
 		return true
 	}
 	for _, s := range c.streams {
-		if s.bridge == nil && len(s.pending) > 0 {
+		if s.call == nil && len(s.pending) > 0 {
 			return true
 		}
 	}
@@ -136,7 +136,7 @@ func (c *Conn) check(now time.Time) {
 }
 
 func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
-	sends := len(s.pending) > 0 && s.bridge != nil && s.last // a handler that has not returned decides itself
+	sends := len(s.pending) > 0 && s.call != nil && s.last // a handler that has not returned decides itself
 	receives := s.incomplete() && s.recvWindow > 0 && c.connWindow > 0
 	switch {
 	case s.fast != 0 && (receives || s.messages != nil) && !s.deadline.IsZero() && !now.Before(s.deadline):
@@ -148,8 +148,8 @@ func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
 		c.resetLocked(s, http2.ErrCodeCancel)
 	default:
 		err := ErrIncomplete
-		if s.bridge != nil {
-			err = s.bridge.laterIncomplete(err)
+		if s.call != nil {
+			err = s.call.incompleteError()
 		} else if s.messages != nil && s.messages.count > 0 {
 			err = &LaterError{Cause: err}
 		}
@@ -166,7 +166,7 @@ func (s *stream) incomplete() bool {
 	if s.messages != nil {
 		return len(s.message.body) > 0 && !s.messages.busy && !s.messages.held && !s.messages.full
 	}
-	return !s.answered || s.bridge != nil && s.bridge.withinMessage()
+	return !s.answered || s.call != nil && s.call.within()
 }
 
 // progressLocked counts bytes that have arrived.

@@ -16,6 +16,7 @@ type output struct {
 	buf      []byte
 	spare    []byte    // for buf while buf is written
 	flushing bool      // a goroutine writes, and comes back for what is added meanwhile
+	soon     bool      // a goroutine is about to write: flushSoonLocked
 	writing  int       // bytes that it is writing
 	written  uint64    // bytes, of all times
 	room     sync.Cond // broadcast when buf has been taken to be written, or the connection has ended

@@ -95,10 +95,10 @@ func (c *Conn) handleData(f frame) (w execution, err error) {
 	}
 	s.recvEnded = end
 	s.progressLocked(len(payload))
-	if s.bridge != nil {
+	if s.call != nil {
 		c.takenLocked(len(f.payload) - len(payload)) // padding is not handed on
 		c.widenLocked(s, len(f.payload)-len(payload))
-		s.bridge.receiveLocked(payload)
+		s.call.arrivedLocked(payload)
 		return w, nil
 	}
 	if s.messages != nil {
@@ -255,9 +255,9 @@ func (c *Conn) trailersLocked(s *stream, l *headerList, end bool) {
 		c.resetLocked(s, http2.ErrCodeStreamClosed)
 	case !end || l.pseudo || l.invalid != "":
 		c.resetLocked(s, http2.ErrCodeProtocol)
-	case s.bridge != nil:
+	case s.call != nil:
 		s.recvEnded = true
-		s.bridge.wakeLocked()
+		s.call.changedLocked()
 	case s.messages != nil:
 		s.recvEnded = true
 		c.resumeLocked(s)
@@ -276,17 +276,12 @@ func (c *Conn) openLocked(s *stream, l *headerList) {
 	if l.isPlain() {
 		s.fast = c.client.Fast(l.path)
 	}
-	if s.fast == 0 {
-		c.bridgeLocked(s, l)
+	if !c.deadlineLocked(s, l.timeout) {
 		return
 	}
-	if l.timeout != "" {
-		d, ok := parseTimeout(l.timeout)
-		if !ok {
-			c.failLocked(s, status.New(codes.Internal, "malformed grpc-timeout"))
-			return
-		}
-		s.deadline = time.Now().Add(d)
+	if s.fast == 0 {
+		c.callLocked(s, l)
+		return
 	}
 	service, err := c.client.Messages(Request{conn: c, stream: s, id: s.id})
 	switch {

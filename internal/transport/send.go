@@ -65,8 +65,8 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		s.sent += uint64(n)
 		s.moved, c.liveness.answered = c.liveness.now, true
 		c.sentLocked(s)
-		if s.bridge != nil {
-			s.bridge.wakeLocked()
+		if s.call != nil {
+			s.call.sentLocked()
 		}
 	}
 	if len(s.pending) > 0 || !s.last {

@@ -15,8 +15,8 @@ import (
 type stream struct {
 	conn     *Conn
 	id       uint32
-	fast     int       // number of the fast method; 0 if bridged
-	bridge   *bridge   // nil if fast
+	fast     int       // number of the fast method; 0 if it is a call
+	call     *call     // nil if fast
 	messages *messages // nil unless it is a fast stream of messages
 
 	deadline time.Time // zero: none
@@ -162,9 +162,8 @@ func (c *Conn) removeLocked(s *stream) {
 	}
 	s.gone = true
 	delete(c.streams, s.id)
-	if s.bridge != nil {
-		s.bridge.cancel()
-		s.bridge.wakeLocked()
+	if s.call != nil {
+		s.call.removedLocked()
 	}
 	if s.timer != nil {
 		s.timer.Stop()
@@ -184,7 +183,7 @@ func (c *Conn) removeLocked(s *stream) {
 	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
 		c.out.buf = AppendReset(c.out.buf, s.id, http2.ErrCodeNo)
 	}
-	if !s.uncounted && (s.bridge == nil || s.bridge.returned) {
+	if !s.uncounted && (s.call == nil || s.call.returned) {
 		c.closeStreamLocked()
 	}
 	c.freeLocked(s)
@@ -196,7 +195,7 @@ func (c *Conn) removeLocked(s *stream) {
 // A request that was cancelled may still be executed, so its stream is left to the collector.
 func (c *Conn) freeLocked(s *stream) {
 	const keptBytesMax = 4 << 10
-	if s.err != nil || s.done != nil || s.bridge != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
+	if s.err != nil || s.done != nil || s.call != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
 		return
 	}
 	s.id, s.next = 0, c.free

@@ -11,7 +11,7 @@ import (
 // TestClientThatStopsReadingLosesItsConnection: answers that fill the socket, and wait nowhere else,
 // count as answers that the client does not take.
 func TestClientThatStopsReadingLosesItsConnection(t *testing.T) {
-	for name, path := range map[string]string{"small answers": pathEcho, "bridged": "/test/Endless"} {
+	for name, path := range map[string]string{"small answers": pathEcho, "calls": pathEndless} {
 		t.Run(name, func(t *testing.T) {
 			_, server, address := start(t, func(o *Options) {
 				o.KeepaliveTime, o.KeepaliveTimeout, o.ProgressTimeout = 300*time.Millisecond, 200*time.Millisecond, 500*time.Millisecond
@@ -32,9 +32,9 @@ func TestClientThatStopsReadingLosesItsConnection(t *testing.T) {
 	}
 }
 
-// TestUnsentAnswersOfBridgedStreamsCount: a stream counts until its answer is sent, also when its
+// TestUnsentAnswersOfCallsCount: a stream counts until its answer is sent, also when its
 // handler has returned.
-func TestUnsentAnswersOfBridgedStreamsCount(t *testing.T) {
+func TestUnsentAnswersOfCallsCount(t *testing.T) {
 	_, server, address := start(t, func(o *Options) { o.Streams = 10 })
 	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	for i := range uint32(50) {

@@ -1,13 +1,13 @@
 // Package transport serves gRPC over HTTP/2 with one goroutine a connection.
 //
 // Terms. A unary request of a fast method is executed by the goroutine that reads its connection.
-// All other streams are bridged: they run in goroutines of their own, through an http.Handler, and
-// share the connection's frames and windows. A lane is what one goroutine executes fast requests
+// All other requests are calls: handlers that generated code has registered serve them, in goroutines
+// of their own, and share the connection's frames and windows. A lane is what one goroutine executes fast requests
 // with. The reader role of a connection is the right to read its frames and to execute its fast
 // requests; one goroutine has it at a time.
 //
 //	socket ─► input ─► frames ─► header block ─► stream ─┬─► complete ─► Lane.Execute ─► answer ─┐
-//	                                                     └─► bridge ─► http.Handler ─► answer ───┤
+//	                                                     └─► call ─► grpc.ServiceDesc ─► answer ─┤
 //	socket ◄─ flush (one system call for all answers that are ready) ◄─ out ◄─ windows ◄─────────┘
 //
 // The reader executes the requests that it has read, in order, until its buffer has no complete
@@ -37,7 +37,6 @@ import (
 	"errors"
 	"maps"
 	"net"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -97,7 +96,7 @@ type Client interface {
 	Cancelled(r Request)
 
 	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrMetadata,
-	// ErrIncomplete, context.DeadlineExceeded, and *LaterError of them.
+	// ErrIncomplete, ErrUnknownMethod, context.DeadlineExceeded, and *LaterError of them.
 	Status(err error) *status.Status
 
 	// Closed is called at the end of the connection, with its cause, before its requests are
@@ -147,7 +146,8 @@ func (e *LaterError) Unwrap() error { return e.Cause }
 type Server struct {
 	options Options
 	service Service
-	handler http.Handler
+
+	services *Services
 
 	mu        sync.Mutex
 	conns     map[*Conn]struct{}
@@ -164,12 +164,12 @@ type Server struct {
 // ErrClosed is what Serve returns after Drain or Close.
 var ErrClosed = errors.New("transport: closed")
 
-// New makes a server. The handler serves the streams that no fast method serves. The context of
-// their requests has the connection's Client, for ClientOf.
-func New(o Options, s Service, handler http.Handler) *Server {
+// New makes a server. Requests that no fast method serves are calls of the services. Their context has
+// the connection's Client, for ClientOf.
+func New(o Options, s Service, services *Services) *Server {
 	ctx, stop := context.WithCancel(context.Background())
 	t := &Server{
-		options: o, service: s, handler: handler, conns: map[*Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
+		options: o, service: s, services: services, conns: map[*Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
 		ended: make(chan struct{}), stop: stop,
 	}
 	t.watchdog.wake, t.watchdog.every = make(chan struct{}, 1), o.HandOverAfter

@@ -1,9 +1,7 @@
 package transport
 
 import (
-	"io"
 	"net"
-	"net/http"
 	"testing"
 	"time"
 
@@ -54,10 +52,29 @@ func TestStreamsThatEndEarlyGiveTheirWindowBack(t *testing.T) {
 			}
 		},
 		"a handler that reads nothing": func(p *peer, stream uint32) {
-			p.open(stream, "/test/Deaf")
+			p.open(stream, pathDeaf)
 			for range 3 {
 				_ = p.framer.WriteData(stream, false, prefixed(10_000))
 			}
+		},
+		"messages that no handler takes": func(p *peer, stream uint32) {
+			p.open(stream, pathIdle)
+			for range 5 {
+				_ = p.framer.WriteDataPadded(stream, false, prefixed(10_000), make([]byte, 50))
+			}
+			_ = p.framer.WriteRSTStream(stream, http2.ErrCodeCancel)
+		},
+		"half a message of a call": func(p *peer, stream uint32) {
+			p.open(stream, pathChat)
+			for range 6 {
+				_ = p.framer.WriteData(stream, false, prefixed(90_000)[:15_000])
+			}
+			_ = p.framer.WriteRSTStream(stream, http2.ErrCodeCancel)
+		},
+		"a compressed message of a call": func(p *peer, stream uint32) {
+			p.open(stream, pathChat)
+			_ = p.framer.WriteData(stream, false, append(prefixed(10_000), 1, 0, 0, 0, 1, 0))
+			_ = p.framer.WriteData(stream, false, prefixed(8000))
 		},
 		"data of a stream that has ended": func(p *peer, stream uint32) {
 			p.open(stream, pathEcho, "grpc-timeout", "malformed")
@@ -65,7 +82,7 @@ func TestStreamsThatEndEarlyGiveTheirWindowBack(t *testing.T) {
 			_ = p.framer.WriteData(stream, true, prefixed(10_000))
 		},
 		"data after the end": func(p *peer, stream uint32) {
-			p.open(stream, "/test/Deaf")
+			p.open(stream, pathDeaf)
 			_ = p.framer.WriteData(stream, true, prefixed(10_000))
 			_ = p.framer.WriteData(stream, false, prefixed(10_000))
 		},
@@ -116,7 +133,7 @@ func (c *Conn) openStreams() int {
 func TestLongStreamsAreNoFlood(t *testing.T) {
 	_, _, address := start(t)
 	p := dial(t, address)
-	p.open(1, "/test/Endless")
+	p.open(1, pathEndless)
 	_ = p.framer.WriteData(1, true, nil)
 	for frames := 0; frames < 3*controlMax; {
 		f, err := p.framer.ReadFrame()
@@ -245,10 +262,10 @@ func TestEndedConnectionsOpenNoStream(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
 	s := &service{}
-	c := newConn(&Server{options: testOptions(), service: s, handler: http.HandlerFunc(handle), conns: map[*Conn]struct{}{}}, a)
+	c := newConn(&Server{options: testOptions(), service: s, services: testServices(), conns: map[*Conn]struct{}{}}, a)
 	c.client = client{s}
 	c.close(errAllSent)
-	block := appendLiteral(appendString([]byte{0x83, 0x86, 0x04}, "/test/Unknown"), "content-type", "application/grpc")
+	block := appendLiteral(appendString([]byte{0x83, 0x86, 0x04}, pathDiscard), "content-type", "application/grpc")
 	if err := c.handleBlock(1, block, false); err == nil {
 		t.Error("a stream was opened")
 	}
@@ -309,27 +326,6 @@ func (w watched) Execute(Request, []byte) {
 			return
 		}
 	}
-}
-
-// handle serves the streams that are bridged.
-func handle(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/test/Deaf":
-		w.WriteHeader(http.StatusUnsupportedMediaType)
-		return
-	case pathText:
-		_, _ = io.WriteString(w, "text")
-		return
-	case "/test/Endless":
-		b := make([]byte, 16<<10)
-		for {
-			if _, err := w.Write(b); err != nil {
-				return
-			}
-		}
-	}
-	_, _ = io.Copy(io.Discard, r.Body)
-	w.WriteHeader(http.StatusOK)
 }
 
 // heldStream executes its first message, and then waits for a Resume that does not come.

@@ -12,8 +12,8 @@ import (
 )
 
 // TestRequestsThatDoNotEndAreNotExecuted: a request whose message is complete, and whose end does not
-// come, is refused with a reason that says that it was not executed; and it was not, also when gRPC
-// executes it.
+// come, is refused with a reason that says that it was not executed; and it was not, also when
+// the handler of the service executes it.
 func TestRequestsThatDoNotEndAreNotExecuted(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.MessageTimeout = 300 * time.Millisecond })
 	put, err := (&pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_ASYNC}).MarshalVT()
@@ -21,7 +21,7 @@ func TestRequestsThatDoNotEndAreNotExecuted(t *testing.T) {
 		t.Fatal(err)
 	}
 	put = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(put))), put...)
-	for _, codec := range []string{"", "+x"} { // the second is handed to gRPC by the direct transport
+	for _, codec := range []string{"", "+x"} { // the second is a call of the direct transport
 		c := h.dialRaw(t)
 		block := bytes.Replace(requestHeaders(methodPut, "20S"), []byte("\x10application/grpc"), []byte(fmt.Sprintf("%capplication/grpc%s", 16+len(codec), codec)), 1)
 		c.send(frame(frameHeaders, flagEndHeaders, 1, block))

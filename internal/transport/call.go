@@ -1,0 +1,235 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// call is a request that the handler of a service serves, in a goroutine of its own. It implements
+// grpc.ServerStream. As there, one goroutine may receive while another sends.
+//
+// What has come and was not received by the handler is bounded by the windows, which are given back
+// with each message that the handler takes. What was sent and waits for the client's windows is
+// bounded by callPendingMax and one message: then SendMsg waits.
+type call struct {
+	conn   *Conn
+	stream *stream
+	method *method
+	ctx    context.Context
+	cancel context.CancelFunc
+	late   func() bool // ends the wait for the deadline; nil without one
+
+	// The connection's mutex guards the rest.
+	changed  sync.Cond // of the goroutines that receive and send
+	returned bool      // the handler has returned: the stream counts until its answer is sent
+	header   metadata.MD
+	trailer  metadata.MD
+	inbox
+	crowded bool    // a goroutine that sends waits for room
+	lent    *[]byte // buffer of what the stream has pending; nil if that was copied
+}
+
+var (
+	errHandshake = errors.New("transport: no settings came in time")
+	errSilent    = errors.New("transport: the client does not answer pings")
+)
+
+// ErrUnknownMethod is the error of a request for a method that is not registered.
+var ErrUnknownMethod = errors.New("transport: the method is unknown")
+
+// HTTP statuses of requests that are no gRPC. Clients of gRPC look at grpc-status.
+const (
+	httpBadRequest       = "400"
+	httpMethodNotAllowed = "405"
+	httpUnsupported      = "415"
+)
+
+// callLocked begins to serve a stream through the handler of its method, or refuses it.
+func (c *Conn) callLocked(s *stream, l *headerList) {
+	switch {
+	case !l.isGRPC():
+		c.abortLocked(s, httpUnsupported, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", l.contentType))
+		return
+	case l.method != "POST":
+		c.abortLocked(s, httpMethodNotAllowed, status.Newf(codes.Internal, "the method of a gRPC request is POST, not %q", l.method))
+		return
+	case l.encoding != "" && l.encoding != "identity":
+		c.failLocked(s, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", l.encoding))
+		return
+	}
+	m := c.server.services.methods[l.path]
+	if m == nil {
+		c.failLocked(s, c.client.Status(ErrUnknownMethod))
+		return
+	}
+	md, err := l.metadata()
+	if err != nil {
+		c.abortLocked(s, httpBadRequest, status.New(codes.Internal, err.Error()))
+		return
+	}
+	k := &call{conn: c, stream: s, method: m}
+	k.changed.L = &c.mu
+	s.call = k
+	k.setContext(md)
+	c.woke = true
+	c.handlers.Add(1)
+	c.server.goroutines.Go(func() {
+		defer c.handlers.Done()
+		k.end(m.handle(k))
+	})
+}
+
+// setContext makes the handler's context. It ends with the stream, or at the deadline.
+func (k *call) setContext(md metadata.MD) {
+	ctx := grpc.NewContextWithServerTransportStream(metadata.NewIncomingContext(k.conn.callContext(), md), transportStream{k})
+	if k.stream.deadline.IsZero() {
+		k.ctx, k.cancel = context.WithCancel(ctx)
+		return
+	}
+	k.ctx, k.cancel = context.WithDeadline(ctx, k.stream.deadline)
+	k.late = context.AfterFunc(k.ctx, k.wake)
+}
+
+// callContext has what the contexts of all calls of the connection have in common.
+func (c *Conn) callContext() context.Context {
+	if c.calls == nil {
+		p := &grpcpeer.Peer{Addr: c.raw.RemoteAddr(), LocalAddr: c.raw.LocalAddr()}
+		if s, ok := c.raw.(interface{ ConnectionState() tls.ConnectionState }); ok {
+			p.AuthInfo = credentials.TLSInfo{
+				State: s.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+			}
+		}
+		c.calls = context.WithValue(grpcpeer.NewContext(context.Background(), p), clientKey{}, c.client)
+	}
+	return c.calls
+}
+
+// Context implements grpc.ServerStream.
+func (k *call) Context() context.Context { return k.ctx }
+
+func (k *call) wake() {
+	k.conn.mu.Lock()
+	k.changed.Broadcast()
+	k.conn.mu.Unlock()
+}
+
+// removedLocked tells the handler that its stream has ended.
+func (k *call) removedLocked() {
+	k.stopLocked()
+	k.returnLentLocked()
+	k.changed.Broadcast()
+}
+
+func (k *call) stopLocked() {
+	if k.late != nil {
+		k.late()
+	}
+	k.cancel()
+}
+
+// endedLocked is why nothing can be received or sent any more, or nil.
+func (k *call) endedLocked() error {
+	if k.stream.gone || k.returned || k.late != nil && k.ctx.Err() != nil {
+		return status.FromContextError(k.reasonLocked()).Err()
+	}
+	return nil
+}
+
+func (k *call) reasonLocked() error {
+	if err := k.ctx.Err(); err != nil {
+		return err
+	}
+	return context.Canceled
+}
+
+// fail ends the stream with an error of receiving or sending, unless it has ended. What the handler
+// returns later is dropped.
+func (k *call) fail(err error) error {
+	st := status.Convert(err)
+	k.conn.mu.Lock()
+	defer k.conn.mu.Unlock()
+	if !k.stream.gone && !k.returned {
+		k.conn.failLocked(k.stream, st)
+		k.conn.flushSoonLocked()
+	}
+	return st.Err()
+}
+
+// end sends the end of the answer, after what was sent.
+func (k *call) end(err error) {
+	st, ok := status.FromError(err)
+	if !ok {
+		st = status.FromContextError(err)
+	}
+	c, s := k.conn, k.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k.dropLocked()
+	k.returned = true
+	k.stopLocked()
+	k.changed.Broadcast()
+	if s.gone {
+		c.closeStreamLocked()
+		c.drainedLocked()
+		return
+	}
+	if st.Code() == codes.OK && len(k.trailer) == 0 {
+		k.sendHeaderLocked(nil)
+		s.last = true // with the usual trailers
+	} else {
+		if !s.answered && (st.Code() == codes.OK || len(k.header) > 0) {
+			k.sendHeaderLocked(nil)
+		}
+		k.endWithLocked(st)
+	}
+	c.queueLocked(s)
+	c.flushSoonLocked()
+}
+
+// endWithLocked ends the stream with a status and metadata. Without headers it is one block.
+func (k *call) endWithLocked(st *status.Status) {
+	s, block := k.stream, []byte{}
+	if !s.answered {
+		s.answered, k.conn.liveness.answered = true, true
+		block = append(block, hpackStatus200)
+		block = appendContentType(block, 0)
+	}
+	s.trailers, s.last = appendMetadata(appendStatus(block, st), k.trailer), true
+}
+
+// abortLocked refuses a request that is no request of gRPC.
+func (c *Conn) abortLocked(s *stream, code string, st *status.Status) {
+	s.answered = true
+	block := appendLiteral(c.encoder.begin(nil), ":status", code)
+	block = appendContentType(block, 0)
+	c.sendBlockLocked(s, appendStatus(block, st), true)
+	c.removeLocked(s)
+}
+
+const contentTypeGRPC = "application/grpc"
+
+// deadlineLocked sets the deadline that the client has sent. It reports false if the stream has ended
+// because of it.
+func (c *Conn) deadlineLocked(s *stream, timeout string) bool {
+	if timeout == "" {
+		return true
+	}
+	d, ok := parseTimeout(timeout)
+	if !ok {
+		c.abortLocked(s, httpBadRequest, status.New(codes.Internal, fmt.Sprintf("malformed grpc-timeout: %q", timeout)))
+		return false
+	}
+	s.deadline = time.Now().Add(d)
+	return true
+}

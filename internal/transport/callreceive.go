@@ -1,0 +1,237 @@
+package transport
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+)
+
+// inbox is what has come for a call. The connection's mutex guards it.
+type inbox struct {
+	received []byte // and not taken: begins with the prefix of a message
+	spare    []byte // for received
+	dropped  bool   // nothing is taken any more
+	need     int    // bytes of received, without which a goroutine that receives need not be woken; 0: none waits
+	counted  int    // bytes of received that the windows no longer hold
+	reserved int    // what Receive has admitted for the message at hand
+	taken    int    // messages
+}
+
+// spareBytesMax is the largest buffer that a call keeps for the next message.
+const spareBytesMax = 16 << 10
+
+var errTwoMessages = status.New(codes.Internal, "cardinality violation: received multiple request messages for non-client-streaming RPC")
+
+// RecvMsg implements grpc.ServerStream.
+func (k *call) RecvMsg(m any) error {
+	err := k.receive(m)
+	if err == nil && !k.method.streams {
+		err = k.receiveEnd()
+	}
+	if err == nil || errors.Is(err, io.EOF) && k.method.streams {
+		return err
+	}
+	if errors.Is(err, io.EOF) {
+		err = status.Error(codes.Internal, "cardinality violation: received no request message from non-client-streaming RPC")
+	}
+	return k.fail(err)
+}
+
+// receive takes the next message and decodes it.
+func (k *call) receive(m any) error {
+	message, whole, err := k.take()
+	if err != nil {
+		return err
+	}
+	err = k.conn.server.services.Codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(message[grpcPrefixBytes:])}, m)
+	if whole && cap(message) <= spareBytesMax {
+		k.conn.mu.Lock()
+		k.spare = message[:0]
+		k.conn.mu.Unlock()
+	}
+	if err != nil {
+		return status.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)
+	}
+	return nil
+}
+
+// take waits for a message and takes it, with its prefix. Whole says that its array has nothing else.
+func (k *call) take() (message []byte, whole bool, err error) {
+	c, s := k.conn, k.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k.releaseLocked()
+	need := grpcPrefixBytes
+	for {
+		if err := k.endedLocked(); err != nil {
+			return nil, false, err
+		}
+		if len(k.received) >= need && need == grpcPrefixBytes {
+			n, err := k.admitLocked()
+			if err != nil {
+				return nil, false, err
+			}
+			need += n
+		}
+		switch {
+		case len(k.received) >= need:
+			message, whole = k.takeLocked(need)
+			return message, whole, nil
+		case s.recvEnded && len(k.received) == 0:
+			return nil, false, io.EOF
+		case s.recvEnded:
+			return nil, false, status.Error(codes.Internal, io.ErrUnexpectedEOF.Error())
+		}
+		k.waitLocked(need)
+	}
+}
+
+// admitLocked admits the message whose prefix has come, and returns its length.
+func (k *call) admitLocked() (length int, err error) {
+	switch k.received[0] {
+	case 0:
+	case 1:
+		return 0, statusCompressed().Err()
+	default:
+		return 0, status.Errorf(codes.Internal, "grpc: received unexpected payload format %d", k.received[0])
+	}
+	length = int(binary.BigEndian.Uint32(k.received[1:]))
+	if length < receivedBytesMin {
+		return length, nil
+	}
+	if err := k.conn.client.Receive(length); err != nil {
+		if k.taken > 0 {
+			err = &LaterError{Cause: err}
+		}
+		return 0, k.conn.client.Status(err).Err()
+	}
+	k.reserved = length
+	return length, nil
+}
+
+// takeLocked takes a message. It is the caller's own.
+func (k *call) takeLocked(n int) (message []byte, whole bool) {
+	k.countLocked(n)
+	k.counted -= n
+	k.taken++
+	k.conn.callMessages++
+	if len(k.conn.out.buf) > 0 { // windows
+		k.conn.flushSoonLocked()
+	}
+	if whole = len(k.received) == n; whole {
+		message, k.received = k.received, nil
+	} else {
+		message, k.received = k.received[:n:n], k.received[n:]
+	}
+	return message, whole
+}
+
+// countLocked gives the windows of the first n bytes back to the client.
+func (k *call) countLocked(n int) {
+	if more := n - k.counted; more > 0 {
+		k.counted = n
+		k.conn.takenLocked(more)
+		k.conn.widenLocked(k.stream, more)
+	}
+}
+
+// countNeededLocked gives back the windows of a message that a goroutine waits for: its rest must come,
+// however large it is.
+func (k *call) countNeededLocked() {
+	if k.need > grpcPrefixBytes {
+		k.countLocked(min(k.need, len(k.received)))
+	}
+}
+
+// waitLocked waits until so many bytes have come, or the stream has changed otherwise.
+func (k *call) waitLocked(need int) {
+	k.need = need
+	k.countNeededLocked()
+	if len(k.conn.out.buf) > 0 { // windows
+		k.conn.flushSoonLocked()
+	}
+	k.changed.Wait()
+	k.need = 0
+}
+
+// receiveEnd waits for the end of a request that has one message.
+func (k *call) receiveEnd() error {
+	c := k.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch err := k.endedLocked(); {
+		case err != nil:
+			return err
+		case len(k.received) > 0:
+			return errTwoMessages.Err()
+		case k.stream.recvEnded:
+			return nil
+		}
+		k.waitLocked(1)
+	}
+}
+
+// releaseLocked gives back what the message before had reserved.
+func (k *call) releaseLocked() {
+	if k.reserved > 0 {
+		k.conn.client.Received(k.reserved)
+		k.reserved = 0
+	}
+}
+
+// arrivedLocked takes bytes that the client has sent.
+func (k *call) arrivedLocked(payload []byte) {
+	if k.dropped {
+		k.conn.takenLocked(len(payload))
+	} else {
+		if k.received == nil {
+			k.received, k.spare = k.spare, nil
+		}
+		k.received = append(k.received, payload...)
+	}
+	k.changedLocked()
+}
+
+// changedLocked wakes the goroutine that receives, if it has something to do.
+func (k *call) changedLocked() {
+	k.countNeededLocked()
+	if k.need > 0 && (len(k.received) >= k.need || k.stream.recvEnded) {
+		k.conn.woke = true
+		k.changed.Broadcast()
+	}
+}
+
+// dropLocked drops what has come and will not be taken.
+func (k *call) dropLocked() {
+	k.dropped = true
+	k.conn.takenLocked(len(k.received) - k.counted)
+	k.received, k.spare, k.counted = nil, nil, 0
+	k.releaseLocked()
+}
+
+// within reports whether a part of a message has come, and not its end.
+func (k *call) within() bool {
+	rest := k.received
+	for len(rest) >= grpcPrefixBytes {
+		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(rest[1:]))
+		if n > len(rest) {
+			return true
+		}
+		rest = rest[n:]
+	}
+	return len(rest) > 0
+}
+
+// incompleteError is the error of a request whose rest does not come. After a complete message that
+// was not followed by a part of another, the request was not executed, so nothing was executed before.
+func (k *call) incompleteError() error {
+	if k.within() && k.taken > 0 {
+		return &LaterError{Cause: ErrIncomplete}
+	}
+	return ErrIncomplete
+}

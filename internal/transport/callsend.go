@@ -1,0 +1,299 @@
+package transport
+
+import (
+	"math/bits"
+	"runtime"
+	"sync"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// callPendingMax is how many bytes of a call wait for its windows before SendMsg waits.
+const callPendingMax = 64 << 10
+
+// flushNowMin is how much a handler has to send when a system call of its own costs little beside it:
+// shorter messages share one.
+const flushNowMin = 4 << 10
+
+var (
+	errHeaderSent     = status.New(codes.Internal, "transport: the headers have been sent")
+	errAnswerMetadata = status.New(codes.Internal, "transport: the metadata has names or values that gRPC does not allow")
+)
+
+// SetHeader implements grpc.ServerStream.
+func (k *call) SetHeader(md metadata.MD) error {
+	if !isAnswerMetadata(md) {
+		return errAnswerMetadata.Err()
+	}
+	k.conn.mu.Lock()
+	defer k.conn.mu.Unlock()
+	if k.stream.answered {
+		return errHeaderSent.Err()
+	}
+	k.header = metadata.Join(k.header, md)
+	return nil
+}
+
+// SendHeader implements grpc.ServerStream.
+func (k *call) SendHeader(md metadata.MD) error {
+	if !isAnswerMetadata(md) {
+		return errAnswerMetadata.Err()
+	}
+	k.conn.mu.Lock()
+	defer k.conn.mu.Unlock()
+	if err := k.endedLocked(); err != nil {
+		return err
+	}
+	if k.stream.answered {
+		return errHeaderSent.Err()
+	}
+	k.sendHeaderLocked(md)
+	k.conn.flushSoonLocked()
+	return nil
+}
+
+// SetTrailer implements grpc.ServerStream.
+func (k *call) SetTrailer(md metadata.MD) {
+	if !isAnswerMetadata(md) {
+		return
+	}
+	k.conn.mu.Lock()
+	defer k.conn.mu.Unlock()
+	k.trailer = metadata.Join(k.trailer, md)
+}
+
+// sendHeaderLocked sends the headers, unless they have been sent.
+func (k *call) sendHeaderLocked(md metadata.MD) {
+	c, s := k.conn, k.stream
+	if s.answered {
+		return
+	}
+	if len(k.header) == 0 && len(md) == 0 {
+		c.out.buf = c.answerHeadersLocked(c.out.buf, s)
+		return
+	}
+	s.answered, c.liveness.answered = true, true
+	block := c.encoder.appendHeaders(nil)
+	c.sendBlockLocked(s, appendMetadata(appendMetadata(block, k.header), md), false)
+}
+
+// SendMsg implements grpc.ServerStream. It waits while the client takes nothing.
+func (k *call) SendMsg(m any) error {
+	var sent func()
+	if m, ok := m.(Counted); ok {
+		sent = m.Sent
+	}
+	buf, err := k.encode(m)
+	if err == nil {
+		err = k.send(buf, sent)
+	}
+	if err != nil {
+		if sent != nil {
+			sent()
+		}
+		return k.fail(err)
+	}
+	return nil
+}
+
+// Counted is a message of a handler that counts until the transport holds none of its bytes any more.
+type Counted interface{ Sent() }
+
+// send sends an encoded message.
+func (k *call) send(buf *[]byte, sent func()) error {
+	c := k.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := k.endedLocked(); err != nil {
+		sendBuffers.put(buf)
+		return err
+	}
+	k.sendHeaderLocked(nil)
+	k.sendLocked(buf, sent)
+	if len(k.stream.pending) >= flushNowMin && !c.out.flushing {
+		c.flushLocked()
+	} else {
+		c.flushSoonLocked()
+	}
+	return nil
+}
+
+// waitRoom waits while too much is pending.
+func (k *call) waitRoom() error {
+	c, s := k.conn, k.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if err := k.endedLocked(); err != nil {
+			return err
+		}
+		if len(s.pending) < callPendingMax {
+			return nil
+		}
+		if !c.out.flushing && c.sendWindow > 0 && s.sendWindow > 0 {
+			c.flushLocked()
+			continue
+		}
+		k.crowded = true
+		k.changed.Wait()
+	}
+}
+
+// encode encodes a message with its prefix into a buffer of sendBuffers, when there is room for it.
+func (k *call) encode(m any) (buf *[]byte, err error) {
+	if err := k.waitRoom(); err != nil {
+		return nil, err
+	}
+	services := k.conn.server.services
+	if m, ok := m.(Message); ok {
+		size := m.SizeVT()
+		if size > services.MessageBytesMax {
+			return nil, errTooLarge(size, services.MessageBytesMax)
+		}
+		buf = sendBuffers.get(grpcPrefixBytes + size)
+		if _, err = m.MarshalToSizedBufferVT((*buf)[grpcPrefixBytes:]); err == nil {
+			putPrefix(*buf, size)
+			return buf, nil
+		}
+		sendBuffers.put(buf)
+		return nil, errEncoding(err)
+	}
+	encoded, err := services.Codec.Marshal(m)
+	if err != nil {
+		return nil, errEncoding(err)
+	}
+	defer encoded.Free()
+	if size := encoded.Len(); size > services.MessageBytesMax {
+		return nil, errTooLarge(size, services.MessageBytesMax)
+	}
+	buf = sendBuffers.get(grpcPrefixBytes + encoded.Len())
+	putPrefix(*buf, encoded.Len())
+	encoded.CopyTo((*buf)[grpcPrefixBytes:])
+	return buf, nil
+}
+
+func errTooLarge(size, most int) error {
+	return status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, most)
+}
+
+func errEncoding(err error) error {
+	return status.Errorf(codes.Internal, "grpc: error while marshaling: %v", err)
+}
+
+// sendLocked sends an encoded message: into the output if it is small and the windows allow it.
+func (k *call) sendLocked(buf *[]byte, sent func()) {
+	c, s, b := k.conn, k.stream, *buf
+	switch {
+	case len(s.pending) == 0 && len(b) <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(c.out.buf) < outMax:
+		c.out.buf = AppendFrameHeader(c.out.buf, len(b), http2.FrameData, 0, s.id)
+		c.out.buf = append(c.out.buf, b...)
+		s.sendWindow -= len(b)
+		c.sendWindow -= len(b)
+		c.liveness.answered = true
+		sendBuffers.put(buf)
+		if sent != nil {
+			sent()
+		}
+		return
+	case len(s.pending) == 0:
+		s.pending, k.lent = b, buf
+	default:
+		s.pending = append(s.pending, b...)
+		sendBuffers.put(buf)
+	}
+	if sent != nil {
+		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: sent})
+	}
+	c.queueLocked(s)
+}
+
+// sentLocked: the client's windows have taken something.
+func (k *call) sentLocked() {
+	if len(k.stream.pending) == 0 {
+		k.returnLentLocked()
+	}
+	if k.crowded && len(k.stream.pending) < callPendingMax {
+		k.crowded = false
+		k.changed.Broadcast()
+	}
+}
+
+// returnLentLocked gives back the buffer of what was pending.
+func (k *call) returnLentLocked() {
+	if k.lent != nil {
+		sendBuffers.put(k.lent)
+		k.lent, k.stream.pending = nil, nil
+	}
+}
+
+// flushSoonLocked writes what is to be sent, after the goroutines that can run now: handlers then
+// share a system call, and the last message of one is sent with its trailers. The reader does so at
+// the end of a burst that has woken handlers, unless it executes a request meanwhile, which may wait.
+// Otherwise a goroutine does.
+func (c *Conn) flushSoonLocked() {
+	if c.woke && c.role.Load()%2 == 0 || c.out.flushing || c.out.soon || len(c.out.buf) == 0 && len(c.senders) == 0 {
+		return
+	}
+	c.out.soon = true
+	c.server.goroutines.Go(func() {
+		runtime.Gosched()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.out.soon = false
+		if !c.out.flushing {
+			c.flushLocked()
+		}
+	})
+}
+
+// buffers are pools of buffers, by their size: 256 bytes, 384, 512, 768 and so on to 768 KiB.
+type buffers [bufferClasses]sync.Pool
+
+const (
+	bufferExponentMin = 8 // of the smallest buffers' size
+	bufferClasses     = 24
+)
+
+// bufferBytes is the size of the buffers of a class.
+func bufferBytes(class int) int { return (2 + class%2) << (bufferExponentMin - 1 + class/2) }
+
+// bufferClass is the class whose buffers have room for n bytes.
+func bufferClass(n int) int {
+	if n <= 1<<bufferExponentMin {
+		return 0
+	}
+	exponent := bits.Len(uint(n-1)) - 1 // 1<<exponent < n <= 2<<exponent
+	class := 2 * (exponent - bufferExponentMin)
+	if n <= 3<<(exponent-1) {
+		return class + 1
+	}
+	return class + 2
+}
+
+// sendBuffers has the buffers of messages that are sent.
+var sendBuffers buffers
+
+// get takes a buffer of n bytes. The largest are not pooled.
+func (p *buffers) get(n int) *[]byte {
+	class := bufferClass(n)
+	if class >= bufferClasses {
+		b := make([]byte, n)
+		return &b
+	}
+	if b, ok := p[class].Get().(*[]byte); ok {
+		*b = (*b)[:n]
+		return b
+	}
+	b := make([]byte, n, bufferBytes(class))
+	return &b
+}
+
+// put gives a buffer back.
+func (p *buffers) put(b *[]byte) {
+	if class := bufferClass(cap(*b)); class < bufferClasses && cap(*b) == bufferBytes(class) {
+		p[class].Put(b)
+	}
+}
