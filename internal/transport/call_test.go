@@ -423,18 +423,3 @@ func TestAnswersOfCallsShareSystemCalls(t *testing.T) {
 		t.Logf("%d writes for %d messages", n, streams*rounds)
 	}
 }
-
-// TestBuffersHaveRoom: a buffer of a class has room for all that the class is chosen for, and no more
-// than half as much again, and it comes back.
-func TestBuffersHaveRoom(t *testing.T) {
-	for n := 1; n < 2<<20; n += 1 + n/50 {
-		b := sendBuffers.get(n)
-		if len(*b) != n || n > bufferBytes(0) && cap(*b) > n+n/2+1 {
-			t.Fatalf("%d bytes: length %d, capacity %d", n, len(*b), cap(*b))
-		}
-		if class := bufferClass(cap(*b)); class < bufferClasses && bufferBytes(class) != cap(*b) {
-			t.Fatalf("a buffer of %d bytes is of no class", cap(*b))
-		}
-		sendBuffers.put(b)
-	}
-}

@@ -1,12 +1,11 @@
 package transport
 
 import (
-	"math/bits"
 	"runtime"
-	"sync"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -108,7 +107,7 @@ func (k *call) send(buf *[]byte, sent func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := k.endedLocked(); err != nil {
-		sendBuffers.put(buf)
+		k.buffers().Put(buf)
 		return err
 	}
 	k.sendHeaderLocked(nil)
@@ -142,7 +141,7 @@ func (k *call) waitRoom() error {
 	}
 }
 
-// encode encodes a message with its prefix into a buffer of sendBuffers, when there is room for it.
+// encode encodes a message with its prefix into a buffer of the pool, when there is room for it.
 func (k *call) encode(m any) (buf *[]byte, err error) {
 	if err := k.waitRoom(); err != nil {
 		return nil, err
@@ -153,12 +152,12 @@ func (k *call) encode(m any) (buf *[]byte, err error) {
 		if size > services.MessageBytesMax {
 			return nil, errTooLarge(size, services.MessageBytesMax)
 		}
-		buf = sendBuffers.get(grpcPrefixBytes + size)
+		buf = k.buffers().Get(grpcPrefixBytes + size)
 		if _, err = m.MarshalToSizedBufferVT((*buf)[grpcPrefixBytes:]); err == nil {
 			putPrefix(*buf, size)
 			return buf, nil
 		}
-		sendBuffers.put(buf)
+		k.buffers().Put(buf)
 		return nil, errEncoding(err)
 	}
 	encoded, err := services.Codec.Marshal(m)
@@ -169,11 +168,13 @@ func (k *call) encode(m any) (buf *[]byte, err error) {
 	if size := encoded.Len(); size > services.MessageBytesMax {
 		return nil, errTooLarge(size, services.MessageBytesMax)
 	}
-	buf = sendBuffers.get(grpcPrefixBytes + encoded.Len())
+	buf = k.buffers().Get(grpcPrefixBytes + encoded.Len())
 	putPrefix(*buf, encoded.Len())
 	encoded.CopyTo((*buf)[grpcPrefixBytes:])
 	return buf, nil
 }
+
+func (k *call) buffers() mem.BufferPool { return k.conn.server.services.Buffers }
 
 func errTooLarge(size, most int) error {
 	return status.Errorf(codes.ResourceExhausted, "trying to send message larger than max (%d vs. %d)", size, most)
@@ -193,7 +194,7 @@ func (k *call) sendLocked(buf *[]byte, sent func()) {
 		s.sendWindow -= len(b)
 		c.sendWindow -= len(b)
 		c.liveness.answered = true
-		sendBuffers.put(buf)
+		k.buffers().Put(buf)
 		if sent != nil {
 			sent()
 		}
@@ -202,7 +203,7 @@ func (k *call) sendLocked(buf *[]byte, sent func()) {
 		s.pending, k.lent = b, buf
 	default:
 		s.pending = append(s.pending, b...)
-		sendBuffers.put(buf)
+		k.buffers().Put(buf)
 	}
 	if sent != nil {
 		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: sent})
@@ -224,7 +225,7 @@ func (k *call) sentLocked() {
 // returnLentLocked gives back the buffer of what was pending.
 func (k *call) returnLentLocked() {
 	if k.lent != nil {
-		sendBuffers.put(k.lent)
+		k.buffers().Put(k.lent)
 		k.lent, k.stream.pending = nil, nil
 	}
 }
@@ -247,53 +248,4 @@ func (c *Conn) flushSoonLocked() {
 			c.flushLocked()
 		}
 	})
-}
-
-// buffers are pools of buffers, by their size: 256 bytes, 384, 512, 768 and so on to 768 KiB.
-type buffers [bufferClasses]sync.Pool
-
-const (
-	bufferExponentMin = 8 // of the smallest buffers' size
-	bufferClasses     = 24
-)
-
-// bufferBytes is the size of the buffers of a class.
-func bufferBytes(class int) int { return (2 + class%2) << (bufferExponentMin - 1 + class/2) }
-
-// bufferClass is the class whose buffers have room for n bytes.
-func bufferClass(n int) int {
-	if n <= 1<<bufferExponentMin {
-		return 0
-	}
-	exponent := bits.Len(uint(n-1)) - 1 // 1<<exponent < n <= 2<<exponent
-	class := 2 * (exponent - bufferExponentMin)
-	if n <= 3<<(exponent-1) {
-		return class + 1
-	}
-	return class + 2
-}
-
-// sendBuffers has the buffers of messages that are sent.
-var sendBuffers buffers
-
-// get takes a buffer of n bytes. The largest are not pooled.
-func (p *buffers) get(n int) *[]byte {
-	class := bufferClass(n)
-	if class >= bufferClasses {
-		b := make([]byte, n)
-		return &b
-	}
-	if b, ok := p[class].Get().(*[]byte); ok {
-		*b = (*b)[:n]
-		return b
-	}
-	b := make([]byte, n, bufferBytes(class))
-	return &b
-}
-
-// put gives a buffer back.
-func (p *buffers) put(b *[]byte) {
-	if class := bufferClass(cap(*b)); class < bufferClasses && cap(*b) == bufferBytes(class) {
-		p[class].Put(b)
-	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -13,6 +14,7 @@ import (
 // grpc.Server. It is not changed once a Server uses it.
 type Services struct {
 	Codec           encoding.CodecV2 // of all messages
+	Buffers         mem.BufferPool   // of what handlers send
 	MessageBytesMax int              // of a message that a handler sends
 	Unary           grpc.UnaryServerInterceptor
 

@@ -28,7 +28,7 @@ const (
 
 // testServices are the services of the tests' servers.
 func testServices() *Services {
-	s := &Services{Codec: rawCodec{}, MessageBytesMax: 8 << 20}
+	s := &Services{Codec: rawCodec{}, Buffers: mem.DefaultBufferPool(), MessageBytesMax: 8 << 20}
 	stream := func(name string, handler func(grpc.ServerStream) error) grpc.StreamDesc {
 		return grpc.StreamDesc{StreamName: name, ServerStreams: true, ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error { return handler(stream) }}
 	}
