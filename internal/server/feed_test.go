@@ -320,6 +320,7 @@ func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
 	h := mustStart(t)
 	w := mustWatch(t, h, &pb.CreateWatch{})
 	w.recv()
+	kv := pb.NewKVClient(h.dial(t)) // its own connection: that of the watch is full of progress
 	ctx, cancel := context.WithCancel(testContext(t))
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -333,7 +334,7 @@ func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
 	for range 4 {
 		working.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				_, _ = h.kv.Put(ctx, &pb.PutRequest{Key: fmt.Append(nil, i%10)})
+				_, _ = kv.Put(ctx, &pb.PutRequest{Key: fmt.Append(nil, i%10)})
 			}
 		})
 	}
