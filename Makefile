@@ -64,7 +64,7 @@ fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
 	tools/test-python.sh
 
-test-clients: build ## Drive the real server from Python, Node, Java and a view in SQLite (needs their tools and package indexes; CLIENTS="python node" chooses)
+test-clients: build ## Drive the real server from Python, Node, Java, openssl and a view in SQLite, also over mutual TLS (needs their tools and package indexes; CLIENTS="python node" chooses)
 	tools/test-clients.sh
 
 test-deploy: ## Test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)

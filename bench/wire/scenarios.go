@@ -50,6 +50,7 @@ func Scenarios() []harness.Scenario {
 			bar{syncedEcho, 0.7, []int{64}}),
 		requestIDs(callers),
 		timesToLive(callers),
+		overTLS(callers),
 		scenario("wire-execute", "Unary durable compare-and-sets by Execute: the value is as expected, and one put.", "swaps", callers, 100_000, compareAndSet),
 	}
 }

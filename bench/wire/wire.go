@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -34,6 +35,8 @@ const (
 type target struct {
 	address string
 	stop    func() error
+
+	credentials credentials.TransportCredentials // nil: plain text
 }
 
 type startTarget func(dir string) (*target, error)
@@ -90,9 +93,13 @@ func startServing(serve func(context.Context, net.Listener) error) (*target, err
 // dial opens the connections of a run.
 func (t *target) dial() ([]*grpc.ClientConn, error) {
 	conns := make([]*grpc.ClientConn, 0, connections)
+	security := t.credentials
+	if security == nil {
+		security = insecure.NewCredentials()
+	}
 	for range connections {
 		conn, err := grpc.NewClient("passthrough:///"+t.address,
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithTransportCredentials(security),
 			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(pb.NewCodec()), grpc.MaxCallRecvMsgSize(messageBytes)),
 			grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(4<<20),
 			grpc.WithReadBufferSize(64<<10), grpc.WithWriteBufferSize(64<<10))

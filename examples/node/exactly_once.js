@@ -1,9 +1,10 @@
 // Counts to COUNT (1000) at ENDPOINT, and checks that each increment was executed exactly once, whatever
 // happens to the server and to its answers meanwhile. See docs/exactly-once.md; `make test-clients` kills
-// the server under it.
+// the server under it. TLS_DIR is a directory that kvctl tls init has made; without it the connection is plain text.
 'use strict';
 
 const crypto = require('node:crypto');
+const fs = require('node:fs');
 const path = require('node:path');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
@@ -13,7 +14,10 @@ const { epochkv } = grpc.loadPackageDefinition(loader.loadSync(
   ['epochkv/v1/kv.proto', 'epochkv/v1/transactions.proto'],
   { includeDirs: [`${api}/proto`, `${api}/third_party`], keepCase: true, longs: Number, enums: String, defaults: true, oneofs: true },
 ));
-const credentials = grpc.credentials.createInsecure();
+const read = (name) => fs.readFileSync(path.join(process.env.TLS_DIR, name));
+const credentials = process.env.TLS_DIR
+  ? grpc.credentials.createSsl(read('ca.crt'), read('client.key'), read('client.crt'))
+  : grpc.credentials.createInsecure();
 const kv = new epochkv.v1.KV(process.env.ENDPOINT, credentials);
 const transactions = new epochkv.v1.Transactions(process.env.ENDPOINT, credentials);
 

@@ -8,10 +8,15 @@ import epochkv.v1.Kv.InvokeResponse;
 import epochkv.v1.TransactionsGrpc;
 import epochkv.v1.TransactionsOuterClass.GetOutcomeRequest;
 import epochkv.v1.TransactionsOuterClass.OutcomeState;
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
-import io.grpc.ManagedChannelBuilder;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
+import java.io.File;
+import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.security.SecureRandom;
 import java.util.EnumSet;
@@ -21,7 +26,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Counts to COUNT (1000) at ENDPOINT, and checks that each increment was executed exactly once, whatever happens to the server and to
- * its answers meanwhile. See docs/exactly-once.md; {@code make test-clients} kills the server under it.
+ * its answers meanwhile. See docs/exactly-once.md; {@code make test-clients} kills the server under it. TLS_DIR is a directory that {@code kvctl tls init} has
+ * made; without it the connection is plain text.
  */
 public final class ExactlyOnce {
   private static final SecureRandom RANDOM = new SecureRandom();
@@ -93,8 +99,18 @@ public final class ExactlyOnce {
     return value.equals(Integer.toString(count));
   }
 
-  public static void main(String[] args) throws InterruptedException {
-    ManagedChannel channel = ManagedChannelBuilder.forTarget(System.getenv("ENDPOINT")).usePlaintext().build();
+  /** How to connect: with the certificates of TLS_DIR, if there is one. */
+  private static ChannelCredentials credentials() throws IOException {
+    String dir = System.getenv("TLS_DIR");
+    if (dir == null || dir.isEmpty()) {
+      return InsecureChannelCredentials.create();
+    }
+    return TlsChannelCredentials.newBuilder().trustManager(new File(dir, "ca.crt"))
+        .keyManager(new File(dir, "client.crt"), new File(dir, "client.key")).build();
+  }
+
+  public static void main(String[] args) throws InterruptedException, IOException {
+    ManagedChannel channel = Grpc.newChannelBuilder(System.getenv("ENDPOINT"), credentials()).build();
     int count = Optional.ofNullable(System.getenv("COUNT")).map(Integer::parseInt).orElse(1000);
     boolean exact = new ExactlyOnce(channel).run(count);
     channel.shutdownNow().awaitTermination(5, TimeUnit.SECONDS);
