@@ -17,14 +17,16 @@ import (
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
-// The direct transport (package transport) executes unary requests in the goroutine that reads
-// their connection. The files direct*.go connect it with admission, executors and metrics; streams,
-// and all that is unusual, are served by the same handlers as with gRPC's own transport.
+// The direct transport (package transport) executes unary requests, pipelines and keep-alives in the
+// goroutine that reads their connection. The files direct*.go connect it with admission, executors and
+// metrics; other streams, and all that is unusual, are served by the same handlers as with gRPC's own
+// transport.
 
 // directMethods are the methods that the direct transport executes, by number less one.
 var directMethods = []telemetry.Method{
 	telemetry.MethodGet, telemetry.MethodPut, telemetry.MethodDelete, telemetry.MethodBatchGet, telemetry.MethodBatchWrite,
 	telemetry.MethodDeleteRange, telemetry.MethodInvoke, telemetry.MethodInvokeAll, telemetry.MethodExecute, telemetry.MethodPipeline,
+	telemetry.MethodKeepAlive,
 }
 
 // directPaths are their numbers by path.
@@ -32,8 +34,11 @@ var directPaths = func() map[string]int {
 	paths := map[string]int{}
 	for i, m := range directMethods {
 		service := pb.KV_ServiceDesc.ServiceName
-		if m == telemetry.MethodExecute {
+		switch m { //nolint:exhaustive // most are of KV
+		case telemetry.MethodExecute:
 			service = pb.Transactions_ServiceDesc.ServiceName
+		case telemetry.MethodKeepAlive:
+			service = pb.Leases_ServiceDesc.ServiceName
 		}
 		paths["/"+service+"/"+m.String()] = i + 1
 	}
@@ -44,7 +49,7 @@ var directPaths = func() map[string]int {
 type directServer struct {
 	transport *transport.Server
 	lanes     sync.Pool // of *lane
-	pipelines directPipelines
+	streams   directStreams
 	readers   workers
 }
 
@@ -79,7 +84,7 @@ func (s *Server) newDirect() *transport.Services {
 // drain returns when no request of the direct transport is left, or those that are have been cut off
 // because ctx ended.
 func (d *directServer) drain(ctx context.Context) {
-	d.pipelines.drain()
+	d.streams.drain()
 	_ = d.transport.Drain(ctx) // Close cuts off the rest
 	d.transport.Close()
 }
@@ -192,14 +197,17 @@ func (c *directClient) Status(err error) *status.Status {
 
 // Cancelled implements transport.Client.
 func (c *directClient) Cancelled(r transport.Request) {
-	if directMethods[r.Method()-1] != telemetry.MethodPipeline {
+	method := directMethods[r.Method()-1]
+	if method != telemetry.MethodPipeline && method != telemetry.MethodKeepAlive {
 		c.acks.cancel(c, r)
 		return
 	}
-	if p := c.server.direct.pipelines.take(r); p != nil {
-		p.observe(codes.Canceled)
+	if s := c.server.direct.streams.take(r); s != nil {
+		s.observe(codes.Canceled)
 	} // otherwise it has ended with a status that its client does not wait for
-	c.server.drain.receivers.Go(func() { c.acks.cancel(c, r) }) // a pipeline's mutex comes before the connection's
+	if method == telemetry.MethodPipeline {
+		c.server.drain.receivers.Go(func() { c.acks.cancel(c, r) }) // a pipeline's mutex comes before the connection's
+	}
 }
 
 // Closed implements transport.Client.

@@ -10,6 +10,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/transport"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -29,9 +30,9 @@ func TestFailedPipelinesAreForgotten(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	eventually(t, "no stream is open", func() bool { return h.counters.streams.Load() == 0 })
-	h.direct.pipelines.mu.Lock()
-	defer h.direct.pipelines.mu.Unlock()
-	if n := len(h.direct.pipelines.all); n != 0 {
+	h.direct.streams.mu.Lock()
+	defer h.direct.streams.mu.Unlock()
+	if n := len(h.direct.streams.all); n != 0 {
 		t.Errorf("%d pipelines are kept", n)
 	}
 }
@@ -73,7 +74,7 @@ func TestCancelledPipelinesTakeNoLockOfThemselves(t *testing.T) {
 		p = h.anyPipeline()
 		return p != nil && p.waits() == 1
 	})
-	h.direct.pipelines.take(p.request) // as at its end with an error
+	h.direct.streams.take(p.request) // as at its end with an error
 	p.mu.Lock()
 	cancelled := make(chan struct{})
 	go func() {
@@ -87,13 +88,14 @@ func TestCancelledPipelinesTakeNoLockOfThemselves(t *testing.T) {
 	}
 	p.mu.Unlock()
 	<-cancelled
-	h.direct.pipelines.add(p) // for the stream's own end
+	h.direct.streams.add(p.request, p) // for the stream's own end
 }
 
 func (s *Server) anyPipeline() *directPipeline {
-	s.direct.pipelines.mu.Lock()
-	defer s.direct.pipelines.mu.Unlock()
-	for _, p := range s.direct.pipelines.all {
+	s.direct.streams.mu.Lock()
+	defer s.direct.streams.mu.Unlock()
+	for _, stream := range s.direct.streams.all {
+		p, _ := stream.(*directPipeline)
 		return p
 	}
 	return nil
@@ -108,9 +110,9 @@ func (p *directPipeline) waits() int {
 // TestNoPipelineBeginsAfterTheDrain: a pipeline that begins at the moment of a drain is refused: one
 // that the drain does not find would end with the drain timeout.
 func TestNoPipelineBeginsAfterTheDrain(t *testing.T) {
-	var q directPipelines
+	var q directStreams
 	q.drain()
-	if q.add(new(directPipeline)) {
+	if q.add(transport.Request{}, new(directPipeline)) {
 		t.Error("a pipeline began")
 	}
 }

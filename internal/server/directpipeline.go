@@ -32,71 +32,20 @@ type directPipeline struct {
 	finished  bool
 }
 
-// Messages implements transport.Client.
-func (c *directClient) Messages(r transport.Request) (transport.Messages, error) {
-	if directMethods[r.Method()-1] != telemetry.MethodPipeline {
-		return nil, nil //nolint:nilnil // as the interface says
-	}
+func (c *directClient) openPipeline(r transport.Request) directStream {
 	s := c.server
-	if c.refused {
-		return nil, errTooManyConns
-	}
 	p := &directPipeline{client: c, request: r, start: s.clock.now()}
 	p.server, p.conn, p.ctx = s, c.connection, r.Context()
 	p.in.init()
 	p.answers.init(nil)
-	if !s.direct.pipelines.add(p) {
-		return nil, errShuttingDown
-	}
-	s.counters.streams.Add(1)
-	return p, nil
-}
-
-// directPipelines are the open pipelines of the direct transport.
-type directPipelines struct {
-	mu       sync.Mutex // a leaf
-	all      map[transport.Request]*directPipeline
-	draining bool // no more are added
-}
-
-// add reports false if the server drains.
-func (q *directPipelines) add(p *directPipeline) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.draining {
-		return false
-	}
-	if q.all == nil {
-		q.all = map[transport.Request]*directPipeline{}
-	}
-	q.all[p.request] = p
-	return true
-}
-
-// take removes a pipeline; nil if the request is none.
-func (q *directPipelines) take(r transport.Request) *directPipeline {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	p := q.all[r]
-	delete(q.all, r)
 	return p
 }
 
-// drain ends all pipelines that have no answer to send, and lets the others end when they have sent
-// them.
-func (q *directPipelines) drain() {
-	q.mu.Lock()
-	q.draining = true
-	all := make([]*directPipeline, 0, len(q.all))
-	for _, p := range q.all {
-		all = append(all, p)
-	}
-	q.mu.Unlock()
-	for _, p := range all {
-		p.mu.Lock()
-		p.finishLocked()
-		p.mu.Unlock()
-	}
+// drain implements directStream: the pipeline ends when it has no answer to send.
+func (p *directPipeline) drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finishLocked()
 }
 
 // Execute implements transport.Messages.
@@ -332,12 +281,13 @@ func (p *directPipeline) finishLocked() {
 // endLocked ends the pipeline with a status. It does nothing if the pipeline was cancelled.
 func (p *directPipeline) endLocked(st *status.Status) {
 	p.finished = true
-	if p.server.direct.pipelines.take(p.request) != nil {
+	if p.server.direct.streams.take(p.request) != nil {
 		p.request.EndStream(st)
 		p.observe(st.Code())
 	}
 }
 
+// observe implements directStream.
 func (p *directPipeline) observe(code codes.Code) {
 	p.server.counters.streams.Add(-1)
 	p.conn.shard.Observe(telemetry.MethodPipeline, code, p.server.clock.now()-p.start)

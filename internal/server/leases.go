@@ -31,6 +31,9 @@ type leaseService struct {
 // leaseListMax is how many ids, leases or keys one message has at most.
 const leaseListMax = 10_000
 
+// errTooManyIDs refuses a keep-alive.
+var errTooManyIDs = invalid("ids", "has more than "+strconv.Itoa(leaseListMax)+" ids")
+
 // GrantLease implements Leases.
 func (s *leaseService) GrantLease(ctx context.Context, req *pb.GrantLeaseRequest) (*pb.GrantLeaseResponse, error) {
 	out := new(pb.GrantLeaseResponse)
@@ -104,19 +107,9 @@ func (s *leaseService) keepAlives(stream grpc.BidiStreamingServer[pb.KeepAliveRe
 }
 
 func (s *leaseService) keepAlive(ctx context.Context, req *pb.KeepAliveRequest) (*pb.KeepAliveResponse, error) {
-	if len(req.GetIds()) > leaseListMax {
-		return nil, invalid("ids", "has more than "+strconv.Itoa(leaseListMax)+" ids")
-	}
-	out := &pb.KeepAliveResponse{Leases: make([]*pb.LeaseAlive, len(req.GetIds()))}
-	slab, ttls := make([]pb.LeaseAlive, len(req.GetIds())), make([]time.Duration, len(req.GetIds()))
-	if err := s.leases.KeepAliveAll(ctx, req.GetIds(), ttls); err != nil {
-		return nil, err
-	}
-	for i, id := range req.GetIds() {
-		slab[i].Id, slab[i].TtlMs = id, uint64(ttls[i].Milliseconds())
-		out.Leases[i] = &slab[i]
-	}
-	return out, nil
+	m := &keepAliveMessages{}
+	m.in.Ids = req.GetIds()
+	return &m.out, m.keepAlive(ctx, s.Server)
 }
 
 // GetLease implements Leases.

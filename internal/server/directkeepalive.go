@@ -1,0 +1,128 @@
+package server
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// directKeepAlives is a stream of keep-alives of the direct transport: the goroutine that reads the
+// connection executes them, and sends the answers of a burst with one system call. A keep-alive that
+// waits, for the end of a revocation or for a commit, loses the reader role like any request.
+type directKeepAlives struct {
+	server  *Server
+	conn    *connection
+	request transport.Request
+	start   time.Duration
+	ctx     context.Context // ends with the stream
+	cancel  context.CancelFunc
+	ended   atomic.Bool
+
+	keepAliveMessages // of the goroutine that executes messages
+}
+
+// keepAliveMessages are a keep-alive and its answer, which are used again.
+type keepAliveMessages struct {
+	in   pb.KeepAliveRequest
+	out  pb.KeepAliveResponse
+	slab []pb.LeaseAlive
+	ttls []time.Duration
+}
+
+// keptIDsMax bounds what a stream keeps between messages: about 100 bytes an id.
+const keptIDsMax = 256
+
+// idBytesMax is the longest encoding of an id.
+const idBytesMax = 11
+
+func (c *directClient) openKeepAlives(r transport.Request) directStream {
+	k := &directKeepAlives{server: c.server, conn: c.connection, request: r, start: c.server.clock.now()}
+	if deadline := r.Deadline(); deadline.IsZero() {
+		k.ctx, k.cancel = context.WithCancel(c.ctx)
+	} else {
+		k.ctx, k.cancel = context.WithDeadline(c.ctx, deadline)
+	}
+	return k
+}
+
+// Execute implements transport.Messages.
+func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
+	if k.ended.Load() {
+		return false
+	}
+	if len(message) > leaseListMax*idBytesMax { // it would be decoded before it is refused
+		k.end(k.server.failed(telemetry.MethodKeepAlive, errTooManyIDs))
+		return false
+	}
+	k.in.Ids = k.in.Ids[:0]
+	if err := k.in.UnmarshalVT(message); err != nil {
+		k.end(status.Newf(codes.Internal, "%v: %v", errDecode, err))
+		return false
+	}
+	if err := k.keepAlive(k.ctx, k.server); err != nil {
+		k.end(k.server.failed(telemetry.MethodKeepAlive, err))
+		return false
+	}
+	sent := k.request.Send(&k.out, nil)
+	if len(k.in.Ids) > keptIDsMax {
+		k.keepAliveMessages = keepAliveMessages{}
+	}
+	return sent
+}
+
+// keepAlive begins the leases of the request anew, and fills the answer.
+func (m *keepAliveMessages) keepAlive(ctx context.Context, s *Server) error {
+	n := len(m.in.Ids)
+	if n > leaseListMax {
+		return errTooManyIDs
+	}
+	m.size(n)
+	if err := s.leases.KeepAliveAll(ctx, m.in.Ids, m.ttls); err != nil {
+		return err
+	}
+	for i, id := range m.in.Ids {
+		m.slab[i].Id, m.slab[i].TtlMs = id, uint64(m.ttls[i].Milliseconds())
+	}
+	return nil
+}
+
+// size makes room for the answer of n leases.
+func (m *keepAliveMessages) size(n int) {
+	if n > len(m.slab) {
+		m.slab, m.ttls = make([]pb.LeaseAlive, n), make([]time.Duration, n)
+		m.out.Leases = make([]*pb.LeaseAlive, n)
+		for i := range m.slab {
+			m.out.Leases[i] = &m.slab[i]
+		}
+	}
+	m.ttls, m.out.Leases = m.ttls[:n], m.out.Leases[:n]
+}
+
+// End implements transport.Messages.
+func (k *directKeepAlives) End() { k.end(status.New(codes.OK, "")) }
+
+// drain implements directStream.
+func (k *directKeepAlives) drain() { k.end(statusOf(errShuttingDown)) }
+
+func (k *directKeepAlives) end(st *status.Status) {
+	if k.server.direct.streams.take(k.request) != nil {
+		k.request.EndStream(st)
+		k.request.Flush()
+		k.observe(st.Code())
+	}
+}
+
+// observe implements directStream.
+func (k *directKeepAlives) observe(code codes.Code) {
+	k.ended.Store(true)
+	k.cancel()
+	k.server.counters.streams.Add(-1)
+	k.conn.shard.Observe(telemetry.MethodKeepAlive, code, k.server.clock.now()-k.start)
+}

@@ -1,0 +1,89 @@
+package server
+
+import (
+	"sync"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// directStream is a stream of messages that the direct transport executes: a pipeline, or a stream of
+// keep-alives.
+type directStream interface {
+	transport.Messages
+
+	// observe is called once, by what has removed the stream from directStreams. It may be called while
+	// the connection's mutex is held.
+	observe(code codes.Code)
+
+	// drain ends the stream, at once or when its answers are sent.
+	drain()
+}
+
+// directStreams are the open streams of messages of the direct transport.
+type directStreams struct {
+	mu       sync.Mutex // a leaf
+	all      map[transport.Request]directStream
+	draining bool // no more are added
+}
+
+// Messages implements transport.Client.
+func (c *directClient) Messages(r transport.Request) (transport.Messages, error) {
+	var open func(transport.Request) directStream
+	switch directMethods[r.Method()-1] {
+	case telemetry.MethodPipeline:
+		open = c.openPipeline
+	case telemetry.MethodKeepAlive:
+		open = c.openKeepAlives
+	default:
+		return nil, nil //nolint:nilnil // as the interface says
+	}
+	if c.refused {
+		return nil, errTooManyConns
+	}
+	s := open(r)
+	if !c.server.direct.streams.add(r, s) {
+		return nil, errShuttingDown
+	}
+	c.server.counters.streams.Add(1)
+	return s, nil
+}
+
+// add reports false if the server drains.
+func (q *directStreams) add(r transport.Request, s directStream) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.draining {
+		return false
+	}
+	if q.all == nil {
+		q.all = map[transport.Request]directStream{}
+	}
+	q.all[r] = s
+	return true
+}
+
+// take removes a stream; nil if the request is none, or was removed before.
+func (q *directStreams) take(r transport.Request) directStream {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := q.all[r]
+	delete(q.all, r)
+	return s
+}
+
+// drain ends all streams, and lets no more begin.
+func (q *directStreams) drain() {
+	q.mu.Lock()
+	q.draining = true
+	all := make([]directStream, 0, len(q.all))
+	for _, s := range q.all {
+		all = append(all, s)
+	}
+	q.mu.Unlock()
+	for _, s := range all {
+		s.drain()
+	}
+}
