@@ -53,6 +53,8 @@ type Client struct {
 	timeout      time.Duration
 	retry        Retry
 
+	keepers keepers
+
 	clockAhead atomic.Int64 // of the server's, in milliseconds: how far the times of request ids are turned back
 }
 

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -17,17 +15,20 @@ import (
 // whole time to live.
 var ErrLeaseLost = errors.New("client: the lease is lost")
 
-// Lease is a lease that is kept alive in the background, until Close or until it is lost.
+// Lease is a lease that is kept alive in the background, until Close or until it is lost. Leases of one client that have the
+// same time to live share their keep-alives.
 type Lease struct {
 	client *Client
 	id     uint64
 	ttl    time.Duration
-	stop   context.CancelFunc
-	done   chan struct{} // closed when nothing keeps the lease alive any more
+	keeper *keeper
 	lost   chan struct{}
 
-	mu    sync.Mutex
-	until time.Time // the lease lives until then, by this process's monotonic clock
+	// Guarded by the keeper's mutex; until may also be read by the round that the lease is in.
+	until   time.Time // the lease lives until then, by this process's monotonic clock
+	due     time.Time // when it is to be kept alive
+	index   int       // among those that are due; notDue in a round
+	dropped bool      // it is lost or closed
 }
 
 // GrantLease makes a lease and keeps it alive. The owner is what operators see. The context bounds the call, not the lease.
@@ -37,12 +38,8 @@ func (c *Client) GrantLease(ctx context.Context, ttl time.Duration, owner string
 	if err != nil {
 		return nil, err
 	}
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l := &Lease{
-		client: c, id: id, ttl: ttl, stop: stop, until: sent.Add(ttl),
-		done: make(chan struct{}), lost: make(chan struct{}),
-	}
-	go l.run(running)
+	l := &Lease{client: c, id: id, ttl: ttl, until: sent.Add(ttl), lost: make(chan struct{})}
+	c.keepers.keep(l)
 	return l, nil
 }
 
@@ -73,8 +70,7 @@ func (l *Lease) Lost() <-chan struct{} { return l.lost }
 // Close ends the lease, and with it deletes its keys and releases its locks. If the server cannot be reached, that happens
 // when the time to live has passed.
 func (l *Lease) Close(ctx context.Context) error {
-	l.stop()
-	<-l.done
+	l.keeper.drop(l)
 	_, err := call(ctx, l.client, safe, l.client.leases.RevokeLease, &kvpb.RevokeLeaseRequest{Id: l.id})
 	if e := new(Error); errors.As(err, &e) && e.Reason == kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND {
 		return nil // an attempt before has ended it, or its deadline
@@ -82,93 +78,23 @@ func (l *Lease) Close(ctx context.Context) error {
 	return err
 }
 
-// run keeps the lease alive: every third of the time to live, and after a failure soon again.
-func (l *Lease) run(ctx context.Context) {
-	defer close(l.done)
-	const retryPause = 100 * time.Millisecond
-	for pause := l.ttl / 3; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(min(pause, time.Until(l.deadline()))):
-		}
-		if !time.Now().Before(l.deadline()) {
-			close(l.lost)
-			return
-		}
-		err := l.keepAlive(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case errors.Is(err, ErrLeaseLost):
-			close(l.lost)
-			return
-		case err != nil:
-			pause = retryPause
-		default:
-			pause = l.ttl / 3
-		}
-	}
-}
-
-func (l *Lease) deadline() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.until
-}
-
-// keepAlive sends one keep-alive. What it proves, it proves from the time at which it was sent.
-func (l *Lease) keepAlive(ctx context.Context) error {
-	ctx, cancel := context.WithDeadline(ctx, l.deadline())
-	defer cancel()
-	sent := time.Now()
-	left, err := l.client.keepAliveOnce(ctx, l.id)
-	if err != nil {
-		return err
-	}
-	if left == 0 {
-		return ErrLeaseLost
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.until = sent.Add(left)
-	return nil
-}
-
-// keepAliveOnce sends one keep-alive and returns the time to live, which has begun anew; zero if the lease has ended.
-func (c *Client) keepAliveOnce(ctx context.Context, id uint64) (time.Duration, error) {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream
-	defer cancel()
-	stream, err := c.leases.KeepAlive(ctx)
-	if err != nil {
-		return 0, newError(err)
-	}
-	if err := stream.Send(&kvpb.KeepAliveRequest{Ids: []uint64{id}}); err != nil {
-		_, err = stream.Recv() // says why
-		return 0, newError(err)
-	}
-	response, err := stream.Recv()
-	if err != nil {
-		return 0, newError(err)
-	}
-	if len(response.GetLeases()) != 1 {
-		return 0, &Error{Code: codes.Internal, Message: "the answer to a keep-alive is not about one lease"}
-	}
-	_ = stream.CloseSend()
-	_, _ = stream.Recv() // the server ends the stream
-	return time.Duration(response.GetLeases()[0].GetTtlMs()) * time.Millisecond, nil
-}
-
 // KeepAlive begins the time to live of a lease anew, and returns it; ErrLeaseLost if the lease has ended. A Lease of
 // GrantLease does it by itself.
 func (c *Client) KeepAlive(ctx context.Context, id uint64) (time.Duration, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	left, err := c.keepAliveOnce(ctx, id)
-	if err == nil && left == 0 {
-		err = ErrLeaseLost
+	ctx, end := context.WithCancel(ctx) // ends the stream
+	defer end()
+	stream := keepAliveStream{client: c, ctx: ctx}
+	defer stream.close()
+	left, err := stream.keepAlive([]uint64{id})
+	switch {
+	case err != nil:
+		return 0, err
+	case left[0] == 0:
+		return 0, ErrLeaseLost
 	}
-	return left, err
+	return left[0], nil
 }
 
 // RevokeLease ends a lease.

@@ -1,0 +1,273 @@
+package client
+
+import (
+	"container/heap"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// keepers keep the leases of a client alive: one keeper for each time to live.
+type keepers struct {
+	mu  sync.Mutex // before a keeper's
+	all map[time.Duration]*keeper
+}
+
+// keeper keeps leases of one time to live alive. A lease is due when a third of that has passed; what is due soon after the
+// first is sent along, so that leases of about the same age share their messages. A keeper has a goroutine while it has
+// leases, and one for each round that is under way: a round that hangs holds up no lease but its own.
+type keeper struct {
+	client *Client
+	ttl    time.Duration
+	wake   chan struct{} // a token when the first lease may have changed
+
+	mu     sync.Mutex // guards what follows, and the leases
+	due    dueLeases
+	leases int // due or in a round; the goroutine runs while there are any
+}
+
+const (
+	// keepAliveIDsMax is how many leases a message has at most; the server takes 10,000.
+	keepAliveIDsMax = 1000
+	// keepAliveEarly is the part of the time to live by which a lease is sent early, along with others.
+	keepAliveEarly = 10
+	// keepAliveRetry is the pause after a failure.
+	keepAliveRetry = 100 * time.Millisecond
+)
+
+// keep begins to keep a lease alive.
+func (k *keepers) keep(l *Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of, found := k.all[l.ttl]
+	if !found {
+		if k.all == nil {
+			k.all = map[time.Duration]*keeper{}
+		}
+		of = &keeper{client: l.client, ttl: l.ttl, wake: make(chan struct{}, 1)}
+		k.all[l.ttl] = of
+	}
+	l.keeper = of
+	of.mu.Lock()
+	of.leases++
+	of.enterLocked(l, l.until.Add(-l.ttl*2/3))
+	of.mu.Unlock()
+	if !found {
+		go of.run(k)
+	}
+}
+
+// end ends a keeper that has no more leases: the next lease finds another one.
+func (k *keepers) end(of *keeper) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if of.leases > 0 {
+		return false
+	}
+	delete(k.all, of.ttl)
+	return true
+}
+
+// enterLocked makes a lease due, at the latest when it is lost.
+func (k *keeper) enterLocked(l *Lease, due time.Time) {
+	if l.due = due; l.until.Before(due) {
+		l.due = l.until
+	}
+	if heap.Push(&k.due, l); l.index == 0 {
+		k.wakeUp()
+	}
+}
+
+func (k *keeper) wakeUp() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (k *keeper) run(of *keepers) {
+	for {
+		round, pause, left := k.next(time.Now())
+		if len(round) > 0 {
+			go k.round(round)
+			continue
+		}
+		if left == 0 && of.end(k) {
+			return
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-k.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// next takes the leases to be sent if the first is due, and the time until then otherwise. Leases that were not kept alive in
+// time are lost.
+func (k *keeper) next(now time.Time) (round []*Lease, pause time.Duration, left int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	pause = k.ttl
+	for until := now; len(k.due) > 0; {
+		if first := k.due[0]; first.due.After(until) {
+			pause = first.due.Sub(now)
+			break
+		}
+		l := heap.Pop(&k.due).(*Lease) //nolint:forcetypeassert // there are no others
+		if !now.Before(l.until) {
+			k.loseLocked(l)
+			continue
+		}
+		round = append(round, l)
+		until = now.Add(k.ttl / keepAliveEarly)
+	}
+	return round, pause, k.leases
+}
+
+// loseLocked ends the life of a lease that is neither due nor in a round any more.
+func (k *keeper) loseLocked(l *Lease) {
+	k.dropLocked(l)
+	close(l.lost)
+}
+
+func (k *keeper) dropLocked(l *Lease) {
+	l.dropped = true
+	if k.leases--; k.leases == 0 {
+		k.wakeUp()
+	}
+}
+
+// drop stops keeping a lease alive, unless it is lost already. A keep-alive of it that is under way does nothing more.
+func (k *keeper) drop(l *Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if l.dropped {
+		return
+	}
+	if l.index != notDue {
+		heap.Remove(&k.due, l.index)
+	}
+	k.dropLocked(l)
+}
+
+// round keeps leases alive with one stream.
+func (k *keeper) round(all []*Lease) {
+	deadline := slices.MinFunc(all, func(x, y *Lease) int { return x.until.Compare(y.until) }).until // of this round alone
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	stream := keepAliveStream{client: k.client, ctx: ctx}
+	defer stream.close()
+	for leases := range slices.Chunk(all, keepAliveIDsMax) {
+		ids := make([]uint64, len(leases))
+		for i, l := range leases {
+			ids[i] = l.id
+		}
+		// What an answer proves, it proves from the time at which the request was sent.
+		sent := time.Now()
+		left, err := stream.keepAlive(ids)
+		k.answered(leases, sent, left, err)
+	}
+}
+
+// answered makes leases due again.
+func (k *keeper) answered(leases []*Lease, sent time.Time, left []time.Duration, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i, l := range leases {
+		switch {
+		case l.dropped:
+		case err != nil:
+			k.enterLocked(l, time.Now().Add(keepAliveRetry))
+		case left[i] == 0:
+			k.loseLocked(l)
+		default:
+			l.until = sent.Add(left[i])
+			k.enterLocked(l, sent.Add(k.ttl/3))
+		}
+	}
+}
+
+// dueLeases are leases by the time at which they are due, as a heap.
+type dueLeases []*Lease
+
+const notDue = -1
+
+func (d dueLeases) Len() int           { return len(d) }
+func (d dueLeases) Less(i, j int) bool { return d[i].due.Before(d[j].due) }
+func (d dueLeases) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].index, d[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (d *dueLeases) Push(l any) {
+	into := l.(*Lease) //nolint:forcetypeassert // by this file alone
+	into.index = len(*d)
+	*d = append(*d, into)
+}
+
+// Pop implements heap.Interface.
+func (d *dueLeases) Pop() any {
+	last := (*d)[len(*d)-1]
+	(*d)[len(*d)-1] = nil
+	*d = (*d)[:len(*d)-1]
+	last.index = notDue
+	return last
+}
+
+// keepAliveStream is a stream of keep-alives, which is opened for the first of them.
+type keepAliveStream struct {
+	client *Client
+	ctx    context.Context
+	stream kvpb.Leases_KeepAliveClient
+	err    error // of an earlier keep-alive
+}
+
+// keepAlive sends a keep-alive of leases and returns what is left of each; zero for those that have ended.
+func (s *keepAliveStream) keepAlive(ids []uint64) ([]time.Duration, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	var left []time.Duration
+	left, s.err = s.try(ids)
+	return left, s.err
+}
+
+func (s *keepAliveStream) try(ids []uint64) (left []time.Duration, err error) {
+	if s.stream == nil {
+		if s.stream, err = s.client.leases.KeepAlive(s.ctx); err != nil {
+			return nil, newError(err)
+		}
+	}
+	_ = s.stream.Send(&kvpb.KeepAliveRequest{Ids: ids}) // Recv says why it failed
+	response, err := s.stream.Recv()
+	if err != nil {
+		return nil, newError(err)
+	}
+	for i, l := range response.GetLeases() {
+		if i < len(ids) && l.GetId() == ids[i] {
+			left = append(left, time.Duration(l.GetTtlMs())*time.Millisecond)
+		}
+	}
+	if len(left) != len(ids) {
+		return nil, &Error{Code: codes.Internal, Message: "the answer to a keep-alive is not about its leases"}
+	}
+	return left, nil
+}
+
+// close ends the stream. The context must end afterwards.
+func (s *keepAliveStream) close() {
+	if s.stream != nil && s.err == nil {
+		_ = s.stream.CloseSend()
+		_, _ = s.stream.Recv() // the server ends the stream
+	}
+}

@@ -1,0 +1,271 @@
+package client
+
+import (
+	"context"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// fakeLeases is a Leases service that notes when each lease was kept alive.
+type fakeLeases struct {
+	kvpb.LeasesClient
+
+	mu       sync.Mutex
+	kept     map[uint64][]time.Time
+	messages int
+	away     bool // keep-alives fail
+	silent   bool // they are not answered
+	ended    map[uint64]bool
+	revoked  int
+}
+
+func newFakeLeases() (*fakeLeases, *Client) {
+	f := &fakeLeases{kept: map[uint64][]time.Time{}, ended: map[uint64]bool{}}
+	return f, &Client{leases: f}
+}
+
+func (f *fakeLeases) set(change func(*fakeLeases)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+func (f *fakeLeases) GrantLease(_ context.Context, r *kvpb.GrantLeaseRequest, _ ...grpc.CallOption) (*kvpb.GrantLeaseResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kept[r.GetId()] = []time.Time{time.Now()}
+	return &kvpb.GrantLeaseResponse{Id: r.GetId(), Ttl: r.GetTtl()}, nil
+}
+
+func (f *fakeLeases) RevokeLease(context.Context, *kvpb.RevokeLeaseRequest, ...grpc.CallOption) (*kvpb.RevokeLeaseResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revoked++
+	return nil, nil
+}
+
+func (f *fakeLeases) KeepAlive(ctx context.Context, _ ...grpc.CallOption) (grpc.BidiStreamingClient[kvpb.KeepAliveRequest, kvpb.KeepAliveResponse], error) {
+	return &fakeKeepAlives{leases: f, ctx: ctx}, nil
+}
+
+// longestGap is the longest time in which a lease was not kept alive, so far.
+func (f *fakeLeases) longestGap(l *Lease) (longest time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	times := append(f.kept[l.ID()], time.Now())
+	for i := range times[1:] {
+		longest = max(longest, times[i+1].Sub(times[i]))
+	}
+	return longest
+}
+
+type fakeKeepAlives struct {
+	grpc.ClientStream
+	leases *fakeLeases
+	ctx    context.Context
+	ids    []uint64
+}
+
+func (s *fakeKeepAlives) Send(r *kvpb.KeepAliveRequest) error {
+	s.ids = r.GetIds()
+	return nil
+}
+
+func (s *fakeKeepAlives) CloseSend() error {
+	s.ids = nil
+	return nil
+}
+
+func (s *fakeKeepAlives) Recv() (*kvpb.KeepAliveResponse, error) {
+	f := s.leases
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case s.ids == nil:
+		return nil, io.EOF
+	case f.away:
+		return nil, status.Error(codes.Unavailable, "away")
+	case f.silent:
+		f.mu.Unlock()
+		<-s.ctx.Done()
+		f.mu.Lock()
+		return nil, status.FromContextError(s.ctx.Err()).Err()
+	}
+	f.messages++
+	out := new(kvpb.KeepAliveResponse)
+	for _, id := range s.ids {
+		left := testTTL
+		if f.ended[id] {
+			left = 0
+		}
+		f.kept[id] = append(f.kept[id], time.Now())
+		out.Leases = append(out.Leases, &kvpb.LeaseAlive{Id: id, TtlMs: uint64(left.Milliseconds())})
+	}
+	return out, nil
+}
+
+const testTTL = 30 * time.Second
+
+func mustGrant(t *testing.T, c *Client, ttl time.Duration) *Lease {
+	t.Helper()
+	l, err := c.GrantLease(t.Context(), ttl, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// isLost waits until no goroutine has anything left to do at this moment.
+func isLost(l *Lease) bool {
+	synctest.Wait()
+	select {
+	case <-l.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+// endKeepers closes leases. The test fails if a goroutine is left.
+func endKeepers(t *testing.T, c *Client, all ...*Lease) {
+	t.Helper()
+	for _, l := range all {
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	synctest.Wait()
+	if n := len(c.keepers.all); n != 0 {
+		t.Errorf("%d keepers are left", n)
+	}
+}
+
+// TestLeasesShareTheirKeepAlives: each of many leases is kept alive in time, with few messages.
+func TestLeasesShareTheirKeepAlives(t *testing.T) {
+	for name, test := range map[string]struct {
+		leases, messages int // in ten times the time to live
+		pause            time.Duration
+	}{
+		"granted within a third of the time to live": {leases: 500, pause: testTTL / 3 / 500, messages: 150},
+		"granted at once": {leases: keepAliveIDsMax + 1, messages: 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, c := newFakeLeases()
+				var all []*Lease
+				for range test.leases {
+					all = append(all, mustGrant(t, c, testTTL))
+					time.Sleep(test.pause)
+				}
+				time.Sleep(10 * testTTL)
+				synctest.Wait()
+				for _, l := range all {
+					if gap := f.longestGap(l); gap > testTTL/3 {
+						t.Fatalf("lease %d was not kept alive for %v", l.ID(), gap)
+					}
+				}
+				if f.messages < 30 || f.messages > test.messages {
+					t.Errorf("%d messages for %d leases", f.messages, len(all))
+				}
+				endKeepers(t, c, all...)
+				if f.revoked != len(all) {
+					t.Errorf("%d of %d leases were revoked", f.revoked, len(all))
+				}
+			})
+		})
+	}
+}
+
+// TestLeaseIsLostAtItsDeadlineAndNotBefore: whatever the server does instead of answering.
+func TestLeaseIsLostAtItsDeadlineAndNotBefore(t *testing.T) {
+	for name, fail := range map[string]func(*fakeLeases){
+		"away":   func(f *fakeLeases) { f.away = true },
+		"silent": func(f *fakeLeases) { f.silent = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, c := newFakeLeases()
+				l := mustGrant(t, c, testTTL)
+				time.Sleep(testTTL/3 + time.Millisecond) // kept alive once, just now
+				f.set(fail)
+				time.Sleep(testTTL - 2*time.Millisecond)
+				if isLost(l) {
+					t.Fatal("lost before its time to live has passed since it was kept alive")
+				}
+				time.Sleep(time.Millisecond)
+				if !isLost(l) {
+					t.Fatal("not lost")
+				}
+				endKeepers(t, c, l)
+			})
+		})
+	}
+}
+
+// TestLeaseSurvivesAServerThatIsAwayForAWhile: the keep-alive is repeated soon after a failure.
+func TestLeaseSurvivesAServerThatIsAwayForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newFakeLeases()
+		l := mustGrant(t, c, testTTL)
+		f.set(func(f *fakeLeases) { f.away = true })
+		time.Sleep(testTTL - 200*time.Millisecond)
+		f.set(func(f *fakeLeases) { f.away = false })
+		time.Sleep(time.Hour)
+		if isLost(l) {
+			t.Fatal("lost")
+		}
+		endKeepers(t, c, l)
+	})
+}
+
+// TestRoundThatHangsHoldsUpNoOtherLease, nor does a lease that has ended.
+func TestRoundThatHangsHoldsUpNoOtherLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newFakeLeases()
+		hung := mustGrant(t, c, testTTL)
+		time.Sleep(testTTL / 5)
+		other, ended, short := mustGrant(t, c, testTTL), mustGrant(t, c, testTTL), mustGrant(t, c, testTTL/10)
+		f.set(func(f *fakeLeases) { f.silent = true })
+		time.Sleep(testTTL/3 - testTTL/5 + time.Millisecond) // the first round hangs
+		f.set(func(f *fakeLeases) { f.silent, f.ended[ended.ID()] = false, true })
+		time.Sleep(testTTL)
+		if !isLost(hung) || isLost(other) || !isLost(ended) || !isLost(short) {
+			t.Errorf("lost: the one that hangs %v, another %v, one that has ended %v, a short one %v", isLost(hung), isLost(other), isLost(ended), isLost(short))
+		}
+		if gap := f.longestGap(other); gap > testTTL/3 {
+			t.Errorf("another lease was not kept alive for %v", gap)
+		}
+		endKeepers(t, c, hung, other, ended, short)
+	})
+}
+
+// TestClosedLeaseIsNotKeptAlive, also if it is closed while a keep-alive is under way; and it does not count as lost.
+func TestClosedLeaseIsNotKeptAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newFakeLeases()
+		early, late, other := mustGrant(t, c, testTTL), mustGrant(t, c, testTTL), mustGrant(t, c, testTTL)
+		if err := early.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.set(func(f *fakeLeases) { f.silent = true })
+		time.Sleep(testTTL/3 + time.Second) // the round waits
+		if err := late.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.set(func(f *fakeLeases) { f.silent = false })
+		time.Sleep(time.Hour)
+		if n := len(f.kept[early.ID()]) + len(f.kept[late.ID()]); n != 2 || isLost(early) || isLost(late) {
+			t.Errorf("%d grants and keep-alives of two leases that are closed; lost: %v, %v", n, isLost(early), isLost(late))
+		}
+		endKeepers(t, c, other)
+	})
+}
