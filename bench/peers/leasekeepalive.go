@@ -2,7 +2,9 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/bench/harness"
+	"github.com/epochkv/epochkv/client"
 )
 
 const (
@@ -18,20 +21,108 @@ const (
 	keepAliveStreams = 16
 	keepAliveRate    = 10_000.0
 	granters         = 64
+	// clientKeepsEvery is the part of the time to live after which the client keeps its leases alive.
+	clientKeepsEvery = 3
 )
 
-// keptAlive measures what keep-alives take of the processor.
+// keptAlive measures what keep-alives take of the processor: those of the Go client, which has many leases in a message, and as
+// many messages of one lease each.
 func keptAlive() harness.Scenario {
-	s := scenario("lease-keepalive", fmt.Sprintf("%.0f keep-alives/s of single leases on %d streams.", keepAliveRate, keepAliveStreams),
-		"keep-alives", "", harness.Axis{Name: "servers", Points: []int{1}}, nil, load{})
+	s := scenario("lease-keepalive", fmt.Sprintf("%.0f keep-alives/s: those of the Go client for all leases, and messages of single leases on %d streams.",
+		keepAliveRate, keepAliveStreams), "keep-alives", "", harness.Axis{Name: "servers", Points: []int{1}}, nil, load{})
 	s.Size, s.Window, s.Show = 100_000, 2*time.Second, percentOfCore
+	s.Arms = []harness.Arm{keepAliveArm("client", keptByClient), keepAliveArm("one id a message", keepAlive)}
+	for _, arm := range s.Arms {
+		s.Figures = append(s.Figures, harness.Figure{
+			Arm: arm.Name, Measure: percentOfCore, AtMost: 10, Source: "100,000 leases, 10,000 keep-alives/s: at most 10 % of a core",
+		})
+	}
+	return s
+}
+
+// keepAliveArm has a server of its own: what one arm leaves on it would keep the other's busy.
+func keepAliveArm(name string, measure func(context.Context, *harness.Run, *server) error) harness.Arm {
 	k := epochKVKind()
+	k.name += " " + name
 	arguments := k.arguments
 	// The probe writes by itself, which would count as bytes of keep-alives.
 	k.arguments = func(at place) []string { return append(arguments(at), "--probe-interval", "0s") }
-	s.Arms = []harness.Arm{{Name: k.name, Run: func(r *harness.Run) error { return onServer(r, k, watchedRecords, keepAlive) }}}
-	s.Figures = []harness.Figure{{Arm: k.name, Measure: percentOfCore, AtMost: 10, Source: "100,000 leases, 10,000 keep-alives/s: at most 10 % of a core"}}
-	return s
+	return harness.Arm{Name: name, Run: func(r *harness.Run) error { return onServer(r, k, watchedRecords, measure) }}
+}
+
+// keptByClient grants leases with the client, which keeps them alive by itself, at the rate that their time to live makes.
+func keptByClient(ctx context.Context, r *harness.Run, s *server) (err error) {
+	ttl := max(time.Duration(clientKeepsEvery*float64(r.Size)/keepAliveRate)*time.Second, time.Second)
+	window := max(r.Window, ttl/clientKeepsEvery) // every lease is kept alive in it
+	leases, err := s.clientLeases(ctx, r.Size, ttl)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, endLeases(ctx, leases)) }()
+	r.Quiet()
+	counted, err := s.counters(ctx, "kvserver_lease_keepalives_total", "kvserver_log_append_bytes_total")
+	if err != nil {
+		return err
+	}
+	var after []float64
+	err = byServer(r, s)(func() (int, error) {
+		if err := sleep(ctx, window); err != nil {
+			return 0, err
+		}
+		if after, err = s.counters(ctx, "kvserver_lease_keepalives_total", "kvserver_log_append_bytes_total", "kvserver_leases"); err != nil {
+			return 0, err
+		}
+		return int(after[0] - counted[0]), nil
+	})
+	if err != nil {
+		return err
+	}
+	r.Count(percentOfCore, 100*r.CPUSeconds()/r.Seconds())
+	// The client sends keep-alives up to a tenth of the time to live early.
+	due := math.Floor(float64(clientKeepsEvery*window)/float64(ttl)) * float64(r.Size)
+	if err := r.Prove("keep-alives counted", after[0]-counted[0], due, 2*due+float64(r.Size)); err != nil {
+		return err
+	}
+	if err := r.Prove("log bytes", after[1]-counted[1], 0, 0); err != nil {
+		return err
+	}
+	if err := r.Prove("leases", after[2], float64(r.Size), float64(r.Size)); err != nil {
+		return err
+	}
+	return r.Verified(len(leases)-lost(leases), len(leases))
+}
+
+func (s *server) clientLeases(ctx context.Context, count int, ttl time.Duration) ([]*client.Lease, error) {
+	leases := make([]*client.Lease, count)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(granters)
+	for i := range count {
+		group.Go(func() (err error) {
+			leases[i], err = s.client().GrantLease(ctx, ttl, "bench")
+			return err
+		})
+	}
+	return leases, group.Wait()
+}
+
+func endLeases(ctx context.Context, leases []*client.Lease) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(granters)
+	for _, l := range leases {
+		group.Go(func() error { return l.Close(ctx) })
+	}
+	return group.Wait()
+}
+
+func lost(leases []*client.Lease) (n int) {
+	for _, l := range leases {
+		select {
+		case <-l.Lost():
+			n++
+		default:
+		}
+	}
+	return n
 }
 
 // grantedLeases are the leases 1 to count of a server.
