@@ -38,7 +38,7 @@ func expiringKey(i int) []byte {
 func writeTime(size int) time.Duration { return time.Second + time.Duration(size)*10*time.Microsecond }
 
 func expire(ctx context.Context, r *harness.Run, s *server) error {
-	before, err := s.alone(ctx, r)
+	before, err := s.aloneDuring(ctx, r, 2*aloneFor(r)) // 20,000 puts
 	if err != nil {
 		return err
 	}

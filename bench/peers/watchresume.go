@@ -90,8 +90,12 @@ func (s *server) beside(ctx context.Context, seed uint64, done <-chan struct{}) 
 
 // alone is beside for a while in which nothing else is done.
 func (s *server) alone(ctx context.Context, r *harness.Run) (*harness.Recorder, error) {
+	return s.aloneDuring(ctx, r, aloneFor(r))
+}
+
+func (s *server) aloneDuring(ctx context.Context, r *harness.Run, d time.Duration) (*harness.Recorder, error) {
 	done := make(chan struct{})
-	time.AfterFunc(aloneFor(r), func() { close(done) })
+	time.AfterFunc(d, func() { close(done) })
 	return s.beside(ctx, r.Seed, done)
 }
 

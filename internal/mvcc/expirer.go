@@ -12,7 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
-// expirer deletes keys after their deadlines.
+// expirer deletes keys after their deadlines, at a rate that leaves writers what they need (expiryPace).
 //
 //	commits ─► expiry queue ─► run: up to now, in the order of deadlines ─► 2 workers: latch, compare, delete ─► commits
 //	   └─ a deadline before next: wake ─┘
@@ -182,6 +182,7 @@ func (e *expirer) pass(ctx context.Context) (err error) {
 		return err
 	}
 	from := binary.BigEndian.AppendUint64([]byte{keys.SystemExpiry}, first)
+	pace := expiryPace{began: time.Now()}
 	for more := true; more; {
 		for len(e.idle) == 0 {
 			if err := e.collect(); err != nil {
@@ -198,6 +199,7 @@ func (e *expirer) pass(ctx context.Context) (err error) {
 			first = b.first()
 			e.jobs <- b
 			e.inFlight++
+			pace.pause(ctx, len(b.ends))
 		}
 	}
 	return nil
