@@ -108,7 +108,9 @@ const (
 // Limit bounds what Next returns. One operation is returned whatever its size is.
 type Limit struct {
 	Events int // 1,000
-	Bytes  int // of keys and values; 256 KiB
+	Bytes  int // of keys and values, and of what follows; 256 KiB
+
+	EventBytes, CommitBytes int // that an operation and a commit count beside
 
 	pinned int64 // of commits
 }
@@ -237,10 +239,16 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	if c.Loaded != nil && l.Events <= 0 || d.pins(c, l.pinned) {
 		return false
 	}
-	for taken.to < end && l.Events > 0 && (l.Bytes > 0 || len(d.Parts) == 0 && taken.to == taken.from) {
-		l.Bytes -= c.bytesOf(int(taken.to))
+	if !d.ends(c) {
+		l.Bytes -= l.CommitBytes
+	}
+	for ; taken.to < end && l.Events > 0; taken.to++ {
+		size := c.bytesOf(int(taken.to)) + l.EventBytes
+		if size > l.Bytes && (len(d.Parts) > 0 || taken.to > taken.from) {
+			break
+		}
+		l.Bytes -= size
 		l.Events--
-		taken.to++
 	}
 	if taken.to == taken.from && c.Loaded == nil {
 		return false
@@ -270,19 +278,22 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 // pins reports whether the commits of the delivery would be too large together with another one. The memory of a commit is
 // kept for as long as a response refers to some of it, and no queue counts it any more.
 func (d *Delivery) pins(c *Commit, most int64) bool {
+	return len(d.Parts) > 0 && !d.ends(c) && d.pinned+c.size > most
+}
+
+// ends reports whether the last part is of a commit.
+func (d *Delivery) ends(c *Commit) bool {
 	n := len(d.Parts)
-	return n > 0 && d.Parts[n-1].Commit != c && d.pinned+c.size > most
+	return n > 0 && d.Parts[n-1].Commit == c
 }
 
 // add adds a run, to the part of its commit if there is one.
 func (d *Delivery) add(c *Commit, r run, last bool) {
-	n := len(d.Parts)
-	if n == 0 || d.Parts[n-1].Commit != c {
+	if !d.ends(c) {
 		d.Parts = append(d.Parts, Part{Commit: c})
 		d.pinned += c.size
-		n++
 	}
-	p := &d.Parts[n-1]
+	p := &d.Parts[len(d.Parts)-1]
 	p.runs = append(p.runs, r)
 	p.End = last
 }

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +30,7 @@ type feedState struct {
 	feed    *feed.Feed
 	changes *mvcc.Changes
 	streams atomic.Int64 // open ones
+	watched sync.Once    // the first one was opened
 	gaps    watchGaps
 
 	expanding expanding
@@ -59,6 +62,8 @@ const (
 	watchResponseBytes = 256 << 10
 	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
 	watchResponsesBytes = 64 << 20
+	// watchResponseRest is what a response has beside its commits.
+	watchResponseRest = 128
 	// watchResponseBytesMin is the least that a response may have: 4,096 streams fill the bound with it.
 	watchResponseBytesMin = 16 << 10
 
@@ -91,9 +96,10 @@ func (f *feedState) conditions() []health.Condition {
 	}}
 }
 
-// responseBytes is how large a response may become now.
+// responseBytes is how large a response may become now: what fills a buffer, whose sizes are powers of two.
 func (f *feedState) responseBytes() int {
-	return int(min(max(watchResponsesBytes/max(f.streams.Load(), 1), watchResponseBytesMin), watchResponseBytes))
+	share := min(max(watchResponsesBytes/max(f.streams.Load(), 1), watchResponseBytesMin), watchResponseBytes)
+	return 1<<(bits.Len64(uint64(share))-1) - watchResponseRest
 }
 
 var (
@@ -117,6 +123,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
 		}
+		s.feed.watched.Do(func() { setHeapLimit(heapLimitWatched(&s.config)) })
 		s.feed.streams.Add(1)
 		defer s.feed.streams.Add(-1)
 		return w.run(ctx)

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,29 +15,63 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// changesResponse is a response that is being filled.
+// changesResponse is a response that is being filled. Its messages are used again: with a thousand streams, and a thousand events
+// in a response, they were most of what the collector had to do. Marshalling releases it, so that nothing but encoded bytes waits
+// for a client.
 type changesResponse struct {
-	changes  *pb.WatchChanges
-	commit   *pb.ChangedCommit // the last one of changes
-	events   int
-	bytes    int
-	position feed.Position // after what it has
-	time     uint64        // of the last commit, in microseconds since 1970; 0 if it is not known
+	pb.WatchResponse
+	body    pb.WatchResponse_Changes
+	changes pb.WatchChanges
+
+	commits   [watchEventsMax]pb.ChangedCommit
+	times     [watchEventsMax]timestamppb.Timestamp
+	all       [watchEventsMax]pb.ChangeEvent
+	pointers  [watchEventsMax]*pb.ChangeEvent
+	commitsTo [watchEventsMax]*pb.ChangedCommit
+
+	events, begun int               // in use
+	commit        *pb.ChangedCommit // the last one
+	bytes         int
+	position      feed.Position // after what it has
+	time          uint64        // of the last commit, in microseconds since 1970; 0 if it is not known
 }
 
-// eventBytes is what an event counts in a response beside its key and values.
-const eventBytes = 32
+var changesResponses = sync.Pool{New: func() any { return new(changesResponse) }}
+
+func newChangesResponse() *changesResponse { return changesResponses.Get().(*changesResponse) }
+
+// MarshalToSizedBufferVT encodes the response, once, and releases it.
+func (r *changesResponse) MarshalToSizedBufferVT(buf []byte) (int, error) {
+	defer r.release()
+	return r.WatchResponse.MarshalToSizedBufferVT(buf)
+}
+
+// release makes the response empty, so that it refers to no commit, and lets others use it.
+func (r *changesResponse) release() {
+	clear(r.all[:r.events])
+	clear(r.commits[:r.begun])
+	r.WatchResponse.Reset()
+	r.body.Changes, r.changes.Commits, r.commit = nil, nil, nil
+	r.events, r.begun, r.bytes, r.time, r.position = 0, 0, 0, 0, feed.Position{}
+	changesResponses.Put(r)
+}
+
+// What an event and a commit count in a response beside keys and values: about what they take there.
+const (
+	eventBytes  = 32
+	commitBytes = 40
+)
 
 // sendChanges sends what the feed has delivered for a watch, in as many responses as that needs: the feed does not count
 // previous values.
 func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.Delivery) error {
-	out := changesResponse{changes: &pb.WatchChanges{}}
+	out, lagging := newChangesResponse(), d.State == feed.StateLagging
 	limit := w.server.feed.responseBytes()
 	for i := range d.Parts {
 		p := &d.Parts[i]
 		if loaded := p.Commit.Loaded; loaded != nil && sw.options.expandLoads {
 			if out.events > 0 {
-				if err := w.sendResponse(ctx, sw, &out); err != nil {
+				if err := w.sendResponse(ctx, sw, out); err != nil {
 					return err
 				}
 			}
@@ -46,24 +81,35 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		if err != nil {
 			return err
 		}
-		out.begin(p.Commit, d.State == feed.StateLagging)
+		out.begin(p.Commit, lagging)
 		for index, op := range p.Operations {
 			before, err := w.previousAt(ctx, p.Commit, previous, index)
 			if err != nil {
 				return err
 			}
-			e := eventOf(sw, op, before)
-			if size := sizeOf(e); out.events > 0 && out.bytes+size > limit {
-				if err := w.sendResponse(ctx, sw, &out); err != nil {
+			size := eventBytes + len(op.Key) + len(op.Value) + len(before.value)
+			if !out.fits(size, limit) {
+				if err := w.sendResponse(ctx, sw, out); err != nil {
 					return err
 				}
-				out.begin(p.Commit, d.State == feed.StateLagging)
+				out = newChangesResponse()
+				out.begin(p.Commit, lagging)
 			}
-			out.add(e, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
+			e := out.add(size, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
+			describeEvent(e, sw, op, before)
 		}
 		if loaded := p.Commit.Loaded; loaded != nil {
-			for _, e := range loadedEvents(sw.options.ranges, loaded) {
-				out.add(e, d.Position)
+			list := loadedEvents(sw.options.ranges, loaded)
+			if out.events+len(list) > watchEventsMax {
+				if err := w.sendResponse(ctx, sw, out); err != nil {
+					return err
+				}
+				out = newChangesResponse()
+				out.begin(p.Commit, lagging)
+			}
+			for _, e := range list {
+				into := out.add(sizeOf(e), d.Position)
+				into.Kind, into.Key, into.EndKey = e.Kind, e.Key, e.EndKey
 			}
 		}
 		if p.End {
@@ -71,43 +117,63 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		}
 	}
 	out.position = d.Position
-	return w.sendResponse(ctx, sw, &out)
+	*d = feed.Delivery{} // while the response waits for the client, nothing refers to the commits
+	return w.sendResponse(ctx, sw, out)
 }
 
-// sendResponse sends what was filled, and empties it.
+// sendResponse sends what was filled.
 func (w *watchStream) sendResponse(ctx context.Context, sw *streamWatch, r *changesResponse) error {
-	changes, bytes, position := r.changes, r.bytes, r.position
 	if r.time != 0 {
 		now := w.server.store.Clock().Now()
 		w.server.feed.delays.Observe(time.Duration(max(now, r.time)-r.time) * time.Microsecond)
 	}
-	*r = changesResponse{changes: &pb.WatchChanges{}}
-	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Changes{Changes: changes}, ResumeToken: w.token(sw, position)}, bytes)
+	if len(r.commit.Events) == 0 {
+		r.begun-- // its first event did not fit
+	}
+	r.changes.Commits = r.commitsTo[:r.begun]
+	r.body.Changes = &r.changes
+	r.WatchId, r.Body, r.ResumeToken = sw.id, &r.body, w.token(sw, r.position)
+	return w.sendMessage(ctx, sw, r, r.bytes)
 }
 
 // begin begins a commit, or a further part of it.
 func (r *changesResponse) begin(c *feed.Commit, lagging bool) {
-	r.commit = &pb.ChangedCommit{Epoch: uint64(c.Epoch), Origin: originMessage(c.Origin), Lagging: lagging}
+	r.commit = &r.commits[r.begun]
+	r.commitsTo[r.begun] = r.commit
+	r.commit.Epoch, r.commit.Origin, r.commit.Lagging = uint64(c.Epoch), originMessage(c.Origin), lagging
 	if r.time = c.Time; c.Time != 0 {
-		r.commit.Time = timestamppb.New(time.UnixMicro(int64(c.Time)))
+		t := &r.times[r.begun]
+		t.Seconds, t.Nanos = int64(c.Time/1e6), int32(c.Time%1e6)*1e3
+		r.commit.Time = t
 	}
-	r.changes.Commits = append(r.changes.Commits, r.commit)
+	r.begun++
+	r.bytes += commitBytes
 }
 
-func (r *changesResponse) add(e *pb.ChangeEvent, after feed.Position) {
-	r.commit.Events = append(r.commit.Events, e)
+// fits reports whether there is room for an event. There is for one, whatever its size is.
+func (r *changesResponse) fits(size, limit int) bool {
+	return r.events == 0 || r.events < watchEventsMax && r.bytes+size <= limit
+}
+
+// add adds an event to the last commit.
+func (r *changesResponse) add(size int, after feed.Position) *pb.ChangeEvent {
+	e := &r.all[r.events]
+	r.pointers[r.events] = e
 	r.events++
-	r.bytes += sizeOf(e)
+	r.commit.Events = r.pointers[r.events-1-len(r.commit.Events) : r.events : r.events]
 	r.position = after
+	r.bytes += size
+	return e
 }
 
+// sizeOf is what an event counts in a response.
 func sizeOf(e *pb.ChangeEvent) int {
 	return eventBytes + len(e.Key) + len(e.Value) + len(e.PreviousValue) + len(e.EndKey)
 }
 
-// eventOf is the event of an operation. It refers to the memory of the commit.
-func eventOf(sw *streamWatch, op batch.Op, previous previousValue) *pb.ChangeEvent {
-	e := &pb.ChangeEvent{Kind: pb.EventKind_EVENT_KIND_DELETE, Key: keys.User(op.Key)}
+// describeEvent fills the event of an operation. It refers to the memory of the commit.
+func describeEvent(e *pb.ChangeEvent, sw *streamWatch, op batch.Op, previous previousValue) {
+	e.Kind, e.Key = pb.EventKind_EVENT_KIND_DELETE, keys.User(op.Key)
 	if op.Kind.HasValue() {
 		e.Kind = pb.EventKind_EVENT_KIND_SET
 		describeVersion(e, op.Kind, op.Value)
@@ -119,7 +185,6 @@ func eventOf(sw *streamWatch, op batch.Op, previous previousValue) *pb.ChangeEve
 		e.PreviousValue = previous.value
 	}
 	e.PreviousUnavailable = previous.unavailable
-	return e
 }
 
 // describeVersion says what a version says beside its value. A section that this program does not understand is left out: the

@@ -13,6 +13,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // watchStream is one Feed.Watch stream and its watches.
@@ -156,7 +157,9 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		}
 		worked = true
 	}
-	d, ok := w.consumer.Next(feed.Limit{Events: watchEventsMax, Bytes: w.server.feed.responseBytes()})
+	d, ok := w.consumer.Next(feed.Limit{
+		Events: watchEventsMax, Bytes: w.server.feed.responseBytes(), EventBytes: eventBytes, CommitBytes: commitBytes,
+	})
 	if !ok {
 		return worked, nil
 	}
@@ -322,10 +325,15 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// respond sends a response with about so many bytes of keys and values. One that is larger than a response should be is counted
-// among the answers, and waits until there is room for it.
+// respond sends a response with about so many bytes of keys and values.
 func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.WatchResponse, size int) error {
 	out.WatchId = sw.id
+	return w.sendMessage(ctx, sw, out, size)
+}
+
+// sendMessage sends an encoder of a response. One that is larger than a response should be is counted among the answers, and
+// waits until there is room for it.
+func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
 	if size > 2*watchResponseBytes {
 		charge, err := w.charge(ctx, size)
 		if err != nil {
@@ -334,10 +342,12 @@ func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.Watc
 		defer charge.release()
 	}
 	w.sending.Store(max(int64(w.server.clock.now()), 1))
-	err := w.stream.Send(out)
-	w.sending.Store(0)
+	defer w.sending.Store(0)
+	if err := w.stream.SendMsg(out); err != nil {
+		return err
+	}
 	sw.sent = time.Now()
-	return err
+	return transport.AwaitSent(w.stream.Context()) // before the feed is asked for more
 }
 
 // charge counts a large response, when there is room for it.

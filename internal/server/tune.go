@@ -42,13 +42,25 @@ func tuneRuntime(c *config.Config, log *slog.Logger) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)
 	}
-	// The budget itself is off-heap. The heap may take a quarter of its size in addition, which is for
-	// large requests in flight, before the collector runs more often.
-	limit := max(int64(c.Memory)/4, heapBytesMin)
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(limit)
-	}
+	limit := heapLimit(c)
+	setHeapLimit(limit)
 	log.Debug("garbage collector tuned", "percent", percent, "heap_limit", config.Size(limit).String())
+}
+
+// heapLimit is the size of the heap from which on the collector runs more often. The budget itself is
+// off-heap. The heap may take a quarter of its size in addition, which is for large requests in flight.
+func heapLimit(c *config.Config) int64 { return max(int64(c.Memory)/4, heapBytesMin) }
+
+// heapLimitWatched is heapLimit once there is a watch, whose commits, queues and responses are live heap: with a small budget, one
+// collection after the other would otherwise find nothing to free beside many watches that take nothing.
+func heapLimitWatched(c *config.Config) int64 {
+	return max(heapLimit(c), heapBytesMin+int64(c.Feed.Memory)+watchResponsesBytes)
+}
+
+func setHeapLimit(bytes int64) {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(bytes)
+	}
 }
 
 // residentBytes is the resident memory of the process, or zero if the kernel does not report it.

@@ -36,7 +36,7 @@ type call struct {
 	header   metadata.MD
 	trailer  metadata.MD
 	inbox
-	crowded bool    // a goroutine that sends waits for room
+	crowded int     // a goroutine that sends waits until less than this is pending; 0: none does
 	lent    *[]byte // buffer of what the stream has pending; nil if that was copied
 }
 

@@ -1,9 +1,11 @@
 package transport
 
 import (
+	"context"
 	"runtime"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
@@ -120,8 +122,18 @@ func (k *call) send(buf *[]byte, sent func()) error {
 	return nil
 }
 
-// waitRoom waits while too much is pending.
-func (k *call) waitRoom() error {
+// AwaitSent waits until the client's windows have taken everything that the handler with this context
+// has sent. What the handler makes only then does not wait for a client that takes nothing. It returns
+// at once if the context is of no call.
+func AwaitSent(ctx context.Context) error {
+	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream); ok {
+		return t.waitRoom(1)
+	}
+	return nil
+}
+
+// waitRoom waits until less than so many bytes are pending.
+func (k *call) waitRoom(most int) error {
 	c, s := k.conn, k.stream
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,21 +141,21 @@ func (k *call) waitRoom() error {
 		if err := k.endedLocked(); err != nil {
 			return err
 		}
-		if len(s.pending) < callPendingMax {
+		if len(s.pending) < most {
 			return nil
 		}
 		if !c.out.flushing && c.sendWindow > 0 && s.sendWindow > 0 {
 			c.flushLocked()
 			continue
 		}
-		k.crowded = true
+		k.crowded = most
 		k.changed.Wait()
 	}
 }
 
 // encode encodes a message with its prefix into a buffer of the pool, when there is room for it.
 func (k *call) encode(m any) (buf *[]byte, err error) {
-	if err := k.waitRoom(); err != nil {
+	if err := k.waitRoom(callPendingMax); err != nil {
 		return nil, err
 	}
 	services := k.conn.server.services
@@ -216,8 +228,8 @@ func (k *call) sentLocked() {
 	if len(k.stream.pending) == 0 {
 		k.returnLentLocked()
 	}
-	if k.crowded && len(k.stream.pending) < callPendingMax {
-		k.crowded = false
+	if len(k.stream.pending) < k.crowded {
+		k.crowded = 0
 		k.changed.Broadcast()
 	}
 }
