@@ -174,6 +174,16 @@ func (m *CreateWatch) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i -= size
 	}
+	if m.ExpandLoads {
+		i--
+		if m.ExpandLoads {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x68
+	}
 	if m.ProgressInterval != nil {
 		size, err := (*durationpb.Duration)(m.ProgressInterval).MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -326,6 +336,18 @@ func (m *CreateWatch_Snapshot) MarshalToSizedBufferVT(dAtA []byte) (int, error) 
 		i--
 		dAtA[i] = 0x32
 	}
+	return len(dAtA) - i, nil
+}
+func (m *CreateWatch_AfterTimeUs) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *CreateWatch_AfterTimeUs) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AfterTimeUs))
+	i--
+	dAtA[i] = 0x60
 	return len(dAtA) - i, nil
 }
 func (m *WatchNow) MarshalVT() (dAtA []byte, err error) {
@@ -1221,6 +1243,9 @@ func (m *CreateWatch) SizeVT() (n int) {
 		l = (*durationpb.Duration)(m.ProgressInterval).SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.ExpandLoads {
+		n += 2
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -1270,6 +1295,15 @@ func (m *CreateWatch_Snapshot) SizeVT() (n int) {
 	} else {
 		n += 2
 	}
+	return n
+}
+func (m *CreateWatch_AfterTimeUs) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	n += 1 + protohelpers.SizeOfVarint(uint64(m.AfterTimeUs))
 	return n
 }
 func (m *WatchNow) SizeVT() (n int) {
@@ -2198,6 +2232,46 @@ func (m *CreateWatch) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 12:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AfterTimeUs", wireType)
+			}
+			var v uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Start = &CreateWatch_AfterTimeUs{AfterTimeUs: v}
+		case 13:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ExpandLoads", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.ExpandLoads = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
