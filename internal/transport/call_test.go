@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -421,5 +422,50 @@ func TestAnswersOfCallsShareSystemCalls(t *testing.T) {
 		t.Errorf("%d writes for %d messages", n, streams*rounds)
 	} else {
 		t.Logf("%d writes for %d messages", n, streams*rounds)
+	}
+}
+
+// TestCallsEndWithTrailersOfTheirRequest: a header block that ends a request ends its messages, too.
+func TestCallsEndWithTrailersOfTheirRequest(t *testing.T) {
+	_, _, address := start(t)
+	p := dial(t, address)
+	p.open(1, pathChat)
+	_ = p.framer.WriteData(1, false, prefixed(10))
+	for answered := false; !answered; {
+		f, err := p.framer.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, answered = f.(*http2.DataFrame)
+	}
+	p.block.Reset()
+	_ = p.encoder.WriteField(hpack.HeaderField{Name: "some", Value: "trailer"})
+	_ = p.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.block.Bytes(), EndHeaders: true, EndStream: true})
+	if st, _ := p.outcome(1); st != codeText(codes.OK) {
+		t.Errorf("status %s", st)
+	}
+}
+
+// TestBytesForAHandlerThatHasReturnedGiveTheirWindowBack: what a client sends on a stream whose answer
+// it does not take is dropped, and counts no longer.
+func TestBytesForAHandlerThatHasReturnedGiveTheirWindowBack(t *testing.T) {
+	_, server, address := start(t)
+	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	p.open(1, pathText)
+	c := onlyConn(t, server)
+	eventually(t, "the handler has returned", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.streams[1] != nil && c.streams[1].call.returned
+	})
+	for range 3 {
+		_ = p.framer.WriteData(1, false, prefixed(10_000))
+	}
+	_ = p.framer.WriteRSTStream(1, http2.ErrCodeCancel)
+	eventually(t, "the stream has ended", func() bool { return c.openStreams() == 0 })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if got := c.connWindow + c.untaken; got != testOptions().ConnWindow {
+		t.Errorf("the client may send %d bytes, want %d", got, testOptions().ConnWindow)
 	}
 }

@@ -36,7 +36,7 @@ const pendingMax = 64 << 10
 // messagesLocked takes the payload of a data frame. It returns what is to be executed.
 func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
 	m := s.messages
-	if m.busy || m.held || m.full || len(s.message.body) > 0 || !isWhole(payload) {
+	if m.busy || m.held || m.full || s.err != nil || len(s.message.body) > 0 || !isWhole(payload) {
 		s.message.body = append(s.message.body, payload...)
 		payload = nil
 	}
@@ -111,6 +111,10 @@ func (c *Conn) dropMessagesLocked(s *stream) {
 func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 	m, body := s.messages, s.message.body
 	if m.held || m.full || s.gone {
+		return nil, 0
+	}
+	if s.err != nil { // the deadline has passed while a message was executed
+		c.failLocked(s, c.client.Status(s.err))
 		return nil, 0
 	}
 	if len(body) >= grpcPrefixBytes {
