@@ -283,6 +283,33 @@ func TestHandshakesAreBounded(t *testing.T) {
 	}
 }
 
+// TestHandshakesHaveABoundInBytes: a client that sends more than a handshake needs loses its connection,
+// long before its time is over.
+func TestHandshakesHaveABoundInBytes(t *testing.T) {
+	ended := make(chan error, 1)
+	_, _, address, _ := startSecure(t, func(_ *tls.Config, o *HandshakeOptions) {
+		o.Timeout, o.Ended = time.Minute, func(_ net.Addr, err error) { ended <- err }
+	})
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const record = 8 << 10
+	hello := append([]byte{1, 0, 0xff, 0xf0}, make([]byte, 6*record)...) // the first of 64 KiB
+	for ; len(hello) >= record; hello = hello[record:] {
+		_, _ = conn.Write(append([]byte{22, 3, 1, record >> 8, 0}, hello[:record]...)) // the server may have closed it
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errHandshakeTooLong) {
+			t.Errorf("the handshake ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the server waits for the rest")
+	}
+}
+
 // TestHandshakesEndInTime: a handshake that does not proceed ends after its timeout.
 func TestHandshakesEndInTime(t *testing.T) {
 	_, server, address, failed := startSecure(t, func(_ *tls.Config, o *HandshakeOptions) { o.Timeout = 100 * time.Millisecond })
