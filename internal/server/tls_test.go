@@ -528,7 +528,7 @@ func TestTLSHandshakeMemoryStaysInItsBound(t *testing.T) {
 func TestCertificateExpiryIsACondition(t *testing.T) {
 	const day = 24 * time.Hour
 	for left, want := range map[time.Duration]string{
-		15 * day: "", 13 * day: "warning", 2 * day: "degraded", time.Second: "degraded",
+		15 * day: "", 13 * day: "warning", 2 * day: "degraded", 10 * time.Minute: "degraded",
 	} {
 		ca, files := newTestCA(t), newCertFiles(t)
 		files.write(ca.issue(subjectFor("server", left, "127.0.0.1")))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -234,6 +235,9 @@ func (h *Handshakes) shake(raw net.Conn) (*tls.Conn, error) {
 		refusePlain(raw, header.RecordHeader[:])
 		return nil, errors.Join(ErrNotTLS, err)
 	case err != nil:
+		if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, errHandshakeTooLong) {
+			linger(raw) // so that the client reads the alert, and not that its connection was reset
+		}
 		return nil, err
 	case h.options.Protocols[0] == http2.NextProtoTLS && conn.ConnectionState().NegotiatedProtocol != http2.NextProtoTLS:
 		_, _ = io.WriteString(conn, refusalHTTP1(http.StatusHTTPVersionNotSupported, "this port serves gRPC: offer HTTP/2 (h2) by ALPN"))
