@@ -70,8 +70,10 @@ func (x *Session) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	return x.store.EpochAt(ctx, at)
 }
 
-// around returns the epoch of the newest sample that is not after a time, and of the next sample, or the newest epoch if there
-// is none.
+// around returns the epoch of the newest sample that is not after a time, and one from which on every commit is later than the
+// time: that of the third sample after it, or the newest epoch if there is none. The next sample is not enough. Its time is
+// rounded up, and taken after its epoch, so that commits after its epoch can be before its time; all that are reserved after
+// another sample was taken are later.
 func (t *timeline) around(at uint64, newest keys.Epoch) (before, after keys.Epoch, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,8 +86,8 @@ func (t *timeline) around(at uint64, newest keys.Epoch) (before, after keys.Epoc
 	if i == 0 {
 		return 0, 0, false
 	}
-	if after = newest; i < len(t.samples) {
-		after = t.samples[i].epoch
+	if after = newest; i+2 < len(t.samples) {
+		after = t.samples[i+2].epoch
 	}
 	return t.samples[i-1].epoch, after, true
 }
@@ -95,17 +97,19 @@ func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch)
 	if s.engine.WaitDurable(ctx, after) != nil {
 		return before
 	}
-	select {
-	case s.timeline.logReads <- struct{}{}:
-		defer func() { <-s.timeline.logReads }()
-	case <-ctx.Done():
-		return before
+	mark := s.timeline.markAt(at)
+	if mark.Epoch() > before+1 { // no commit before the mark is later than the time
+		before = mark.Epoch() - 1
+	} else {
+		mark = s.timeline.markBefore(before + 1)
 	}
-	epoch, passed := before, false
-	complete := s.engine.ReadCommits(before, after, func(e keys.Epoch, h batch.Header) {
-		if passed = passed || h.Time > at; !passed {
-			epoch = e
+	epoch := before
+	_, complete := s.readCommits(ctx, before, after, mark, logReadMax, func(e keys.Epoch, h batch.Header) bool {
+		if h.Time > at {
+			return false
 		}
+		epoch = e
+		return true
 	})
 	if !complete {
 		return before

@@ -171,7 +171,9 @@ func (c *changingStore) compare() {
 		first := c.rng.IntN(2000)
 		lower, upper = fmt.Appendf(nil, "k%04d", first), fmt.Appendf(nil, "k%04d", first+c.rng.IntN(1000))
 	}
-	checkDifference(c.t, c.snapshots[c.rng.IntN(to)], c.snapshots[to], lower, upper, c.rng)
+	from := c.snapshots[c.rng.IntN(to)]
+	checkDifference(c.t, from, c.snapshots[to], lower, upper, c.rng)
+	checkDiffOfScans(c.t, from, c.snapshots[to], lower, upper, c.rng)
 }
 
 func (c *changingStore) run(steps int) {

@@ -26,6 +26,7 @@ const (
 	HoldOwnerMax  = 128
 	HoldTimeMax   = 30 * 24 * time.Hour
 	holdValueSize = 16
+	endedHoldsMax = 32 // are remembered, for the server's log
 )
 
 var (
@@ -59,6 +60,9 @@ func (t *timeline) heldLocked() keys.Epoch {
 	held := keys.MaxEpoch
 	for _, h := range t.holds {
 		held = min(held, h.Epoch)
+	}
+	for _, e := range t.reads {
+		held = min(held, e)
 	}
 	return held
 }
@@ -101,7 +105,36 @@ func (s *Store) endHolds(ctx context.Context, x *Session) error {
 		if err := x.recordHold(ctx, id, nil); err != nil {
 			return err
 		}
-		s.unhold(id)
+		t.expire(id)
+	}
+	return nil
+}
+
+// expire ends a hold whose deadline has passed. A hold of which the request failed is not worth a line in the log.
+func (t *timeline) expire(id uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.holds[id]; h.Deadline != 0 {
+		t.expired++
+		t.ended = append(t.ended, *h)
+		t.ended = slices.Delete(t.ended, 0, max(0, len(t.ended)-endedHoldsMax))
+	}
+	delete(t.holds, id)
+}
+
+// EndedHolds are the holds that ended at their deadline after the first n did, as far as they are remembered, and how many
+// ended in all.
+func (s *Store) EndedHolds(n uint64) (list []Hold, total uint64) {
+	t := &s.timeline
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.ended[max(0, len(t.ended)-int(min(t.expired-min(n, t.expired), endedHoldsMax))):]), t.expired
+}
+
+// keepable is nil if all versions from an epoch on are still there. The caller has the collector's mutex.
+func (s *Store) keepable(e keys.Epoch) error {
+	if oldest := s.registry.LowWatermark(); e < oldest || e > s.Visible() {
+		return &SnapshotGoneError{Epoch: e, Oldest: oldest, Newest: s.Visible(), OldestTime: s.TimeOf(oldest)}
 	}
 	return nil
 }
@@ -111,8 +144,8 @@ func (s *Store) hold(h *Hold) error {
 	c, t := s.collector, &s.timeline
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if oldest := s.registry.LowWatermark(); h.Epoch < oldest || h.Epoch > s.Visible() {
-		return &SnapshotGoneError{Epoch: h.Epoch, Oldest: oldest, Newest: s.Visible()}
+	if err := s.keepable(h.Epoch); err != nil {
+		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,6 +165,31 @@ func (t *timeline) expireHold(h *Hold) {
 	t.mu.Lock()
 	h.Deadline = 0
 	t.mu.Unlock()
+}
+
+// keepVersions keeps all versions from an epoch on, the oldest possible for zero, until endKeeping: while the session reads them.
+func (x *Session) keepVersions(from keys.Epoch) (keys.Epoch, error) {
+	s := x.store
+	c, t := s.collector, &s.timeline
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if from == 0 {
+		from = s.registry.LowWatermark()
+	}
+	if err := s.keepable(from); err != nil {
+		return 0, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reads[x] = from
+	return from, nil
+}
+
+func (x *Session) endKeeping() {
+	t := &x.store.timeline
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.reads, x)
 }
 
 func (s *Store) unhold(id uint64) {
@@ -204,20 +262,22 @@ func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (
 	return renewed, x.recordHold(ctx, id, renewed.value())
 }
 
-// EndHold ends a hold before its deadline.
-func (x *Session) EndHold(ctx context.Context, id uint64) error {
+// EndHold ends a hold before its deadline, and returns it.
+func (x *Session) EndHold(ctx context.Context, id uint64) (Hold, error) {
 	if err := x.store.timeline.takeTurn(ctx); err != nil {
-		return err
+		return Hold{}, err
 	}
 	defer x.store.timeline.endTurn()
-	if !slices.ContainsFunc(x.store.Holds(), func(h Hold) bool { return h.ID == id }) {
-		return ErrNoHold
+	list := x.store.Holds()
+	i := slices.IndexFunc(list, func(h Hold) bool { return h.ID == id })
+	if i < 0 {
+		return Hold{}, ErrNoHold
 	}
 	if err := x.recordHold(ctx, id, nil); err != nil {
-		return err
+		return Hold{}, err
 	}
 	x.store.unhold(id)
-	return nil
+	return list[i], nil
 }
 
 // Holds lists the holds, the oldest first.

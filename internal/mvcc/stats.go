@@ -19,7 +19,8 @@ type Stats struct {
 	Conflicts     uint64 // commits refused because something they read had changed
 	Preconditions uint64 // commits refused because a precondition did not hold
 
-	Expiry ExpiryStats
+	Expiry  ExpiryStats
+	History HistoryStats
 
 	CheckpointErr error // why the last background checkpoint failed; nil if it did not
 
@@ -44,8 +45,23 @@ func (s *Store) Stats() Stats {
 		CheckpointErr: s.CheckpointErr(), SessionsOpen: open, Snapshots: s.registry.Usage(time.Now()), Limits: s.options.Limits,
 		ClockDifference: s.clock.Difference(),
 		CommitPause:     time.Duration(s.bulk.pause.total.Load()), CommitPauseMax: time.Duration(s.bulk.pause.longest.Load()),
-		Storage: s.engine.Stats(), Expiry: s.expirer.stats(),
+		Storage: s.engine.Stats(), Expiry: s.expirer.stats(), History: s.historyStats(),
 	}
+}
+
+// HistoryStats describe what is kept of the past.
+type HistoryStats struct {
+	LowWatermark keys.Epoch // every epoch from it on is readable
+	Holds        int
+	HoldsExpired uint64 // since Open: that ended at their deadlines
+	LogBytes     uint64 // since Open: of the log that were read to find the commits of times and versions
+}
+
+func (s *Store) historyStats() HistoryStats {
+	t := &s.timeline
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return HistoryStats{LowWatermark: s.LowWatermark(), Holds: len(t.holds), HoldsExpired: t.expired, LogBytes: t.logRead.Load()}
 }
 
 // ExpiryStats are the counters of the expirer, since Open.

@@ -11,6 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Store is an open database.
@@ -170,6 +171,11 @@ func (s *Store) SnapshotLeases() []pin.Lease { return s.registry.Leases() }
 
 // EndSnapshotLease ends a lease before its deadline. It reports false if no lease has this id.
 func (s *Store) EndSnapshotLease(id uint64) (pin.Lease, bool) { return s.registry.EndLease(id) }
+
+// EndedLogHolders are the holders of the log that ended after the first n did; see wal.Log.EndedHolders.
+func (s *Store) EndedLogHolders(n uint64) (list []wal.EndedHolder, total uint64) {
+	return s.engine.EndedLogHolders(n)
+}
 
 // LowWatermark is the epoch from which on every epoch is readable.
 func (s *Store) LowWatermark() keys.Epoch { return s.registry.LowWatermark() }

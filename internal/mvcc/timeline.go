@@ -26,12 +26,21 @@ type timeline struct {
 	keep     time.Duration // how long past epochs stay readable
 	bytesMax uint64        // how much may be logged since the floor; zero: any amount
 	every    time.Duration // between samples
+	// markEvery is how often it is looked whether so much was logged that a mark is worth having.
+	markEvery time.Duration
+	markBytes int64
 
 	floor atomic.Uint64 // MaxEpoch if nothing is kept
 
 	mu      sync.Mutex // guards what follows; taken after the collector's
 	samples []timeSample
+	marks   []logMark // ascending
 	holds   map[uint64]*Hold
+	reads   map[*Session]keys.Epoch // from which on a session needs all versions
+	ended   []Hold                  // the last that ended at their deadlines, at most endedHoldsMax
+	expired uint64                  // how many did
+
+	logRead atomic.Uint64 // bytes of the log that were read to find commits
 
 	turn     chan struct{} // holds a token of the goroutine that changes the record of a hold
 	logReads chan struct{} // holds a token of each goroutine that looks for a time in the log
@@ -67,11 +76,13 @@ func sampleKey(at uint64) []byte {
 }
 
 func (t *timeline) init(o *Options) {
-	t.keep, t.bytesMax, t.holds = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}
+	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
 	t.turn, t.logReads = make(chan struct{}, 1), make(chan struct{}, logReadsMax)
 	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
+	t.markBytes = markBytes
+	t.markEvery = max(t.every/marksPerSample, time.Millisecond)
 	if t.keep == 0 {
-		t.every = sampleEvery // to end holds
+		t.every, t.markEvery = sampleEvery, sampleEvery // to end holds
 	}
 	t.floor.Store(uint64(keys.MaxEpoch))
 }
@@ -123,10 +134,16 @@ func (t *timeline) retained() keys.Epoch {
 	return min(keys.Epoch(t.floor.Load()), t.heldLocked())
 }
 
-// runTimeline records samples and the floor until ctx ends.
+// runTimeline records samples and the floor, and marks the log, until ctx ends.
 func (s *Store) runTimeline(ctx context.Context, x *Session) {
-	everyTick(ctx, s.timeline.every, func() {
-		_ = s.advanceTimeline(ctx, x) // the next tick tries again; until then more is kept
+	var next time.Time
+	everyTick(ctx, s.timeline.markEvery, func() {
+		if now := time.Now(); !now.Before(next) {
+			next = now.Add(s.timeline.every - s.timeline.markEvery/2)
+			_ = s.advanceTimeline(ctx, x) // the next sample tries again; until then more is kept
+			return
+		}
+		s.markLog(ctx, x)
 	})
 }
 
@@ -184,9 +201,16 @@ func (w *Write) recordFloor(floor keys.Epoch) {
 
 // sample is one of now. The time is taken last, so that all commits up to the epoch have theirs.
 func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
-	reserved := s.engine.Reserved()
+	reserved, mark := s.engine.Reserved(), s.engine.LogMark()
+	if mark.Epoch() > 0 {
+		reserved = mark.Epoch() - 1
+	}
 	err := s.watermark.wait(ctx, reserved, x.parker)
-	return timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
+	now := s.clock.Now()
+	if err == nil {
+		s.timeline.mark(logMark{at: now, TailMark: mark}, 1)
+	}
+	return timeSample{at: now/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
 }
 
 // next says whether a sample is worth adding, where the floor belongs, and which samples are not needed any more.

@@ -68,7 +68,7 @@ func TestRecordsOfHoldsAreThoseInMemory(t *testing.T) {
 			}
 			done <- err
 		}()
-		if err := x.EndHold(t.Context(), h.ID); err != nil {
+		if _, err := x.EndHold(t.Context(), h.ID); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-done; !errors.Is(err, ErrNoHold) {
@@ -102,7 +102,7 @@ func TestHoldsChangeOneAfterTheOther(t *testing.T) {
 	for name, change := range map[string]func(context.Context) error{
 		"take":  func(ctx context.Context) error { _, err := x.TakeHold(ctx, "test", 0, time.Hour); return err },
 		"renew": func(ctx context.Context) error { _, err := x.RenewHold(ctx, h.ID, time.Hour); return err },
-		"end":   func(ctx context.Context) error { return x.EndHold(ctx, h.ID) },
+		"end":   func(ctx context.Context) error { _, err := x.EndHold(ctx, h.ID); return err },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		if err := change(ctx); !errors.Is(err, context.DeadlineExceeded) || len(s.Holds()) != 1 {

@@ -34,6 +34,11 @@ func (e *Engine) TruncateLog() error {
 // HoldLog keeps the log for a reader.
 func (e *Engine) HoldLog(o wal.HolderOptions) *wal.Holder { return e.log.Hold(o) }
 
+// EndedLogHolders are the holders of the log that ended after the first n did; see wal.Log.EndedHolders.
+func (e *Engine) EndedLogHolders(n uint64) (list []wal.EndedHolder, total uint64) {
+	return e.log.EndedHolders(n)
+}
+
 // ReadLog reads the log from an epoch on.
 func (e *Engine) ReadLog(next keys.Epoch, mark wal.TailMark) *wal.TailReader {
 	return e.log.ReadFrom(next, mark)

@@ -6,30 +6,30 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// commitLogBytesMax bounds what one ReadCommits reads.
-const commitLogBytesMax = 128 << 20
-
-// ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, as far as
-// they are in the files: the caller waits until the last one is durable. It reports false if the log does not have all of them
-// any more, or they are too many: more than 128 MiB.
-func (e *Engine) ReadCommits(after, through keys.Epoch, visit func(epoch keys.Epoch, h batch.Header)) (complete bool) {
-	r := e.log.ReadFrom(after+1, wal.TailMark{})
+// ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, until visit
+// returns false, as far as they are in the files: the caller waits until the last one is durable. A mark at or before the first
+// of them saves reading their segment from its beginning. It reports false if the log does not have all of them any more, or
+// more than bytesMax would have to be read.
+func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytesMax int64, visit func(epoch keys.Epoch, h batch.Header) bool) (read int64, complete bool) {
+	r := e.log.ReadFrom(after+1, mark)
 	defer func() { _ = r.Close() }() // it was only read
 	for r.Position() <= through {
 		rec, ok, err := r.Next(through)
-		if err != nil || !ok || r.BytesRead() > commitLogBytesMax {
-			return false
+		if err != nil || !ok || r.BytesRead() > bytesMax {
+			return r.BytesRead(), false
 		}
 		if len(rec.Body) == 0 {
 			continue
 		}
 		h, err := batch.HeaderOf(rec.Body)
 		if err != nil {
-			return false
+			return r.BytesRead(), false
 		}
-		visit(rec.Epoch, h)
+		if !visit(rec.Epoch, h) {
+			break
+		}
 	}
-	return true
+	return r.BytesRead(), true
 }
 
 // CommitTime is the latest time of a commit that is installed, in microseconds since 1970; zero if none is known.

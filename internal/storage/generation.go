@@ -103,6 +103,17 @@ func (e *Engine) Reserved() keys.Epoch {
 	return g.segment.Position().Epoch - 1
 }
 
+// LogMark is where the record after the newest one that is reserved will begin in the log. It is the zero mark after a bulk load,
+// until something is written.
+func (e *Engine) LogMark() wal.TailMark {
+	e.mu.Lock() // see Reserved
+	defer e.mu.Unlock()
+	if s := e.view.Load().active.segment; s != nil {
+		return s.Mark()
+	}
+	return wal.TailMark{}
+}
+
 // Epoch is the epoch that w has reserved last.
 func (w *Writer) Epoch() keys.Epoch { return w.reservation.Epoch }
 

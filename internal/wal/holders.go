@@ -57,6 +57,9 @@ var holderEndReasons = [HolderEndsCount]string{"its owner did not renew it in ti
 
 var holderEndNames = [HolderEndsCount]string{"expired", "too_large", "disk_full"}
 
+// Reason says it in a sentence.
+func (e HolderEnd) Reason() string { return holderEndReasons[e] }
+
 // String is the name in metrics.
 func (e HolderEnd) String() string { return holderEndNames[e] }
 
@@ -67,6 +70,15 @@ type HolderInfo struct {
 	Deadline time.Time // zero for a holder that never ends: the checkpoint, or one with an Age
 }
 
+// EndedHolder is a holder that ended without its owner, or of which less is kept because the disk was full.
+type EndedHolder struct {
+	HolderOptions
+	Why HolderEnd
+}
+
+// endedHoldersMax is how many of the holders that ended are remembered, for the server's log.
+const endedHoldersMax = 32
+
 // checkpointHolder is the name of the holder that every log has: commits that the tree lacks. It never ends.
 const checkpointHolder = "checkpoint"
 
@@ -75,6 +87,7 @@ type holders struct {
 	mu    sync.Mutex
 	list  []*Holder
 	ended [HolderEndsCount]uint64
+	last  []EndedHolder // the last ones that ended, at most endedHoldersMax
 }
 
 // Hold keeps the records from o.From on, as far as the log still has them.
@@ -117,8 +130,26 @@ func (h *Holder) Release() {
 // endLocked ends a holder against its owner.
 func (r *holders) endLocked(h *Holder, why HolderEnd) {
 	h.ended = &HolderEndedError{h.Name, h.Owner, holderEndReasons[why]}
-	r.ended[why]++
+	r.countLocked(h, why)
 	r.list = slices.DeleteFunc(r.list, func(other *Holder) bool { return other == h })
+}
+
+// countLocked notes that a holder has ended, or keeps less.
+func (r *holders) countLocked(h *Holder, why HolderEnd) {
+	r.ended[why]++
+	r.last = append(r.last, EndedHolder{h.HolderOptions, why})
+	r.last = slices.Delete(r.last, 0, max(0, len(r.last)-endedHoldersMax))
+}
+
+// EndedHolders are the holders that ended after the first n did, as far as they are remembered, and how many ended in all.
+func (l *Log) EndedHolders(n uint64) (list []EndedHolder, total uint64) {
+	r := &l.completed.holders
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, ended := range r.ended {
+		total += ended
+	}
+	return slices.Clone(r.last[max(0, len(r.last)-int(min(total-min(n, total), endedHoldersMax))):]), total
 }
 
 // keep ends the holders that are past their deadline or their bound, and returns the first epoch that another one, or the
@@ -158,7 +189,7 @@ func (l *Log) DropLargestHolder() (dropped HolderInfo, ok bool, err error) {
 	case largest == nil:
 	case largest.Age > 0:
 		largest.From = needed
-		r.ended[HolderYielded]++
+		r.countLocked(largest, HolderYielded)
 	default:
 		r.endLocked(largest, HolderYielded)
 	}

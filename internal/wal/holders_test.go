@@ -70,6 +70,28 @@ func TestAbandonedHoldersEnd(t *testing.T) {
 	}
 }
 
+// TestEndedHoldersAreToldOnce, with their owners and causes; of very many, the last ones.
+func TestEndedHoldersAreToldOnce(t *testing.T) {
+	a := heldLog(t)
+	a.log.Hold(HolderOptions{Name: "released", From: 1, Lifetime: time.Hour}).Release()
+	a.log.Hold(HolderOptions{Name: "feed", Owner: "client 7", From: 1, Lifetime: -time.Second})
+	a.mustTruncate(t)
+	list, total := a.log.EndedHolders(0)
+	if total != 1 || len(list) != 1 || list[0].Owner != "client 7" || list[0].Why != HolderExpired || list[0].Why.Reason() == "" {
+		t.Fatalf("%d: %+v", total, list)
+	}
+	if list, _ := a.log.EndedHolders(total); len(list) != 0 {
+		t.Fatalf("told again: %+v", list)
+	}
+	for range 2 * endedHoldersMax {
+		a.log.Hold(HolderOptions{Name: "many", From: 1, Lifetime: -time.Second})
+	}
+	a.mustTruncate(t)
+	if list, all := a.log.EndedHolders(total); all != total+2*endedHoldersMax || len(list) != endedHoldersMax {
+		t.Fatalf("%d of %d", len(list), all)
+	}
+}
+
 // TestFullDiskEndsTheLargestHolder first, and only those that yield.
 func TestFullDiskEndsTheLargestHolder(t *testing.T) {
 	a := heldLog(t)

@@ -60,6 +60,9 @@ type TailMark struct {
 	epoch  keys.Epoch
 }
 
+// Epoch is that of the record that begins at the mark; zero for the zero mark.
+func (m TailMark) Epoch() keys.Epoch { return m.epoch }
+
 // BytesTo is the number of bytes of the log from m to other, if both are in one segment.
 func (m TailMark) BytesTo(other TailMark) (int64, bool) {
 	return other.offset - m.offset, m.number == other.number && m.number != 0

@@ -20,6 +20,12 @@ func (s *Segment) Position() Position {
 	return Position{s.first + keys.Epoch(word>>offsetBits), uint32(headerPage + word&offsetMask*recordAlign)}
 }
 
+// Mark is that position for a reader of the log's files.
+func (s *Segment) Mark() TailMark {
+	p := s.Position()
+	return TailMark{number: s.number, offset: int64(p.offset), epoch: p.Epoch}
+}
+
 // BytesTo is the number of bytes between two positions of one segment.
 func (p Position) BytesTo(end Position) int { return int(end.offset) - int(p.offset) }
 

@@ -270,6 +270,15 @@ func (t *Table) Find(key []byte, at keys.Epoch) Ref {
 	return refAt(t.arena.base, v)
 }
 
+// Older is the version before r in the chain of its key, as far as it was not pruned.
+func (t *Table) Older(r Ref) Ref {
+	older := versionOlder(r.at, 0).Load()
+	if older == 0 {
+		return Ref{}
+	}
+	return refAt(t.arena.base, older)
+}
+
 // FindWindow is how many keys FindAll looks up together.
 const FindWindow = 32
 
