@@ -81,7 +81,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
 		a.watchCommand(), a.feedCommand(), a.incrCommand(), a.casCommand(), a.touchCommand(), a.persistCommand(), a.txnCommand(), a.shellCommand(),
-		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
+		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.historyCommand(), a.diffCommand(), a.holdsCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
 		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
 	)
 	root.SetHelpCommand(helpCommand())
@@ -160,7 +160,7 @@ func idArg(arg, kind string) (uint64, error) {
 	return id, nil
 }
 
-var idVerbs = map[string]string{"transaction": "txn", "snapshot": "snapshots"}
+var idVerbs = map[string]string{"transaction": "txn", "snapshot": "snapshots", "watch": "feed", "hold": "holds"}
 
 // connect makes a client. Retries stay within the timeout, so a person waits no longer than asked for.
 func (a *app) connect() (*client.Client, error) {

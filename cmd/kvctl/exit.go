@@ -141,6 +141,8 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:        "Close connections that are not needed, or try again later.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: "Too many scans keep a snapshot for their next page. Try again later.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:            "Read without --at, or raise the server's --retention.",
+	kvpb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:           "The hold has ended. kvctl holds list shows those that exist.",
+	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:           "kvctl holds list shows them, kvctl holds end ends one.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       "No commit has that epoch yet. kvctl status shows the newest visible epoch.",
 	kvpb.ErrorReason_ERROR_REASON_CORRUPTION:               "Stored data is damaged. Keep a copy of the data directory before you do anything to it.",
 	kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:            "The server is shutting down; nothing was written. Try again when it is back.",

@@ -10,7 +10,10 @@ import (
 )
 
 // pastUsage describes a flag that names a state of the past.
-const pastUsage = "read the state at this `EPOCH or TIME` instead of the newest: 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m"
+const pastUsage = "read the state at this `EPOCH or TIME` instead of the newest: " + momentForms
+
+// momentForms are the forms of an epoch or a time.
+const momentForms = "41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m"
 
 // past is a state of the past: an epoch, or a time. The zero past is the newest state.
 type past struct {
@@ -53,6 +56,8 @@ func (p *past) Set(text string) error {
 	}
 	return fmt.Errorf("%q is no epoch and no time; expected 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z or -5m", text)
 }
+
+func (p *past) moment() client.Moment { return client.Moment{Epoch: p.epoch, Time: p.time} }
 
 // option reads at the state.
 func (p *past) option() client.ReadOption {

@@ -131,6 +131,8 @@ func (s *script) fail(code, reason string) {
 var (
 	throughput = regexp.MustCompile(`in [0-9.]+ s \(.*\)`)
 	uptime     = regexp.MustCompile(`uptime( +)[0-9a-z.]+|"uptime":( ?)"[0-9.]+s"`)
+	commitTime = regexp.MustCompile(`[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]{12}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z`)
+	holdID     = regexp.MustCompile(`\b[0-9]{16}\b`)
 	platform   = regexp.MustCompile(`go1[.0-9]+ [a-z]+/[a-z0-9]+`)
 )
 
@@ -166,6 +168,13 @@ func (s *script) kvctl(args []string) string {
 	printed = strings.ReplaceAll(printed, s.server.Endpoint, "ENDPOINT")
 	printed = throughput.ReplaceAllString(printed, "in T")
 	printed = uptime.ReplaceAllString(printed, "uptime T")
+	printed = commitTime.ReplaceAllStringFunc(printed, func(at string) string {
+		if strings.Contains(momentForms, at) {
+			return at
+		}
+		return "TIME"
+	})
+	printed = holdID.ReplaceAllString(printed, "ID")
 	return platform.ReplaceAllString(printed, "GO PLATFORM")
 }
 

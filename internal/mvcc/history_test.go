@@ -440,3 +440,26 @@ func TestTheServerIsToldWhichHoldsEnded(t *testing.T) {
 		}
 	})
 }
+
+// TestAHistoryNeedsMoreThanTheSnapshotOfAnotherReader: the snapshot at its begin is readable, but versions after it are gone.
+func TestAHistoryNeedsMoreThanTheSnapshotOfAnotherReader(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x, other := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer other.Close()
+	first := mustPut(t, s, "k", "0")
+	mustSnapshot(t, other)
+	for i := range 20 {
+		mustPut(t, s, "k", fmt.Sprint(i+1))
+	}
+	s.collector.collect(nil, true)
+	if _, err := x.Diff(t.Context(), &DiffOptions{From: first, Count: 1}); err != nil {
+		t.Fatalf("the snapshot is not readable: %v", err)
+	}
+	if h, err := x.History(t.Context(), &HistoryOptions{From: first, Count: 100}); !errors.As(err, new(*SnapshotGoneError)) {
+		t.Fatalf("%d versions, %v; want that versions after epoch %d are gone", len(h.Versions), err, first)
+	}
+	if h, err := x.History(t.Context(), &HistoryOptions{To: first, Count: 100}); !errors.As(err, new(*SnapshotGoneError)) {
+		t.Fatalf("%d versions, %v; want that versions up to epoch %d are gone", len(h.Versions), err, first)
+	}
+}

@@ -12,13 +12,15 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // commitTimes are the times of the commits of the log, in order.
 func commitTimes(t *testing.T, c *Changes) (list []timeSample) {
 	t.Helper()
-	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), func(e keys.Epoch, h batch.Header) {
+	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), wal.TailMark{}, logReadMax, func(e keys.Epoch, h batch.Header) bool {
 		list = append(list, timeSample{at: h.Time, epoch: e})
+		return true
 	})
 	return list
 }

@@ -35,6 +35,7 @@ const (
 type healthConditions struct {
 	list  *health.List
 	probe probe
+	ended endedHolders // guarded by mu
 
 	mu       sync.Mutex
 	counted  []health.Condition // result of the last comparison of counters
@@ -118,6 +119,7 @@ func (s *Server) compareCounters() {
 	c.counted = append(c.counted, s.feed.conditions()...)
 	c.counted = append(c.counted, s.endpoints.tls.conditions(time.Now())...)
 	c.counters = now
+	s.logEnds()
 }
 
 // leaseLagMax is the lag of the expiry of leases from which on it is a condition.

@@ -154,6 +154,8 @@ func admittedBytes(req any, k kind) int {
 		size = m.SizeVT()
 	}
 	switch m := req.(type) {
+	case *pb.HistoryRequest, *pb.DiffRequest:
+		size = 2 * historyBytesMax // of the answer, as versions and as messages; larger values are admitted when they are read
 	case *pb.BatchGetRequest:
 		elements = len(m.Keys)
 	case *pb.BatchWriteRequest:

@@ -105,6 +105,8 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_FENCED:               {err: &mvcc.PreconditionError{Condition: mvcc.Condition{Kind: mvcc.LockHeld}}, code: codes.FailedPrecondition, metadata: []string{"key", "token", "index"}},
 		pb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:   {err: errNoTLS, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:    {err: &reloadError{errors.New("x")}, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:       {err: mvcc.ErrNoHold, code: codes.NotFound},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},
 	}
 	documented := documentedCodes(t)

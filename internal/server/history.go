@@ -30,5 +30,13 @@ func classifyHistory(err error) (fault, bool) {
 		}
 		return f, true
 	}
+	switch {
+	case errors.Is(err, mvcc.ErrNoHold):
+		return fault{code: codes.NotFound, reason: pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND}, true
+	case errors.Is(err, mvcc.ErrTooManyHolds):
+		f := exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS, retrySessions)
+		f.metadata = map[string]string{"limit": strconv.Itoa(mvcc.HoldsMax)}
+		return f, true
+	}
 	return fault{}, false
 }

@@ -202,7 +202,7 @@ func (k kind) answers() bool { return k != kindWrite }
 // kindOf is the kind of a unary or pipelined request of the method.
 func kindOf(method telemetry.Method) kind {
 	switch method {
-	case telemetry.MethodGet, telemetry.MethodBatchGet:
+	case telemetry.MethodGet, telemetry.MethodBatchGet, telemetry.MethodHistory, telemetry.MethodDiff:
 		return kindRead
 	case telemetry.MethodInvoke, telemetry.MethodInvokeAll, telemetry.MethodExecute:
 		return kindWriteAndRead
@@ -232,6 +232,10 @@ func methodOf(req any) (method telemetry.Method, known bool) {
 		return telemetry.MethodInvokeAll, true
 	case *pb.ExecuteRequest:
 		return telemetry.MethodExecute, true
+	case *pb.HistoryRequest:
+		return telemetry.MethodHistory, true
+	case *pb.DiffRequest:
+		return telemetry.MethodDiff, true
 	case *pb.GetOutcomeRequest:
 		return telemetry.MethodGetOutcome, true
 	}

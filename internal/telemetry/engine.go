@@ -46,6 +46,13 @@ var readings = []reading{
 	engineGauge("clock_difference_seconds", "The system's time minus that of the store's clock, which follows it slowly.",
 		func(s *mvcc.Stats) float64 { return s.ClockDifference.Seconds() }),
 
+	engineGauge("low_watermark_epoch", "Every epoch from this one on is readable.", func(s *mvcc.Stats) float64 { return float64(s.History.LowWatermark) }),
+	engineGauge("history_holds", "Holds, which keep all versions from their epochs on until their deadlines.",
+		func(s *mvcc.Stats) float64 { return float64(s.History.Holds) }),
+	engineCounter("history_holds_expired_total", "Holds that ended at their deadlines.", func(s *mvcc.Stats) float64 { return float64(s.History.HoldsExpired) }),
+	engineCounter("history_log_read_bytes_total", "Bytes of the log that were read to find the commits of times and versions.",
+		func(s *mvcc.Stats) float64 { return float64(s.History.LogBytes) }),
+
 	engineGauge("snapshots", "Open snapshots.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
 	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),

@@ -48,6 +48,11 @@ const (
 	MethodGetLock
 	MethodObserveLock // a whole stream, from opening to end
 	MethodWatch       // a whole stream, from opening to end
+	MethodHistory
+	MethodDiff
+	MethodListHolds
+	MethodTakeHold
+	MethodEndHold
 	methodCount
 )
 
@@ -56,6 +61,7 @@ var methodNames = [methodCount]string{
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS",
 	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
+	"History", "Diff", "ListHolds", "TakeHold", "EndHold",
 }
 
 // String is the method's name on the wire.

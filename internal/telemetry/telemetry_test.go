@@ -91,6 +91,8 @@ kvserver_requests_total{code="OK",method="Clock"} 1
 kvserver_requests_total{code="OK",method="Commit"} 1
 kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1
+kvserver_requests_total{code="OK",method="Diff"} 1
+kvserver_requests_total{code="OK",method="EndHold"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
 kvserver_requests_total{code="OK",method="FinalizeUpgrade"} 1
 kvserver_requests_total{code="OK",method="Get"} 1
@@ -98,9 +100,11 @@ kvserver_requests_total{code="OK",method="GetLease"} 1
 kvserver_requests_total{code="OK",method="GetLock"} 1
 kvserver_requests_total{code="OK",method="GetOutcome"} 1
 kvserver_requests_total{code="OK",method="GrantLease"} 1
+kvserver_requests_total{code="OK",method="History"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1
 kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="KeepAlive"} 1
+kvserver_requests_total{code="OK",method="ListHolds"} 1
 kvserver_requests_total{code="OK",method="ListLeases"} 1
 kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
@@ -112,6 +116,7 @@ kvserver_requests_total{code="OK",method="RevokeLease"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
 kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1
+kvserver_requests_total{code="OK",method="TakeHold"} 1
 kvserver_requests_total{code="OK",method="Transact"} 1
 kvserver_requests_total{code="OK",method="Verify"} 1
 kvserver_requests_total{code="OK",method="Watch"} 1

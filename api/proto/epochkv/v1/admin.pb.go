@@ -152,7 +152,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21, 0}
 }
 
 type Health_State int32
@@ -212,7 +212,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40, 0}
 }
 
 type Condition_Severity int32
@@ -267,7 +267,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type ListWatchesRequest struct {
@@ -552,6 +552,363 @@ func (*EndWatchResponse) Descriptor() ([]byte, []int) {
 	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
+// Hold keeps the past from an epoch on.
+type Hold struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Not used again.
+	Id    uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// All versions from this epoch on are kept.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// By the store's clock, in milliseconds since 1970.
+	DeadlineMs    uint64 `protobuf:"varint,4,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hold) Reset() {
+	*x = Hold{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hold) ProtoMessage() {}
+
+func (x *Hold) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hold.ProtoReflect.Descriptor instead.
+func (*Hold) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Hold) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Hold) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Hold) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Hold) GetDeadlineMs() uint64 {
+	if x != nil {
+		return x.DeadlineMs
+	}
+	return 0
+}
+
+type ListHoldsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldsRequest) Reset() {
+	*x = ListHoldsRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldsRequest) ProtoMessage() {}
+
+func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldsRequest.ProtoReflect.Descriptor instead.
+func (*ListHoldsRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+type ListHoldsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holds         []*Hold                `protobuf:"bytes,1,rep,name=holds,proto3" json:"holds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldsResponse) Reset() {
+	*x = ListHoldsResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldsResponse) ProtoMessage() {}
+
+func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldsResponse.ProtoReflect.Descriptor instead.
+func (*ListHoldsResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListHoldsResponse) GetHolds() []*Hold {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+type TakeHoldRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: a new hold. Otherwise the hold whose deadline moves; owner, epoch and time_us must be unset.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Up to 128 bytes, for operators.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// All versions from this epoch on are kept; 0: from the newest on.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Instead of epoch: the epoch of this time, in microseconds since 1970.
+	TimeUs uint64 `protobuf:"varint,5,opt,name=time_us,json=timeUs,proto3" json:"time_us,omitempty"`
+	// From now; 1 s to 30 days. An earlier deadline than before is not taken.
+	Ttl           *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeHoldRequest) Reset() {
+	*x = TakeHoldRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeHoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeHoldRequest) ProtoMessage() {}
+
+func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeHoldRequest.ProtoReflect.Descriptor instead.
+func (*TakeHoldRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TakeHoldRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *TakeHoldRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *TakeHoldRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *TakeHoldRequest) GetTimeUs() uint64 {
+	if x != nil {
+		return x.TimeUs
+	}
+	return 0
+}
+
+func (x *TakeHoldRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+type TakeHoldResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hold          *Hold                  `protobuf:"bytes,1,opt,name=hold,proto3" json:"hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeHoldResponse) Reset() {
+	*x = TakeHoldResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeHoldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeHoldResponse) ProtoMessage() {}
+
+func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeHoldResponse.ProtoReflect.Descriptor instead.
+func (*TakeHoldResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TakeHoldResponse) GetHold() *Hold {
+	if x != nil {
+		return x.Hold
+	}
+	return nil
+}
+
+type EndHoldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndHoldRequest) Reset() {
+	*x = EndHoldRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndHoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndHoldRequest) ProtoMessage() {}
+
+func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndHoldRequest.ProtoReflect.Descriptor instead.
+func (*EndHoldRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *EndHoldRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+type EndHoldResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndHoldResponse) Reset() {
+	*x = EndHoldResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndHoldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndHoldResponse) ProtoMessage() {}
+
+func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndHoldResponse.ProtoReflect.Descriptor instead.
+func (*EndHoldResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -560,7 +917,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +929,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +942,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type ClockRequest struct {
@@ -597,7 +954,7 @@ type ClockRequest struct {
 
 func (x *ClockRequest) Reset() {
 	*x = ClockRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -609,7 +966,7 @@ func (x *ClockRequest) String() string {
 func (*ClockRequest) ProtoMessage() {}
 
 func (x *ClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -622,7 +979,7 @@ func (x *ClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
 func (*ClockRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ClockRequest) GetAccept() bool {
@@ -646,7 +1003,7 @@ type ClockResponse struct {
 
 func (x *ClockResponse) Reset() {
 	*x = ClockResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +1015,7 @@ func (x *ClockResponse) String() string {
 func (*ClockResponse) ProtoMessage() {}
 
 func (x *ClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +1028,7 @@ func (x *ClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
 func (*ClockResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClockResponse) GetTimeUs() uint64 {
@@ -703,7 +1060,7 @@ type ReloadTLSRequest struct {
 
 func (x *ReloadTLSRequest) Reset() {
 	*x = ReloadTLSRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +1072,7 @@ func (x *ReloadTLSRequest) String() string {
 func (*ReloadTLSRequest) ProtoMessage() {}
 
 func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +1085,7 @@ func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSRequest.ProtoReflect.Descriptor instead.
 func (*ReloadTLSRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type ReloadTLSResponse struct {
@@ -750,7 +1107,7 @@ type ReloadTLSResponse struct {
 
 func (x *ReloadTLSResponse) Reset() {
 	*x = ReloadTLSResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1119,7 @@ func (x *ReloadTLSResponse) String() string {
 func (*ReloadTLSResponse) ProtoMessage() {}
 
 func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1132,7 @@ func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSResponse.ProtoReflect.Descriptor instead.
 func (*ReloadTLSResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReloadTLSResponse) GetChanged() bool {
@@ -835,7 +1192,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1204,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1217,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -874,7 +1231,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1243,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1256,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -924,7 +1281,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1293,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1306,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 type ListSnapshotsResponse struct {
@@ -962,7 +1319,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1331,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1344,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -1019,7 +1376,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1388,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1401,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -1105,7 +1462,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1474,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1487,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -1148,7 +1505,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1517,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1530,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 type VerifyRequest struct {
@@ -1186,7 +1543,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1555,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1568,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -1235,7 +1592,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1604,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1617,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -1315,7 +1672,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1684,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1697,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -1398,7 +1755,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1767,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1780,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -1564,7 +1921,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1933,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1946,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Damage) GetKind() string {
@@ -1649,7 +2006,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +2018,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +2031,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type CheckpointResponse struct {
@@ -1688,7 +2045,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +2057,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +2070,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -1746,7 +2103,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2115,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2128,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -1842,7 +2199,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2211,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2224,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -2028,7 +2385,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2397,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2410,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -2104,7 +2461,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2473,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2486,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -2176,7 +2533,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2545,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2558,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -2318,7 +2675,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2687,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2700,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LogHolder) GetName() string {
@@ -2414,7 +2771,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2783,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2796,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *History) GetLineage() []byte {
@@ -2521,7 +2878,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2890,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2903,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -2711,7 +3068,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +3080,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +3093,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Build) GetVersion() string {
@@ -2781,7 +3138,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +3150,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3163,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Health) GetState() Health_State {
@@ -2847,7 +3204,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3216,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3229,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Condition) GetName() string {
@@ -2926,7 +3283,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3295,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3308,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -3004,7 +3361,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3373,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3386,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -3141,7 +3498,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3510,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3523,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -3231,7 +3588,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3600,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3613,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -3343,7 +3700,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3712,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3725,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -3524,7 +3881,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3893,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3906,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -3626,7 +3983,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3995,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +4008,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -3672,7 +4029,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +4041,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +4054,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -3744,7 +4101,27 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vSTATE_ENDED\x10\x04\"!\n" +
 	"\x0fEndWatchRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x12\n" +
-	"\x10EndWatchResponse\"\x0f\n" +
+	"\x10EndWatchResponse\"c\n" +
+	"\x04Hold\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1f\n" +
+	"\vdeadline_ms\x18\x04 \x01(\x04R\n" +
+	"deadlineMs\"\x12\n" +
+	"\x10ListHoldsRequest\";\n" +
+	"\x11ListHoldsResponse\x12&\n" +
+	"\x05holds\x18\x01 \x03(\v2\x10.epochkv.v1.HoldR\x05holds\"\x93\x01\n" +
+	"\x0fTakeHoldRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x17\n" +
+	"\atime_us\x18\x05 \x01(\x04R\x06timeUs\x12+\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"8\n" +
+	"\x10TakeHoldResponse\x12$\n" +
+	"\x04hold\x18\x01 \x01(\v2\x10.epochkv.v1.HoldR\x04hold\" \n" +
+	"\x0eEndHoldRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"\x11\n" +
+	"\x0fEndHoldResponse\"\x0f\n" +
 	"\rStatusRequest\"&\n" +
 	"\fClockRequest\x12\x16\n" +
 	"\x06accept\x18\x01 \x01(\bR\x06accept\"n\n" +
@@ -4057,7 +4434,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xbf\b\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x94\n" +
+	"\n" +
 	"\x05Admin\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
@@ -4072,7 +4450,10 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tReloadTLS\x12\x1c.epochkv.v1.ReloadTLSRequest\x1a\x1d.epochkv.v1.ReloadTLSResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
 	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12N\n" +
-	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12E\n" +
+	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12H\n" +
+	"\tListHolds\x12\x1c.epochkv.v1.ListHoldsRequest\x1a\x1d.epochkv.v1.ListHoldsResponse\x12E\n" +
+	"\bTakeHold\x12\x1b.epochkv.v1.TakeHoldRequest\x1a\x1c.epochkv.v1.TakeHoldResponse\x12B\n" +
+	"\aEndHold\x12\x1a.epochkv.v1.EndHoldRequest\x1a\x1b.epochkv.v1.EndHoldResponse\x12E\n" +
 	"\bEndWatch\x12\x1b.epochkv.v1.EndWatchRequest\x1a\x1c.epochkv.v1.EndWatchResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
@@ -4088,7 +4469,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
 	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
@@ -4099,137 +4480,153 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*WatchInfo)(nil),                // 6: epochkv.v1.WatchInfo
 	(*EndWatchRequest)(nil),          // 7: epochkv.v1.EndWatchRequest
 	(*EndWatchResponse)(nil),         // 8: epochkv.v1.EndWatchResponse
-	(*StatusRequest)(nil),            // 9: epochkv.v1.StatusRequest
-	(*ClockRequest)(nil),             // 10: epochkv.v1.ClockRequest
-	(*ClockResponse)(nil),            // 11: epochkv.v1.ClockResponse
-	(*ReloadTLSRequest)(nil),         // 12: epochkv.v1.ReloadTLSRequest
-	(*ReloadTLSResponse)(nil),        // 13: epochkv.v1.ReloadTLSResponse
-	(*FinalizeUpgradeRequest)(nil),   // 14: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 15: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 16: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 17: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 18: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 19: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 20: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 21: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 22: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 23: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 24: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 25: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 26: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 27: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 28: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 29: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 30: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 31: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 32: epochkv.v1.StatusResponse
-	(*LogHolder)(nil),                // 33: epochkv.v1.LogHolder
-	(*History)(nil),                  // 34: epochkv.v1.History
-	(*Tree)(nil),                     // 35: epochkv.v1.Tree
-	(*Build)(nil),                    // 36: epochkv.v1.Build
-	(*Health)(nil),                   // 37: epochkv.v1.Health
-	(*Condition)(nil),                // 38: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 39: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 40: epochkv.v1.Sizes
-	(*Generation)(nil),               // 41: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 42: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 43: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 44: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 45: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 46: epochkv.v1.ResizeCacheResponse
-	(*KeyRange)(nil),                 // 47: epochkv.v1.KeyRange
-	(*durationpb.Duration)(nil),      // 48: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 49: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 50: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 51: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 52: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 53: epochkv.v1.EndTransactionResponse
+	(*Hold)(nil),                     // 9: epochkv.v1.Hold
+	(*ListHoldsRequest)(nil),         // 10: epochkv.v1.ListHoldsRequest
+	(*ListHoldsResponse)(nil),        // 11: epochkv.v1.ListHoldsResponse
+	(*TakeHoldRequest)(nil),          // 12: epochkv.v1.TakeHoldRequest
+	(*TakeHoldResponse)(nil),         // 13: epochkv.v1.TakeHoldResponse
+	(*EndHoldRequest)(nil),           // 14: epochkv.v1.EndHoldRequest
+	(*EndHoldResponse)(nil),          // 15: epochkv.v1.EndHoldResponse
+	(*StatusRequest)(nil),            // 16: epochkv.v1.StatusRequest
+	(*ClockRequest)(nil),             // 17: epochkv.v1.ClockRequest
+	(*ClockResponse)(nil),            // 18: epochkv.v1.ClockResponse
+	(*ReloadTLSRequest)(nil),         // 19: epochkv.v1.ReloadTLSRequest
+	(*ReloadTLSResponse)(nil),        // 20: epochkv.v1.ReloadTLSResponse
+	(*FinalizeUpgradeRequest)(nil),   // 21: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 22: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 23: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 24: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 25: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 26: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 27: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 28: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 29: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 30: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 31: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 32: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 33: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 34: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 35: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 36: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 37: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 38: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 39: epochkv.v1.StatusResponse
+	(*LogHolder)(nil),                // 40: epochkv.v1.LogHolder
+	(*History)(nil),                  // 41: epochkv.v1.History
+	(*Tree)(nil),                     // 42: epochkv.v1.Tree
+	(*Build)(nil),                    // 43: epochkv.v1.Build
+	(*Health)(nil),                   // 44: epochkv.v1.Health
+	(*Condition)(nil),                // 45: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 46: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 47: epochkv.v1.Sizes
+	(*Generation)(nil),               // 48: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 49: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 50: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 51: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 52: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 53: epochkv.v1.ResizeCacheResponse
+	(*KeyRange)(nil),                 // 54: epochkv.v1.KeyRange
+	(*durationpb.Duration)(nil),      // 55: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 56: google.protobuf.Timestamp
+	(*ListTransactionsRequest)(nil),  // 57: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 58: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 59: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 60: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
 	6,  // 0: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
-	47, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	54, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
 	0,  // 2: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
-	48, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
-	48, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
-	49, // 5: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
-	49, // 6: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
-	18, // 7: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	1,  // 8: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	48, // 9: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	48, // 10: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	48, // 11: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	23, // 12: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	24, // 13: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	25, // 14: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	48, // 15: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	48, // 16: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	30, // 17: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	31, // 18: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	31, // 19: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	48, // 20: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	25, // 21: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	36, // 22: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	49, // 23: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	48, // 24: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	37, // 25: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	39, // 26: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	40, // 27: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	41, // 28: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	42, // 29: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	43, // 30: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	44, // 31: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	35, // 32: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	34, // 33: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	33, // 34: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	48, // 35: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	49, // 36: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	30, // 37: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	48, // 38: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	48, // 39: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	48, // 40: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	2,  // 41: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	38, // 42: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	3,  // 43: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	49, // 44: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	48, // 45: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	48, // 46: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	48, // 47: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	48, // 48: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	48, // 49: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	48, // 50: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	9,  // 51: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	50, // 52: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	51, // 53: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	16, // 54: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	19, // 55: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	21, // 56: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	26, // 57: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	14, // 58: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	10, // 59: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
-	12, // 60: epochkv.v1.Admin.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
-	45, // 61: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	28, // 62: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	4,  // 63: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
-	7,  // 64: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
-	32, // 65: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	52, // 66: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	53, // 67: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	17, // 68: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	20, // 69: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	22, // 70: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	27, // 71: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	15, // 72: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	11, // 73: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
-	13, // 74: epochkv.v1.Admin.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
-	46, // 75: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	29, // 76: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	5,  // 77: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
-	8,  // 78: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
-	65, // [65:79] is the sub-list for method output_type
-	51, // [51:65] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	55, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	55, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	9,  // 5: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
+	55, // 6: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
+	9,  // 7: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
+	56, // 8: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
+	56, // 9: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
+	25, // 10: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 11: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	55, // 12: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	55, // 13: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	55, // 14: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	30, // 15: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	31, // 16: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	32, // 17: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	55, // 18: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	55, // 19: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	37, // 20: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	38, // 21: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	38, // 22: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	55, // 23: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	32, // 24: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	43, // 25: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	56, // 26: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	55, // 27: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	44, // 28: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	46, // 29: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	47, // 30: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	48, // 31: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	49, // 32: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	50, // 33: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	51, // 34: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	42, // 35: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	41, // 36: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	40, // 37: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	55, // 38: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	56, // 39: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	37, // 40: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	55, // 41: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	55, // 42: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	55, // 43: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 44: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	45, // 45: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 46: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	56, // 47: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	55, // 48: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	55, // 49: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	55, // 50: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	55, // 51: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	55, // 52: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	55, // 53: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	16, // 54: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
+	57, // 55: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	58, // 56: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	23, // 57: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	26, // 58: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	28, // 59: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
+	33, // 60: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	21, // 61: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	17, // 62: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
+	19, // 63: epochkv.v1.Admin.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
+	52, // 64: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	35, // 65: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
+	4,  // 66: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	10, // 67: epochkv.v1.Admin.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
+	12, // 68: epochkv.v1.Admin.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
+	14, // 69: epochkv.v1.Admin.EndHold:input_type -> epochkv.v1.EndHoldRequest
+	7,  // 70: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	39, // 71: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
+	59, // 72: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	60, // 73: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	24, // 74: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	27, // 75: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	29, // 76: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
+	34, // 77: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	22, // 78: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	18, // 79: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
+	20, // 80: epochkv.v1.Admin.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
+	53, // 81: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	36, // 82: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
+	5,  // 83: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	11, // 84: epochkv.v1.Admin.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
+	13, // 85: epochkv.v1.Admin.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
+	15, // 86: epochkv.v1.Admin.EndHold:output_type -> epochkv.v1.EndHoldResponse
+	8,  // 87: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	71, // [71:88] is the sub-list for method output_type
+	54, // [54:71] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -4239,7 +4636,7 @@ func file_epochkv_v1_admin_proto_init() {
 	}
 	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[18].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[25].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -4249,7 +4646,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   43,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -34,6 +34,9 @@ const (
 	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
 	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
 	Admin_ListWatches_FullMethodName      = "/epochkv.v1.Admin/ListWatches"
+	Admin_ListHolds_FullMethodName        = "/epochkv.v1.Admin/ListHolds"
+	Admin_TakeHold_FullMethodName         = "/epochkv.v1.Admin/TakeHold"
+	Admin_EndHold_FullMethodName          = "/epochkv.v1.Admin/EndHold"
 	Admin_EndWatch_FullMethodName         = "/epochkv.v1.Admin/EndWatch"
 )
 
@@ -80,6 +83,13 @@ type AdminClient interface {
 	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error)
+	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
+	// deadline, across restarts, whatever the retention.
+	ListHolds(ctx context.Context, in *ListHoldsRequest, opts ...grpc.CallOption) (*ListHoldsResponse, error)
+	// TakeHold makes a hold, which is durable when the answer comes, or moves the deadline of one.
+	TakeHold(ctx context.Context, in *TakeHoldRequest, opts ...grpc.CallOption) (*TakeHoldResponse, error)
+	// EndHold ends a hold before its deadline.
+	EndHold(ctx context.Context, in *EndHoldRequest, opts ...grpc.CallOption) (*EndHoldResponse, error)
 	// EndWatch ends a watch. Its client gets WATCH_ENDED.
 	EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error)
 }
@@ -231,6 +241,36 @@ func (c *adminClient) ListWatches(ctx context.Context, in *ListWatchesRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ListHolds(ctx context.Context, in *ListHoldsRequest, opts ...grpc.CallOption) (*ListHoldsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHoldsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListHolds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) TakeHold(ctx context.Context, in *TakeHoldRequest, opts ...grpc.CallOption) (*TakeHoldResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TakeHoldResponse)
+	err := c.cc.Invoke(ctx, Admin_TakeHold_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) EndHold(ctx context.Context, in *EndHoldRequest, opts ...grpc.CallOption) (*EndHoldResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndHoldResponse)
+	err := c.cc.Invoke(ctx, Admin_EndHold_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndWatchResponse)
@@ -284,6 +324,13 @@ type AdminServer interface {
 	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error)
+	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
+	// deadline, across restarts, whatever the retention.
+	ListHolds(context.Context, *ListHoldsRequest) (*ListHoldsResponse, error)
+	// TakeHold makes a hold, which is durable when the answer comes, or moves the deadline of one.
+	TakeHold(context.Context, *TakeHoldRequest) (*TakeHoldResponse, error)
+	// EndHold ends a hold before its deadline.
+	EndHold(context.Context, *EndHoldRequest) (*EndHoldResponse, error)
 	// EndWatch ends a watch. Its client gets WATCH_ENDED.
 	EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -334,6 +381,15 @@ func (UnimplementedAdminServer) Space(context.Context, *SpaceRequest) (*SpaceRes
 }
 func (UnimplementedAdminServer) ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListWatches not implemented")
+}
+func (UnimplementedAdminServer) ListHolds(context.Context, *ListHoldsRequest) (*ListHoldsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHolds not implemented")
+}
+func (UnimplementedAdminServer) TakeHold(context.Context, *TakeHoldRequest) (*TakeHoldResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TakeHold not implemented")
+}
+func (UnimplementedAdminServer) EndHold(context.Context, *EndHoldRequest) (*EndHoldResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndHold not implemented")
 }
 func (UnimplementedAdminServer) EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndWatch not implemented")
@@ -586,6 +642,60 @@ func _Admin_ListWatches_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListHolds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHoldsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListHolds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListHolds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListHolds(ctx, req.(*ListHoldsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_TakeHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TakeHoldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).TakeHold(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_TakeHold_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).TakeHold(ctx, req.(*TakeHoldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_EndHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndHoldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).EndHold(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_EndHold_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).EndHold(ctx, req.(*EndHoldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_EndWatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EndWatchRequest)
 	if err := dec(in); err != nil {
@@ -658,6 +768,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListWatches",
 			Handler:    _Admin_ListWatches_Handler,
+		},
+		{
+			MethodName: "ListHolds",
+			Handler:    _Admin_ListHolds_Handler,
+		},
+		{
+			MethodName: "TakeHold",
+			Handler:    _Admin_TakeHold_Handler,
+		},
+		{
+			MethodName: "EndHold",
+			Handler:    _Admin_EndHold_Handler,
 		},
 		{
 			MethodName: "EndWatch",

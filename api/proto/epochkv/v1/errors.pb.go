@@ -164,6 +164,10 @@ const (
 	// FAILED_PRECONDITION: the system's time is earlier than that of the store's clock, which never goes
 	// back. Metadata: difference_us.
 	ErrorReason_ERROR_REASON_CLOCK_EARLIER ErrorReason = 80
+	// NOT_FOUND: no hold has this id, or it has ended.
+	ErrorReason_ERROR_REASON_HOLD_NOT_FOUND ErrorReason = 81
+	// RESOURCE_EXHAUSTED: there are as many holds as may be, 1,024. Metadata: limit.
+	ErrorReason_ERROR_REASON_TOO_MANY_HOLDS ErrorReason = 82
 	// OUT_OF_RANGE: neither the log nor the kept versions reach back to the position at which a watch
 	// should begin or go on. The client has to read the current state: a watch with snapshot does.
 	// Metadata: epoch (the position) or time_us (of after_time_us), oldest (a watch can begin after
@@ -255,6 +259,8 @@ var (
 		48:  "ERROR_REASON_REQUEST_CANCELLED",
 		49:  "ERROR_REASON_REQUEST_ID_IN_FUTURE",
 		80:  "ERROR_REASON_CLOCK_EARLIER",
+		81:  "ERROR_REASON_HOLD_NOT_FOUND",
+		82:  "ERROR_REASON_TOO_MANY_HOLDS",
 		90:  "ERROR_REASON_HISTORY_GONE",
 		91:  "ERROR_REASON_LINEAGE_CHANGED",
 		92:  "ERROR_REASON_TOO_MANY_WATCHES",
@@ -320,6 +326,8 @@ var (
 		"ERROR_REASON_REQUEST_CANCELLED":        48,
 		"ERROR_REASON_REQUEST_ID_IN_FUTURE":     49,
 		"ERROR_REASON_CLOCK_EARLIER":            80,
+		"ERROR_REASON_HOLD_NOT_FOUND":           81,
+		"ERROR_REASON_TOO_MANY_HOLDS":           82,
 		"ERROR_REASON_HISTORY_GONE":             90,
 		"ERROR_REASON_LINEAGE_CHANGED":          91,
 		"ERROR_REASON_TOO_MANY_WATCHES":         92,
@@ -371,7 +379,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xa8\x10\n" +
+	"epochkv.v1*\xea\x10\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -420,7 +428,9 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1eERROR_REASON_REQUEST_ID_REUSED\x10/\x12\"\n" +
 	"\x1eERROR_REASON_REQUEST_CANCELLED\x100\x12%\n" +
 	"!ERROR_REASON_REQUEST_ID_IN_FUTURE\x101\x12\x1e\n" +
-	"\x1aERROR_REASON_CLOCK_EARLIER\x10P\x12\x1d\n" +
+	"\x1aERROR_REASON_CLOCK_EARLIER\x10P\x12\x1f\n" +
+	"\x1bERROR_REASON_HOLD_NOT_FOUND\x10Q\x12\x1f\n" +
+	"\x1bERROR_REASON_TOO_MANY_HOLDS\x10R\x12\x1d\n" +
 	"\x19ERROR_REASON_HISTORY_GONE\x10Z\x12 \n" +
 	"\x1cERROR_REASON_LINEAGE_CHANGED\x10[\x12!\n" +
 	"\x1dERROR_REASON_TOO_MANY_WATCHES\x10\\\x12\x1e\n" +

@@ -1398,6 +1398,616 @@ func (x *WatchEnded) GetError() *status.Status {
 	return nil
 }
 
+// HistoryRequest asks for the versions that the commits after `from` and up to `to` wrote.
+type HistoryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The versions of this key. Excludes range.
+	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The versions of all keys of a range; an empty range is all keys.
+	Range *KeyRange `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
+	// If unset: as far back as every version is kept, with the version that each key had then.
+	FromEpoch uint64 `protobuf:"varint,3,opt,name=from_epoch,json=fromEpoch,proto3" json:"from_epoch,omitempty"`
+	// Instead of from_epoch: the epoch of this time, in microseconds since 1970.
+	FromTimeUs uint64 `protobuf:"varint,4,opt,name=from_time_us,json=fromTimeUs,proto3" json:"from_time_us,omitempty"`
+	// If unset: the newest epoch.
+	ToEpoch uint64 `protobuf:"varint,5,opt,name=to_epoch,json=toEpoch,proto3" json:"to_epoch,omitempty"`
+	// Instead of to_epoch: the epoch of this time.
+	ToTimeUs uint64 `protobuf:"varint,6,opt,name=to_time_us,json=toTimeUs,proto3" json:"to_time_us,omitempty"`
+	// Without the values.
+	KeysOnly bool `protobuf:"varint,7,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
+	// At most this many versions in the answer, up to 10,000; 0: 1,000. An answer also ends after about
+	// 256 KiB.
+	Limit uint32 `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Of the answer before this one. The other fields, but limit, must be those of the first request.
+	ResumeToken   []byte `protobuf:"bytes,9,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryRequest) Reset() {
+	*x = HistoryRequest{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryRequest) ProtoMessage() {}
+
+func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
+func (*HistoryRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *HistoryRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *HistoryRequest) GetRange() *KeyRange {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
+func (x *HistoryRequest) GetFromEpoch() uint64 {
+	if x != nil {
+		return x.FromEpoch
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetFromTimeUs() uint64 {
+	if x != nil {
+		return x.FromTimeUs
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetToEpoch() uint64 {
+	if x != nil {
+		return x.ToEpoch
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetToTimeUs() uint64 {
+	if x != nil {
+		return x.ToTimeUs
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetKeysOnly() bool {
+	if x != nil {
+		return x.KeysOnly
+	}
+	return false
+}
+
+func (x *HistoryRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+// HistoryResponse has versions in key order, those of a key newest first. A deletion of a key that did
+// not exist may be missing.
+type HistoryResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Versions []*KeyVersion          `protobuf:"bytes,1,rep,name=versions,proto3" json:"versions,omitempty"`
+	// The newest epoch of the history: that of `to`, if it was set.
+	ToEpoch uint64 `protobuf:"varint,2,opt,name=to_epoch,json=toEpoch,proto3" json:"to_epoch,omitempty"`
+	// There are more versions: ask again with this token. `to` stays readable for a while
+	// (--snapshot-lease-ttl); the versions before it are kept by the retention and holds alone, so that
+	// SNAPSHOT_GONE may come.
+	ResumeToken []byte `protobuf:"bytes,3,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// The answer has all versions after this epoch, and of each key that existed then its version of
+	// then, if `from` was unset; otherwise it is that of `from`.
+	OldestEpoch uint64 `protobuf:"varint,4,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
+	// No commit up to oldest_epoch is later than this, in microseconds since 1970; 0 if it is not known.
+	OldestTimeUs  uint64 `protobuf:"varint,5,opt,name=oldest_time_us,json=oldestTimeUs,proto3" json:"oldest_time_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryResponse) Reset() {
+	*x = HistoryResponse{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryResponse) ProtoMessage() {}
+
+func (x *HistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryResponse.ProtoReflect.Descriptor instead.
+func (*HistoryResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HistoryResponse) GetVersions() []*KeyVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *HistoryResponse) GetToEpoch() uint64 {
+	if x != nil {
+		return x.ToEpoch
+	}
+	return 0
+}
+
+func (x *HistoryResponse) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+func (x *HistoryResponse) GetOldestEpoch() uint64 {
+	if x != nil {
+		return x.OldestEpoch
+	}
+	return 0
+}
+
+func (x *HistoryResponse) GetOldestTimeUs() uint64 {
+	if x != nil {
+		return x.OldestTimeUs
+	}
+	return 0
+}
+
+// KeyVersion is one version of a key.
+type KeyVersion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The commit that wrote it.
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// EVENT_KIND_SET or EVENT_KIND_DELETE.
+	Kind  EventKind `protobuf:"varint,3,opt,name=kind,proto3,enum=epochkv.v1.EventKind" json:"kind,omitempty"`
+	Value []byte    `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
+	// When the key expires, in milliseconds since 1970; 0: it does not.
+	ExpiresAtMs uint64 `protobuf:"varint,5,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
+	// When it was committed, in microseconds since 1970. Without an origin: not later than that, and not
+	// much earlier unless it is the version with which the history begins; 0 if it is not known.
+	TimeUs uint64 `protobuf:"varint,6,opt,name=time_us,json=timeUs,proto3" json:"time_us,omitempty"`
+	// What made the commit. Unset if the log does not have the commit any more, or reading it would be
+	// too much for one answer.
+	Origin        CommitOrigin `protobuf:"varint,7,opt,name=origin,proto3,enum=epochkv.v1.CommitOrigin" json:"origin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyVersion) Reset() {
+	*x = KeyVersion{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyVersion) ProtoMessage() {}
+
+func (x *KeyVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyVersion.ProtoReflect.Descriptor instead.
+func (*KeyVersion) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *KeyVersion) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *KeyVersion) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *KeyVersion) GetKind() EventKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EventKind_EVENT_KIND_UNSPECIFIED
+}
+
+func (x *KeyVersion) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *KeyVersion) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
+func (x *KeyVersion) GetTimeUs() uint64 {
+	if x != nil {
+		return x.TimeUs
+	}
+	return 0
+}
+
+func (x *KeyVersion) GetOrigin() CommitOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return CommitOrigin_COMMIT_ORIGIN_UNSPECIFIED
+}
+
+// DiffRequest asks for the keys that differ between the states at `from` and at `to`.
+type DiffRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An empty range is all keys.
+	Range *KeyRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
+	// Exactly one of the two; times are in microseconds since 1970.
+	FromEpoch  uint64 `protobuf:"varint,2,opt,name=from_epoch,json=fromEpoch,proto3" json:"from_epoch,omitempty"`
+	FromTimeUs uint64 `protobuf:"varint,3,opt,name=from_time_us,json=fromTimeUs,proto3" json:"from_time_us,omitempty"`
+	// At most one of the two; if both are unset: the newest epoch.
+	ToEpoch  uint64 `protobuf:"varint,4,opt,name=to_epoch,json=toEpoch,proto3" json:"to_epoch,omitempty"`
+	ToTimeUs uint64 `protobuf:"varint,5,opt,name=to_time_us,json=toTimeUs,proto3" json:"to_time_us,omitempty"`
+	// Without the values.
+	KeysOnly bool `protobuf:"varint,6,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
+	// At most this many changes in the answer, up to 10,000; 0: 1,000. An answer also ends after about
+	// 256 KiB.
+	Limit uint32 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Of the answer before this one. The other fields, but limit, must be those of the first request.
+	ResumeToken   []byte `protobuf:"bytes,8,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffRequest) Reset() {
+	*x = DiffRequest{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffRequest) ProtoMessage() {}
+
+func (x *DiffRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
+func (*DiffRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DiffRequest) GetRange() *KeyRange {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
+func (x *DiffRequest) GetFromEpoch() uint64 {
+	if x != nil {
+		return x.FromEpoch
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetFromTimeUs() uint64 {
+	if x != nil {
+		return x.FromTimeUs
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetToEpoch() uint64 {
+	if x != nil {
+		return x.ToEpoch
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetToTimeUs() uint64 {
+	if x != nil {
+		return x.ToTimeUs
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetKeysOnly() bool {
+	if x != nil {
+		return x.KeysOnly
+	}
+	return false
+}
+
+func (x *DiffRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+// DiffResponse has changes in key order.
+type DiffResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Changes []*KeyChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	// The epochs that are compared.
+	FromEpoch uint64 `protobuf:"varint,2,opt,name=from_epoch,json=fromEpoch,proto3" json:"from_epoch,omitempty"`
+	ToEpoch   uint64 `protobuf:"varint,3,opt,name=to_epoch,json=toEpoch,proto3" json:"to_epoch,omitempty"`
+	// There may be more changes: ask again with this token. The two epochs stay readable for a while
+	// (--snapshot-lease-ttl).
+	ResumeToken   []byte `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffResponse) Reset() {
+	*x = DiffResponse{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffResponse) ProtoMessage() {}
+
+func (x *DiffResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
+func (*DiffResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DiffResponse) GetChanges() []*KeyChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *DiffResponse) GetFromEpoch() uint64 {
+	if x != nil {
+		return x.FromEpoch
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetToEpoch() uint64 {
+	if x != nil {
+		return x.ToEpoch
+	}
+	return 0
+}
+
+func (x *DiffResponse) GetResumeToken() []byte {
+	if x != nil {
+		return x.ResumeToken
+	}
+	return nil
+}
+
+// KeyChange is a key that differs: it exists at one of the epochs only, or has been written between
+// them, perhaps with the same value. A key that was made and deleted between them does not differ.
+type KeyChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// What the key has at each epoch; unset if it does not exist there.
+	Old           *KeyState `protobuf:"bytes,2,opt,name=old,proto3" json:"old,omitempty"`
+	New           *KeyState `protobuf:"bytes,3,opt,name=new,proto3" json:"new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyChange) Reset() {
+	*x = KeyChange{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyChange) ProtoMessage() {}
+
+func (x *KeyChange) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyChange.ProtoReflect.Descriptor instead.
+func (*KeyChange) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *KeyChange) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *KeyChange) GetOld() *KeyState {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *KeyChange) GetNew() *KeyState {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
+// KeyState is what a key has at an epoch.
+type KeyState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The commit that wrote it.
+	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// When the key expires, in milliseconds since 1970; 0: it does not.
+	ExpiresAtMs   uint64 `protobuf:"varint,3,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyState) Reset() {
+	*x = KeyState{}
+	mi := &file_epochkv_v1_feed_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyState) ProtoMessage() {}
+
+func (x *KeyState) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_feed_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyState.ProtoReflect.Descriptor instead.
+func (*KeyState) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_feed_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *KeyState) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *KeyState) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *KeyState) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
 var File_epochkv_v1_feed_proto protoreflect.FileDescriptor
 
 const file_epochkv_v1_feed_proto_rawDesc = "" +
@@ -1478,7 +2088,61 @@ const file_epochkv_v1_feed_proto_rawDesc = "" +
 	"\x03end\x18\x03 \x01(\bR\x03end\"6\n" +
 	"\n" +
 	"WatchEnded\x12(\n" +
-	"\x05error\x18\x01 \x01(\v2\x12.google.rpc.StatusR\x05error*A\n" +
+	"\x05error\x18\x01 \x01(\v2\x12.google.rpc.StatusR\x05error\"\x9e\x02\n" +
+	"\x0eHistoryRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12*\n" +
+	"\x05range\x18\x02 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x1d\n" +
+	"\n" +
+	"from_epoch\x18\x03 \x01(\x04R\tfromEpoch\x12 \n" +
+	"\ffrom_time_us\x18\x04 \x01(\x04R\n" +
+	"fromTimeUs\x12\x19\n" +
+	"\bto_epoch\x18\x05 \x01(\x04R\atoEpoch\x12\x1c\n" +
+	"\n" +
+	"to_time_us\x18\x06 \x01(\x04R\btoTimeUs\x12\x1b\n" +
+	"\tkeys_only\x18\a \x01(\bR\bkeysOnly\x12\x14\n" +
+	"\x05limit\x18\b \x01(\rR\x05limit\x12!\n" +
+	"\fresume_token\x18\t \x01(\fR\vresumeToken\"\xcc\x01\n" +
+	"\x0fHistoryResponse\x122\n" +
+	"\bversions\x18\x01 \x03(\v2\x16.epochkv.v1.KeyVersionR\bversions\x12\x19\n" +
+	"\bto_epoch\x18\x02 \x01(\x04R\atoEpoch\x12!\n" +
+	"\fresume_token\x18\x03 \x01(\fR\vresumeToken\x12!\n" +
+	"\foldest_epoch\x18\x04 \x01(\x04R\voldestEpoch\x12$\n" +
+	"\x0eoldest_time_us\x18\x05 \x01(\x04R\foldestTimeUs\"\xe4\x01\n" +
+	"\n" +
+	"KeyVersion\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12)\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x15.epochkv.v1.EventKindR\x04kind\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\fR\x05value\x12\"\n" +
+	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\x12\x17\n" +
+	"\atime_us\x18\x06 \x01(\x04R\x06timeUs\x120\n" +
+	"\x06origin\x18\a \x01(\x0e2\x18.epochkv.v1.CommitOriginR\x06origin\"\x89\x02\n" +
+	"\vDiffRequest\x12*\n" +
+	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x1d\n" +
+	"\n" +
+	"from_epoch\x18\x02 \x01(\x04R\tfromEpoch\x12 \n" +
+	"\ffrom_time_us\x18\x03 \x01(\x04R\n" +
+	"fromTimeUs\x12\x19\n" +
+	"\bto_epoch\x18\x04 \x01(\x04R\atoEpoch\x12\x1c\n" +
+	"\n" +
+	"to_time_us\x18\x05 \x01(\x04R\btoTimeUs\x12\x1b\n" +
+	"\tkeys_only\x18\x06 \x01(\bR\bkeysOnly\x12\x14\n" +
+	"\x05limit\x18\a \x01(\rR\x05limit\x12!\n" +
+	"\fresume_token\x18\b \x01(\fR\vresumeToken\"\x9c\x01\n" +
+	"\fDiffResponse\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.epochkv.v1.KeyChangeR\achanges\x12\x1d\n" +
+	"\n" +
+	"from_epoch\x18\x02 \x01(\x04R\tfromEpoch\x12\x19\n" +
+	"\bto_epoch\x18\x03 \x01(\x04R\atoEpoch\x12!\n" +
+	"\fresume_token\x18\x04 \x01(\fR\vresumeToken\"m\n" +
+	"\tKeyChange\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12&\n" +
+	"\x03old\x18\x02 \x01(\v2\x14.epochkv.v1.KeyStateR\x03old\x12&\n" +
+	"\x03new\x18\x03 \x01(\v2\x14.epochkv.v1.KeyStateR\x03new\"Z\n" +
+	"\bKeyState\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\x12\"\n" +
+	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs*A\n" +
 	"\x05OnGap\x12\x16\n" +
 	"\x12ON_GAP_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vON_GAP_FAIL\x10\x01\x12\x0f\n" +
@@ -1499,9 +2163,11 @@ const file_epochkv_v1_feed_proto_rawDesc = "" +
 	"\x14COMMIT_ORIGIN_EXPIRY\x10\x02\x12\x17\n" +
 	"\x13COMMIT_ORIGIN_LEASE\x10\x03\x12\x19\n" +
 	"\x15COMMIT_ORIGIN_CLEANUP\x10\x04\x12\x19\n" +
-	"\x15COMMIT_ORIGIN_RESTORE\x10\x052H\n" +
+	"\x15COMMIT_ORIGIN_RESTORE\x10\x052\xc7\x01\n" +
 	"\x04Feed\x12@\n" +
-	"\x05Watch\x12\x18.epochkv.v1.WatchRequest\x1a\x19.epochkv.v1.WatchResponse(\x010\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x05Watch\x12\x18.epochkv.v1.WatchRequest\x1a\x19.epochkv.v1.WatchResponse(\x010\x01\x12B\n" +
+	"\aHistory\x12\x1a.epochkv.v1.HistoryRequest\x1a\x1b.epochkv.v1.HistoryResponse\x129\n" +
+	"\x04Diff\x12\x17.epochkv.v1.DiffRequest\x1a\x18.epochkv.v1.DiffResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_feed_proto_rawDescOnce sync.Once
@@ -1516,7 +2182,7 @@ func file_epochkv_v1_feed_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_feed_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_epochkv_v1_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_epochkv_v1_feed_proto_goTypes = []any{
 	(OnGap)(0),                    // 0: epochkv.v1.OnGap
 	(WatchValues)(0),              // 1: epochkv.v1.WatchValues
@@ -1537,24 +2203,31 @@ var file_epochkv_v1_feed_proto_goTypes = []any{
 	(*WatchSnapshotPart)(nil),     // 16: epochkv.v1.WatchSnapshotPart
 	(*WatchDifference)(nil),       // 17: epochkv.v1.WatchDifference
 	(*WatchEnded)(nil),            // 18: epochkv.v1.WatchEnded
-	(*KeyRange)(nil),              // 19: epochkv.v1.KeyRange
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*Entry)(nil),                 // 22: epochkv.v1.Entry
-	(*status.Status)(nil),         // 23: google.rpc.Status
+	(*HistoryRequest)(nil),        // 19: epochkv.v1.HistoryRequest
+	(*HistoryResponse)(nil),       // 20: epochkv.v1.HistoryResponse
+	(*KeyVersion)(nil),            // 21: epochkv.v1.KeyVersion
+	(*DiffRequest)(nil),           // 22: epochkv.v1.DiffRequest
+	(*DiffResponse)(nil),          // 23: epochkv.v1.DiffResponse
+	(*KeyChange)(nil),             // 24: epochkv.v1.KeyChange
+	(*KeyState)(nil),              // 25: epochkv.v1.KeyState
+	(*KeyRange)(nil),              // 26: epochkv.v1.KeyRange
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*Entry)(nil),                 // 29: epochkv.v1.Entry
+	(*status.Status)(nil),         // 30: google.rpc.Status
 }
 var file_epochkv_v1_feed_proto_depIdxs = []int32{
 	5,  // 0: epochkv.v1.WatchRequest.create:type_name -> epochkv.v1.CreateWatch
 	8,  // 1: epochkv.v1.WatchRequest.cancel:type_name -> epochkv.v1.CancelWatch
 	9,  // 2: epochkv.v1.WatchRequest.progress:type_name -> epochkv.v1.RequestProgress
-	19, // 3: epochkv.v1.CreateWatch.ranges:type_name -> epochkv.v1.KeyRange
+	26, // 3: epochkv.v1.CreateWatch.ranges:type_name -> epochkv.v1.KeyRange
 	6,  // 4: epochkv.v1.CreateWatch.now:type_name -> epochkv.v1.WatchNow
 	7,  // 5: epochkv.v1.CreateWatch.snapshot:type_name -> epochkv.v1.WatchSnapshot
 	0,  // 6: epochkv.v1.CreateWatch.on_gap:type_name -> epochkv.v1.OnGap
 	1,  // 7: epochkv.v1.CreateWatch.values:type_name -> epochkv.v1.WatchValues
 	2,  // 8: epochkv.v1.CreateWatch.kinds:type_name -> epochkv.v1.EventKind
 	3,  // 9: epochkv.v1.CreateWatch.origins:type_name -> epochkv.v1.CommitOrigin
-	20, // 10: epochkv.v1.CreateWatch.progress_interval:type_name -> google.protobuf.Duration
+	27, // 10: epochkv.v1.CreateWatch.progress_interval:type_name -> google.protobuf.Duration
 	11, // 11: epochkv.v1.WatchResponse.created:type_name -> epochkv.v1.WatchCreated
 	12, // 12: epochkv.v1.WatchResponse.changes:type_name -> epochkv.v1.WatchChanges
 	15, // 13: epochkv.v1.WatchResponse.progress:type_name -> epochkv.v1.WatchProgress
@@ -1562,20 +2235,32 @@ var file_epochkv_v1_feed_proto_depIdxs = []int32{
 	17, // 15: epochkv.v1.WatchResponse.difference:type_name -> epochkv.v1.WatchDifference
 	18, // 16: epochkv.v1.WatchResponse.ended:type_name -> epochkv.v1.WatchEnded
 	13, // 17: epochkv.v1.WatchChanges.commits:type_name -> epochkv.v1.ChangedCommit
-	21, // 18: epochkv.v1.ChangedCommit.time:type_name -> google.protobuf.Timestamp
+	28, // 18: epochkv.v1.ChangedCommit.time:type_name -> google.protobuf.Timestamp
 	3,  // 19: epochkv.v1.ChangedCommit.origin:type_name -> epochkv.v1.CommitOrigin
 	14, // 20: epochkv.v1.ChangedCommit.events:type_name -> epochkv.v1.ChangeEvent
 	2,  // 21: epochkv.v1.ChangeEvent.kind:type_name -> epochkv.v1.EventKind
-	22, // 22: epochkv.v1.WatchSnapshotPart.entries:type_name -> epochkv.v1.Entry
+	29, // 22: epochkv.v1.WatchSnapshotPart.entries:type_name -> epochkv.v1.Entry
 	14, // 23: epochkv.v1.WatchDifference.events:type_name -> epochkv.v1.ChangeEvent
-	23, // 24: epochkv.v1.WatchEnded.error:type_name -> google.rpc.Status
-	4,  // 25: epochkv.v1.Feed.Watch:input_type -> epochkv.v1.WatchRequest
-	10, // 26: epochkv.v1.Feed.Watch:output_type -> epochkv.v1.WatchResponse
-	26, // [26:27] is the sub-list for method output_type
-	25, // [25:26] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	30, // 24: epochkv.v1.WatchEnded.error:type_name -> google.rpc.Status
+	26, // 25: epochkv.v1.HistoryRequest.range:type_name -> epochkv.v1.KeyRange
+	21, // 26: epochkv.v1.HistoryResponse.versions:type_name -> epochkv.v1.KeyVersion
+	2,  // 27: epochkv.v1.KeyVersion.kind:type_name -> epochkv.v1.EventKind
+	3,  // 28: epochkv.v1.KeyVersion.origin:type_name -> epochkv.v1.CommitOrigin
+	26, // 29: epochkv.v1.DiffRequest.range:type_name -> epochkv.v1.KeyRange
+	24, // 30: epochkv.v1.DiffResponse.changes:type_name -> epochkv.v1.KeyChange
+	25, // 31: epochkv.v1.KeyChange.old:type_name -> epochkv.v1.KeyState
+	25, // 32: epochkv.v1.KeyChange.new:type_name -> epochkv.v1.KeyState
+	4,  // 33: epochkv.v1.Feed.Watch:input_type -> epochkv.v1.WatchRequest
+	19, // 34: epochkv.v1.Feed.History:input_type -> epochkv.v1.HistoryRequest
+	22, // 35: epochkv.v1.Feed.Diff:input_type -> epochkv.v1.DiffRequest
+	10, // 36: epochkv.v1.Feed.Watch:output_type -> epochkv.v1.WatchResponse
+	20, // 37: epochkv.v1.Feed.History:output_type -> epochkv.v1.HistoryResponse
+	23, // 38: epochkv.v1.Feed.Diff:output_type -> epochkv.v1.DiffResponse
+	36, // [36:39] is the sub-list for method output_type
+	33, // [33:36] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_feed_proto_init() }
@@ -1611,7 +2296,7 @@ func file_epochkv_v1_feed_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_feed_proto_rawDesc), len(file_epochkv_v1_feed_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   15,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

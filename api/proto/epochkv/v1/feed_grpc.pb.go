@@ -21,7 +21,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Feed_Watch_FullMethodName = "/epochkv.v1.Feed/Watch"
+	Feed_Watch_FullMethodName   = "/epochkv.v1.Feed/Watch"
+	Feed_History_FullMethodName = "/epochkv.v1.Feed/History"
+	Feed_Diff_FullMethodName    = "/epochkv.v1.Feed/Diff"
 )
 
 // FeedClient is the client API for Feed service.
@@ -44,6 +46,13 @@ type FeedClient interface {
 	//
 	// A stream ends with SHUTTING_DOWN when the server stops: the client resumes with its tokens.
 	Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRequest, WatchResponse], error)
+	// History returns the versions that a key or a range had, in parts, with the times and origins of
+	// their commits. What was written before the oldest readable epoch is not kept: SNAPSHOT_GONE. See
+	// --retention and Admin.TakeHold.
+	History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error)
+	// Diff returns the keys of a range that differ between two epochs or times, in parts. It reads only
+	// those parts of the store in which something has changed.
+	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 }
 
 type feedClient struct {
@@ -67,6 +76,26 @@ func (c *feedClient) Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Feed_WatchClient = grpc.BidiStreamingClient[WatchRequest, WatchResponse]
 
+func (c *feedClient) History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HistoryResponse)
+	err := c.cc.Invoke(ctx, Feed_History_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *feedClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiffResponse)
+	err := c.cc.Invoke(ctx, Feed_Diff_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FeedServer is the server API for Feed service.
 // All implementations must embed UnimplementedFeedServer
 // for forward compatibility.
@@ -87,6 +116,13 @@ type FeedServer interface {
 	//
 	// A stream ends with SHUTTING_DOWN when the server stops: the client resumes with its tokens.
 	Watch(grpc.BidiStreamingServer[WatchRequest, WatchResponse]) error
+	// History returns the versions that a key or a range had, in parts, with the times and origins of
+	// their commits. What was written before the oldest readable epoch is not kept: SNAPSHOT_GONE. See
+	// --retention and Admin.TakeHold.
+	History(context.Context, *HistoryRequest) (*HistoryResponse, error)
+	// Diff returns the keys of a range that differ between two epochs or times, in parts. It reads only
+	// those parts of the store in which something has changed.
+	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
 	mustEmbedUnimplementedFeedServer()
 }
 
@@ -99,6 +135,12 @@ type UnimplementedFeedServer struct{}
 
 func (UnimplementedFeedServer) Watch(grpc.BidiStreamingServer[WatchRequest, WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedFeedServer) History(context.Context, *HistoryRequest) (*HistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method History not implemented")
+}
+func (UnimplementedFeedServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Diff not implemented")
 }
 func (UnimplementedFeedServer) mustEmbedUnimplementedFeedServer() {}
 func (UnimplementedFeedServer) testEmbeddedByValue()              {}
@@ -128,13 +170,58 @@ func _Feed_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Feed_WatchServer = grpc.BidiStreamingServer[WatchRequest, WatchResponse]
 
+func _Feed_History_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FeedServer).History(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Feed_History_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FeedServer).History(ctx, req.(*HistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Feed_Diff_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiffRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FeedServer).Diff(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Feed_Diff_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FeedServer).Diff(ctx, req.(*DiffRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Feed_ServiceDesc is the grpc.ServiceDesc for Feed service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Feed_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "epochkv.v1.Feed",
 	HandlerType: (*FeedServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "History",
+			Handler:    _Feed_History_Handler,
+		},
+		{
+			MethodName: "Diff",
+			Handler:    _Feed_Diff_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Watch",
