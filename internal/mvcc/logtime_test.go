@@ -67,7 +67,7 @@ func TestEpochBeforeIsThatOfTheLastCommitBeforeTheFirstLaterOne(t *testing.T) {
 		})
 	}
 	writing.Wait()
-	time.Sleep(time.Millisecond)
+	awaitTick(s) // the times of all commits are in the past
 	c := s.Changes()
 	c.times.every = 1000
 	if err := c.Await(context.Background(), s.Visible()-1, 0); err != nil {
