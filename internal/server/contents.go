@@ -122,11 +122,13 @@ func (c contents) check(limits *mvcc.Limits) error {
 	return nil
 }
 
-// boundedCodec decodes no message with far more elements than the limit of operations: its handler
-// would refuse it, but only once it has been decoded.
+// boundedCodec decodes no message with far more elements than the limit of operations, because its
+// handler would refuse it only once it has been decoded, and not too many others at once.
 type boundedCodec struct {
 	pb.Codec
-	limits *mvcc.Limits
+	limits    *mvcc.Limits
+	decoding  *decoding
+	unaryEnds bool // the next that happens to a decoded unary request is its admission
 }
 
 // Unmarshal implements encoding.CodecV2.
@@ -136,15 +138,20 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(pb.Buffers)
 	defer buf.Free()
-	most := contentsOf(buf.ReadOnlyData()).most
-	switch v.(type) {
-	case *pipelineRequest, *pb.TransactRequest:
-		most = max(most, pipelinedOf(buf.ReadOnlyData()).most)
-	}
+	found, size := decodedBytes(buf.ReadOnlyData(), v)
+	most := max(found.most, contentsOf(buf.ReadOnlyData()).most)
 	if most > 2*c.limits.BatchOps+fieldsCounted { // the handlers of others say which limit it is
 		return contents{most: most}.check(c.limits)
 	}
-	return c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
+	if size < countedBytesMin {
+		return c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
+	}
+	c.decoding.begin(v, size)
+	err := c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
+	if err != nil || !c.endsAtAdmission(v) {
+		c.decoding.end(v)
+	}
+	return err
 }
 
 // admittedBytes is what a decoded request is admitted with.

@@ -95,7 +95,9 @@ func (s *Server) newGRPC() {
 }
 
 // codec is the codec of all messages of the server.
-func (s *Server) codec() encoding.CodecV2 { return boundedCodec{pb.NewCodec(), &s.limits} }
+func (s *Server) codec() encoding.CodecV2 {
+	return boundedCodec{pb.NewCodec(), &s.limits, &s.decoding, s.config.Transport == config.TransportGRPC}
+}
 
 // register adds all services to a transport.
 func (s *Server) register(to reflection.GRPCServer) {

@@ -28,7 +28,9 @@ type pipelineExecution struct {
 func (p *pipelineExecution) executeOne(a *answer) (w ackWait, wouldWait bool) {
 	a.method = methodOfPipelined(&p.in.msg)
 	kind := kindOf(a.method)
-	if !p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), p.in.size), p.in.size) {
+	admitted := p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), p.in.size), p.in.size)
+	p.server.decoding.end(&p.in)
+	if !admitted {
 		return p.complete(a, kind, ackWait{}, errOverloaded), false
 	}
 	return p.executeAdmitted(a)

@@ -189,9 +189,14 @@ func (c *transactionStream) receive() error {
 func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
+	if size >= countedMessageMin {
+		size = transactBytes(req, size)
+	}
 	writes := transactWrites(req)
 	sh := shareOf(writes, size)
-	if writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size) {
+	full := writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size)
+	c.server.decoding.end(req)
+	if full {
 		c.mu.Lock()
 		c.failLocked(errOverloaded)
 		c.mu.Unlock()
@@ -242,6 +247,17 @@ func transactWrites(req *pb.TransactRequest) bool {
 		return true
 	}
 	return false
+}
+
+// transactBytes is what a request of so many encoded bytes is admitted with.
+func transactBytes(req *pb.TransactRequest, size int) int {
+	switch r := req.Request.(type) {
+	case *pb.TransactRequest_Write:
+		size += len(r.Write.GetMutations()) * elementBytes[kindWrite]
+	case *pb.TransactRequest_BatchGet:
+		size += len(r.BatchGet.GetKeys()) * elementBytes[kindRead]
+	}
+	return size
 }
 
 func transactReads(req *pb.TransactRequest) bool {
