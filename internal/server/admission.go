@@ -26,6 +26,7 @@ type admission struct {
 	words    [shareCount]admissionWord
 	refused  atomic.Uint64
 	sessions heldSessions
+	decoding decoding
 }
 
 // share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.

@@ -111,9 +111,9 @@ func TestRequestsAreNotCountedAsDecodedForEver(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "no request is counted", func() bool {
-			h.decoding.mu.Lock()
-			defer h.decoding.mu.Unlock()
-			return h.decoding.used == 0 && len(h.decoding.held) == 0 && h.decoding.count.Load() == 0
+			h.admission.decoding.mu.Lock()
+			defer h.admission.decoding.mu.Unlock()
+			return h.admission.decoding.used == 0 && len(h.admission.decoding.held) == 0 && h.admission.decoding.count.Load() == 0
 		})
 	}
 }

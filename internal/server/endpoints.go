@@ -96,7 +96,7 @@ func (s *Server) newGRPC() {
 
 // codec is the codec of all messages of the server.
 func (s *Server) codec() encoding.CodecV2 {
-	return boundedCodec{pb.NewCodec(), &s.limits, &s.decoding, s.config.Transport == config.TransportGRPC}
+	return boundedCodec{pb.NewCodec(), &s.limits, &s.admission.decoding, s.config.Transport == config.TransportGRPC}
 }
 
 // register adds all services to a transport.

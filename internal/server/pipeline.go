@@ -87,7 +87,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 // server drains. On a drain it may stay in RecvMsg until the handler has returned.
 func (p *pipeline) receive() error {
 	defer p.acks.close()
-	defer p.server.decoding.end(&p.in) // of a request that came during the drain
+	defer p.server.admission.decoding.end(&p.in) // of a request that came during the drain
 	for {
 		if err := p.stream.RecvMsg(&p.in); err != nil {
 			if errors.Is(err, io.EOF) {

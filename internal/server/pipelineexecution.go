@@ -29,7 +29,7 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait, wouldWait bool) {
 	a.method = methodOfPipelined(&p.in.msg)
 	kind := kindOf(a.method)
 	admitted := p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), p.in.size), p.in.size)
-	p.server.decoding.end(&p.in)
+	p.server.admission.decoding.end(&p.in)
 	if !admitted {
 		return p.complete(a, kind, ackWait{}, errOverloaded), false
 	}

@@ -69,7 +69,6 @@ type Server struct {
 	connections  connections
 	admission    admission
 	receiving    receiving
-	decoding     decoding
 	transactions txnTable
 	snapshots    snapshotTable
 	feed         feedState
@@ -139,7 +138,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
 	s.connections.receiving = &s.receiving
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
-	s.decoding.init(int64(c.Inflight()))
+	s.admission.decoding.init(int64(c.Inflight()))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])

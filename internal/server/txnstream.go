@@ -195,7 +195,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	writes := transactWrites(req)
 	sh := shareOf(writes, size)
 	full := writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size)
-	c.server.decoding.end(req)
+	c.server.admission.decoding.end(req)
 	if full {
 		c.mu.Lock()
 		c.failLocked(errOverloaded)

@@ -148,7 +148,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	size := admittedBytes(req, kind)
 	sh := shareOf(kind.writes(), size)
 	err := s.admit(ctx, conn, kind, sh, size)
-	s.decoding.end(req)
+	s.admission.decoding.end(req)
 	if err == nil {
 		var out any
 		out, err = handler(ctx, req)
