@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -24,6 +25,9 @@ type Lease struct {
 	keeper *keeper
 	lost   chan struct{}
 
+	close  sync.Once
+	closed chan struct{} // closed by Close
+
 	// Guarded by the keeper's mutex; until may also be read by the round that the lease is in.
 	until   time.Time // the lease lives until then, by this process's monotonic clock
 	due     time.Time // when it is to be kept alive
@@ -38,7 +42,7 @@ func (c *Client) GrantLease(ctx context.Context, ttl time.Duration, owner string
 	if err != nil {
 		return nil, err
 	}
-	l := &Lease{client: c, id: id, ttl: ttl, until: sent.Add(ttl), lost: make(chan struct{})}
+	l := &Lease{client: c, id: id, ttl: ttl, until: sent.Add(ttl), lost: make(chan struct{}), closed: make(chan struct{})}
 	c.keepers.keep(l)
 	return l, nil
 }
@@ -70,6 +74,7 @@ func (l *Lease) Lost() <-chan struct{} { return l.lost }
 // Close ends the lease, and with it deletes its keys and releases its locks. If the server cannot be reached, that happens
 // when the time to live has passed.
 func (l *Lease) Close(ctx context.Context) error {
+	l.close.Do(func() { close(l.closed) })
 	l.keeper.drop(l)
 	_, err := call(ctx, l.client, safe, l.client.leases.RevokeLease, &kvpb.RevokeLeaseRequest{Id: l.id})
 	if e := new(Error); errors.As(err, &e) && e.Reason == kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND {

@@ -1,9 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"iter"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -31,7 +33,10 @@ const lockWait = time.Minute
 
 // Lock acquires a lock for a lease, and waits until it can or ctx ends. The value is what others see of the holder. If the
 // lease holds the lock already, the result has the same token.
-func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) (*Lock, error) {
+//
+// After an error the lock is not held for this call: if the server may have acquired it, it is released in the background, which
+// ends with the lease at the latest.
+func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) (_ *Lock, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -41,9 +46,19 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 		case <-ctx.Done():
 		}
 	}()
+	var unanswered []uint64
+	defer func() {
+		if err != nil && len(unanswered) > 0 {
+			go c.undoAttempts(bytes.Clone(name), l, unanswered)
+		}
+	}()
 	for attempt := 1; ; attempt++ {
-		lock, _, err := c.acquire(ctx, name, l.id, value, lockWait)
+		id := rand.Uint64() | 1
+		lock, _, err := c.acquire(ctx, name, l.id, value, lockWait, id)
 		e := new(Error)
+		if err != nil {
+			unanswered = append(unanswered[max(0, len(unanswered)-undoMax+1):], id)
+		}
 		switch {
 		case err == nil && lock != nil:
 			return lock, nil
@@ -57,15 +72,53 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 	}
 }
 
+// undoMax is how many attempts are undone. Earlier ones have failed long ago, and the server undoes those of broken connections.
+const undoMax = 64
+
+// undoAttempts undoes requests to acquire a lock whose answers were lost, until the server says that it is done, or until the lease
+// ends.
+func (c *Client) undoAttempts(name []byte, l *Lease, attempts []uint64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-l.lost:
+		case <-l.closed:
+		case <-ctx.Done():
+		}
+		cancel()
+	}()
+	const pauseMax = time.Second
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, pauseMax) {
+		_, err := call(ctx, c, safe, c.locks.ReleaseLock, &kvpb.ReleaseLockRequest{Name: name, LeaseId: l.id, Attempts: attempts})
+		if e := new(Error); err == nil || errors.As(err, &e) && !e.Retryable() && !e.OutcomeUnknown() {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // TryLock is Lock without waiting. If another lease holds the lock, the lock is nil, and the holder is known.
 func (c *Client) TryLock(ctx context.Context, name []byte, l *Lease, value []byte) (*Lock, LockHolder, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	return c.acquire(ctx, name, l.id, value, 0)
+	id := rand.Uint64() | 1
+	lock, holder, err := c.acquire(ctx, name, l.id, value, 0, id)
+	if err != nil {
+		go c.undoAttempts(bytes.Clone(name), l, []uint64{id})
+	}
+	return lock, holder, err
 }
 
-func (c *Client) acquire(ctx context.Context, name []byte, lease uint64, value []byte, wait time.Duration) (*Lock, LockHolder, error) {
-	response, err := c.locks.AcquireLock(ctx, &kvpb.AcquireLockRequest{Name: name, LeaseId: lease, Value: value, Wait: durationpb.New(wait)})
+func (c *Client) acquire(
+	ctx context.Context, name []byte, lease uint64, value []byte, wait time.Duration, attempt uint64,
+) (*Lock, LockHolder, error) {
+	request := &kvpb.AcquireLockRequest{Name: name, LeaseId: lease, Value: value, Wait: durationpb.New(wait), Attempt: attempt}
+	response, err := c.locks.AcquireLock(ctx, request)
 	if err != nil {
 		return nil, LockHolder{}, newError(err)
 	}

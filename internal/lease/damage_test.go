@@ -74,7 +74,7 @@ func damaged(t *testing.T, choose func(first, last []byte) bool) *harness {
 		h.mustGrant(id, time.Hour)
 		h.mustPut(fmt.Sprintf("k%03d", id), "", id)
 		h.mustPut(fmt.Sprintf("m%03d", id), "", id)
-		if _, err := h.Acquire(context.Background(), fmt.Appendf(nil, "lock %03d", id), id, nil, false); err != nil {
+		if _, err := h.Acquire(context.Background(), NewAttempt(), fmt.Appendf(nil, "lock %03d", id), id, nil, false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -295,10 +295,10 @@ func TestCrashAtEveryStepLeavesLeasesAndVersionsConsistent(t *testing.T) {
 		_ = h.grant(2, time.Hour)
 		_ = h.put("b", "", 2)
 		_ = h.put("a", "", 2)
-		held, err := h.Acquire(ctx, []byte("lock"), 2, nil, false)
+		held, err := h.Acquire(ctx, NewAttempt(), []byte("lock"), 2, nil, false)
 		if err == nil {
 			_, _, _ = h.Release(ctx, []byte("lock"), held.Token)
-			_, _ = h.Acquire(ctx, []byte("lock"), 1, nil, false)
+			_, _ = h.Acquire(ctx, NewAttempt(), []byte("lock"), 1, nil, false)
 		}
 		_ = h.Revoke(timeout(20*time.Millisecond), 1)
 		_ = h.put("b", "", 0)

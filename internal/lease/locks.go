@@ -3,7 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
-	"sync"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
@@ -37,103 +37,6 @@ type Held struct {
 	Value []byte
 }
 
-// lockTable has the requests that wait for locks, and those that observe them.
-type lockTable struct {
-	mu     sync.Mutex
-	queues map[string]*lockQueue
-	count  int // of waiters and observers
-	max    int
-}
-
-// lockQueue is what waits for one lock. It exists while something does.
-type lockQueue struct {
-	waiters   []*lockWaiter // the first one may acquire the lock
-	observers map[*lockWaiter]struct{}
-}
-
-// lockWaiter is a request. Its channel holds a token if it must look again.
-type lockWaiter struct{ look chan struct{} }
-
-func (w *lockWaiter) signal() {
-	select {
-	case w.look <- struct{}{}:
-	default:
-	}
-}
-
-// join enters a request into the queue of a lock, or among its observers.
-func (t *lockTable) join(name []byte, observes bool) (*lockWaiter, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.count >= t.max {
-		return nil, ErrWaiters
-	}
-	q := t.queues[string(name)]
-	if q == nil {
-		q = &lockQueue{observers: map[*lockWaiter]struct{}{}}
-		t.queues[string(name)] = q
-	}
-	w := &lockWaiter{look: make(chan struct{}, 1)}
-	if observes {
-		q.observers[w] = struct{}{}
-	} else {
-		q.waiters = append(q.waiters, w)
-	}
-	t.count++
-	return w, nil
-}
-
-// leave removes a request. The next one in the queue looks.
-func (t *lockTable) leave(name []byte, w *lockWaiter) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	q := t.queues[string(name)]
-	t.count--
-	if _, observes := q.observers[w]; observes {
-		delete(q.observers, w)
-	} else {
-		q.remove(w)
-	}
-	if len(q.waiters)+len(q.observers) == 0 {
-		delete(t.queues, string(name))
-	}
-}
-
-func (q *lockQueue) remove(w *lockWaiter) {
-	for i := range q.waiters {
-		if q.waiters[i] == w {
-			q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
-			break
-		}
-	}
-	if len(q.waiters) > 0 {
-		q.waiters[0].signal()
-	}
-}
-
-// first reports whether it is a waiter's turn.
-func (t *lockTable) first(name []byte, w *lockWaiter) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.queues[string(name)].waiters[0] == w
-}
-
-// changed wakes what has to look at a lock that was acquired or released.
-func (t *lockTable) changed(name []byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	q := t.queues[string(name)]
-	if q == nil {
-		return
-	}
-	if len(q.waiters) > 0 {
-		q.waiters[0].signal()
-	}
-	for w := range q.observers {
-		w.signal()
-	}
-}
-
 func (m *Manager) checkLock(name, value []byte) error {
 	switch {
 	case len(name) == 0 || len(name) > m.store.KeyBytesMax()-lockNameSlack:
@@ -146,8 +49,11 @@ func (m *Manager) checkLock(name, value []byte) error {
 
 // Acquire makes a lease the holder of a lock, and returns its token; the caller answers once that epoch is durable. If the
 // lease holds the lock already, it is the token of then. If another one does, Acquire waits for its turn until ctx ends, or
-// without wait returns ErrHeld and the holder. If the lease ends meanwhile, the error is ErrNotFound or ErrRevoking.
-func (m *Manager) Acquire(ctx context.Context, name []byte, id ID, value []byte, wait bool) (Held, error) {
+// without wait returns ErrHeld and the holder. If the lease ends meanwhile, the error is ErrNotFound or ErrRevoking; if the attempt
+// was undone, it is ErrUndone.
+//
+// The caller undoes the attempt if it cannot answer with the token.
+func (m *Manager) Acquire(ctx context.Context, attempt uint64, name []byte, id ID, value []byte, wait bool) (Held, error) {
 	if err := m.checkLock(name, value); err != nil {
 		return Held{}, err
 	}
@@ -155,7 +61,7 @@ func (m *Manager) Acquire(ctx context.Context, name []byte, id ID, value []byte,
 	if err != nil {
 		return Held{}, err
 	}
-	w, err := m.locks.join(name, false)
+	w, err := m.locks.join(name, attempt, false)
 	if err != nil {
 		return Held{}, err
 	}
@@ -163,15 +69,17 @@ func (m *Manager) Acquire(ctx context.Context, name []byte, id ID, value []byte,
 	e.mu.Lock()
 	ended := e.endedLocked()
 	e.mu.Unlock()
-	for attempt := 0; ; attempt++ {
-		if turn := m.locks.first(name, w); turn || attempt == 0 { // the lease may hold the lock already
-			held, err := m.tryAcquire(ctx, name, e, value, turn)
+	for first := true; ; first = false {
+		if turn := m.locks.first(name, w); turn || first { // the lease may hold the lock already
+			held, err := m.tryAcquire(ctx, attempt, name, e, value, turn)
 			if err != nil || held.Lease == id {
 				return held, err
 			}
 			if !wait {
 				return held, ErrHeld
 			}
+		} else if m.locks.isUndone(attempt) {
+			return Held{}, ErrUndone
 		}
 		select {
 		case <-w.look:
@@ -194,40 +102,64 @@ func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
 }
 
 // tryAcquire acquires the lock if it is not held and take is set, and returns the holder.
-func (m *Manager) tryAcquire(ctx context.Context, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
+func (m *Manager) tryAcquire(ctx context.Context, attempt uint64, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
 	x, err := m.store.Session()
 	if err != nil {
 		return Held{}, err
 	}
 	defer x.Close()
+	m.counters.looks.Add(1)
 	w, key, internal := lockWrite(name)
 	w.Latch(leaseLatch(e.id))
+	taken := false
 	w.Under(func(l *mvcc.Latched) error {
+		held, taken = Held{}, false
 		n, err := l.Newest(internal)
 		if err != nil {
 			return err
 		}
+		if m.locks.isUndone(attempt) {
+			return ErrUndone
+		}
 		if n.Found {
-			held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease)}
+			held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: slices.Clone(n.Value)}
 			if held.Lease == e.id { // the token is worth nothing once the revocation is committed
-				return m.checkLive(e.id)
+				return errors.Join(m.checkLive(e.id), tellToken(l, uint64(e.id), internal, attempt))
 			}
 			return nil
 		}
 		if err := m.checkLive(e.id); err != nil || !take {
 			return err
 		}
+		taken = true
 		l.Write().Batch.SetMetadata(keys.SpaceSystem, key, &metadata.Fields{Lease: uint64(e.id)}, value)
-		l.Write().Batch.SetRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, uint64(e.id), internal), nil)
+		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{attempt}))
 		return nil
 	})
 	epoch, err := x.Commit(ctx, w)
-	if err == nil && epoch != 0 {
+	switch {
+	case err != nil:
+	case taken:
 		held = Held{Token: epoch, Lease: e.id, Value: value}
 		m.counters.acquired.Add(1)
-		m.locks.changed(name)
+		m.locks.changed(name, held, epoch)
+	case held.Token != 0:
+		m.locks.changed(name, held, held.Token)
 	}
 	return held, err
+}
+
+// tellToken notes that one more attempt of the lease that holds a lock is told its token.
+func tellToken(l *mvcc.Latched, id uint64, internal []byte, attempt uint64) error {
+	attachment := lockAttachment(id, internal)
+	record, err := l.Newest(keys.Append(nil, keys.SpaceSystem, attachment))
+	if err != nil {
+		return err
+	}
+	if all := decodeAttempts(record.Value); len(all) > 0 && !slices.Contains(all, attempt) {
+		l.Write().Batch.SetRecord(keys.SpaceSystem, attachment, encodeAttempts(append(all, attempt)))
+	}
+	return nil
 }
 
 // Release gives up a lock that is held with this token, and reports whether it was; the epoch is that of the commit.
@@ -247,59 +179,66 @@ func (m *Manager) Release(ctx context.Context, name []byte, token keys.Epoch) (r
 			return err
 		}
 		l.Write().Batch.DeleteRecord(keys.SpaceSystem, key)
-		l.Write().Batch.DeleteRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, n.Metadata.Lease, internal))
+		l.Write().Batch.DeleteRecord(keys.SpaceSystem, lockAttachment(n.Metadata.Lease, internal))
 		return nil
 	})
 	if epoch, err = x.Commit(ctx, w); err != nil || epoch == 0 {
 		return false, max(epoch, x.Await()), err
 	}
-	m.locks.changed(name)
+	m.locks.changed(name, Held{}, epoch)
 	return true, epoch, nil
 }
 
 // Holder is the holder of a lock; the answer may be sent once await is durable.
 func (m *Manager) Holder(ctx context.Context, name []byte) (held Held, await keys.Epoch, err error) {
+	held, _, await, err = m.holder(ctx, name)
+	return held, await, err
+}
+
+// holder is Holder with the epoch of the commit that made it the holder, or the lock free; zero if the lock was never held.
+func (m *Manager) holder(ctx context.Context, name []byte) (held Held, since, await keys.Epoch, err error) {
 	if err := m.checkLock(name, nil); err != nil {
-		return Held{}, 0, err
+		return Held{}, 0, 0, err
 	}
 	x, err := m.store.Session()
 	if err != nil {
-		return Held{}, 0, err
+		return Held{}, 0, 0, err
 	}
 	defer x.Close()
 	n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(nil, name)))
 	if err == nil && n.Found {
 		held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: n.Value}
 	}
-	return held, x.Await(), err
+	return held, n.Epoch, x.Await(), err
 }
 
 // Observe calls yield with the holder of a lock, now and whenever it has changed, until yield fails or ctx ends. If holders
-// change faster than yield returns, it misses some of them.
+// change faster than yield returns, it misses some of them. After the first look it reads nothing: each change brings the holder.
 func (m *Manager) Observe(ctx context.Context, name []byte, yield func(held Held, await keys.Epoch) error) error {
 	if err := m.checkLock(name, nil); err != nil {
 		return err
 	}
-	w, err := m.locks.join(name, true)
+	w, err := m.locks.join(name, 0, true)
 	if err != nil {
 		return err
 	}
 	defer m.locks.leave(name, w)
-	for first, last := true, keys.Epoch(0); ; first = false {
-		held, await, err := m.Holder(ctx, name)
-		if err != nil {
-			return err
-		}
-		if first || held.Token != last {
-			if err := yield(held, await); err != nil {
-				return err
-			}
-		}
-		last = held.Token
+	held, since, await, err := m.holder(ctx, name)
+	if err == nil {
+		err = yield(held, await)
+	}
+	for token := held.Token; err == nil; {
 		select {
 		case <-w.look:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+		held, at := m.locks.holder(name)
+		if at <= since || held.Token == token { // it has seen that, or a later change
+			continue
+		}
+		since, token = at, held.Token
+		err = yield(held, at)
 	}
+	return err
 }

@@ -28,7 +28,7 @@ func (h *harness) fenced(key, value string, token keys.Epoch) error {
 
 func (h *harness) mustAcquire(id ID, value string) keys.Epoch {
 	h.t.Helper()
-	held, err := h.Acquire(context.Background(), lock, id, []byte(value), false)
+	held, err := h.Acquire(context.Background(), NewAttempt(), lock, id, []byte(value), false)
 	if err != nil || held.Lease != id || held.Token == 0 {
 		h.t.Fatalf("%+v, %v", held, err)
 	}
@@ -44,7 +44,7 @@ func TestLockHasOneHolderAndItsTokenFencesWrites(t *testing.T) {
 	if again := h.mustAcquire(1, "other"); again != first {
 		t.Errorf("the second acquisition with the same lease has token %d, the first %d", again, first)
 	}
-	if held, err := h.Acquire(context.Background(), lock, 2, nil, false); !errors.Is(err, ErrHeld) || held.Lease != 1 || held.Token != first {
+	if held, err := h.Acquire(context.Background(), NewAttempt(), lock, 2, nil, false); !errors.Is(err, ErrHeld) || held.Lease != 1 || held.Token != first {
 		t.Errorf("%+v, %v", held, err)
 	}
 	if held, _, err := h.Holder(context.Background(), lock); err != nil || held.Lease != 1 || string(held.Value) != "one" {
@@ -144,12 +144,12 @@ func TestWaitersAcquireInTheirOrderAndLeaveTheirPlaces(t *testing.T) {
 				ctx = gone
 			}
 			go func() {
-				held, err := h.Acquire(ctx, lock, id, nil, true)
+				held, err := h.Acquire(ctx, NewAttempt(), lock, id, nil, true)
 				done <- outcome{id, held, err}
 			}()
 			synctest.Wait()
 		}
-		if _, err := h.Acquire(context.Background(), lock, 2, nil, true); !errors.Is(err, ErrWaiters) {
+		if _, err := h.Acquire(context.Background(), NewAttempt(), lock, 2, nil, true); !errors.Is(err, ErrWaiters) {
 			t.Errorf("one waiter more than the limit: %v", err)
 		}
 		leave()
@@ -235,7 +235,7 @@ func TestFencedIncrementsOfManyHoldersAreExact(t *testing.T) {
 			for round := 1; ctx.Err() == nil; round++ {
 				id := ID(round*10 + i)
 				h.mustGrant(id, time.Hour)
-				held, err := h.Acquire(ctx, lock, id, nil, true)
+				held, err := h.Acquire(ctx, NewAttempt(), lock, id, nil, true)
 				if err != nil {
 					continue
 				}

@@ -151,13 +151,13 @@ func TestWaiterThatLeavesPassesItsTurnOn(t *testing.T) {
 	table := lockTable{queues: map[string]*lockQueue{}, max: 2}
 	var waiters [2]*lockWaiter
 	for i := range waiters {
-		w, err := table.join(lock, false)
+		w, err := table.join(lock, 0, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		waiters[i] = w
 	}
-	table.changed(lock)
+	table.changed(lock, Held{}, 1)
 	table.leave(lock, waiters[0])
 	select {
 	case <-waiters[1].look:

@@ -108,7 +108,7 @@ func (m *Manager) commitRevocation(
 	}
 	m.counters.deleted.Add(uint64(deleted))
 	for _, name := range locks {
-		m.locks.changed(name)
+		m.locks.changed(name, Held{}, epoch)
 	}
 	return epoch, damage, nil
 }

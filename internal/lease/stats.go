@@ -8,7 +8,7 @@ import (
 
 // counters count since Open.
 type counters struct {
-	granted, keepAlives, expired, revoked, deleted, acquired, failures atomic.Uint64
+	granted, keepAlives, expired, revoked, deleted, acquired, looks, failures atomic.Uint64
 }
 
 // Stats is the state of leases and locks.

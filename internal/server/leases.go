@@ -188,6 +188,8 @@ func classifyLease(err error) (fault, bool) {
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASES, retryLoad), true
 	case errors.Is(err, lease.ErrWaiters):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_WAITERS, retrySessions), true
+	case errors.Is(err, lease.ErrUndone):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED}, true
 	case errors.Is(err, lease.ErrTTL):
 		return argument("ttl")
 	case errors.Is(err, lease.ErrOwner):

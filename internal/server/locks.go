@@ -1,8 +1,12 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
+	"strconv"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -28,28 +32,43 @@ func (s *lockService) AcquireLock(ctx context.Context, req *pb.AcquireLockReques
 		if err := s.refusesWrites(); err != nil {
 			return err
 		}
-		held, err := s.acquireLock(ctx, req)
+		attempt := cmp.Or(req.GetAttempt(), lease.NewAttempt())
+		held, err := s.acquireLock(ctx, req, attempt)
 		if err != nil && !errors.Is(err, lease.ErrHeld) {
 			return err
 		}
 		out.Acquired, out.Token, out.LeaseId = err == nil, uint64(held.Token), uint64(held.Lease)
-		return s.awaitOwn(ctx, held.Token)
+		err = s.awaitOwn(ctx, held.Token)
+		if out.Acquired && ctx.Err() != nil { // the client gets no answer
+			s.undo(ctx, req, attempt)
+		}
+		return err
 	})
 }
 
+// undo undoes an attempt of which the client gets no answer. If it fails, the lock is held until its lease ends.
+func (s *lockService) undo(ctx context.Context, req *pb.AcquireLockRequest, attempt uint64) {
+	const patience = 10 * time.Second
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	if _, _, err := s.leases.Undo(ctx, req.GetName(), lease.ID(req.GetLeaseId()), []uint64{attempt}); err != nil {
+		s.log.Warn("a lock was acquired for a client that has gone, and could not be released", "cause", err)
+	}
+}
+
 // acquireLock acquires a lock, or returns lease.ErrHeld with its holder.
-func (s *lockService) acquireLock(ctx context.Context, req *pb.AcquireLockRequest) (lease.Held, error) {
+func (s *lockService) acquireLock(ctx context.Context, req *pb.AcquireLockRequest, attempt uint64) (lease.Held, error) {
 	wait := req.GetWait().AsDuration()
 	if wait <= 0 {
-		return s.leases.Acquire(ctx, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
+		return s.leases.Acquire(ctx, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
 	}
 	waiting, done := s.untilDrain(ctx)
 	defer done()
 	waiting, stop := context.WithTimeoutCause(waiting, wait, errWaited)
 	defer stop()
-	held, err := s.leases.Acquire(waiting, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), true)
+	held, err := s.leases.Acquire(waiting, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), true)
 	if errors.Is(err, errWaited) { // the last look tells the holder
-		return s.leases.Acquire(ctx, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
+		return s.leases.Acquire(ctx, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
 	}
 	return held, err
 }
@@ -57,15 +76,25 @@ func (s *lockService) acquireLock(ctx context.Context, req *pb.AcquireLockReques
 // ReleaseLock implements Locks.
 func (s *lockService) ReleaseLock(ctx context.Context, req *pb.ReleaseLockRequest) (*pb.ReleaseLockResponse, error) {
 	out := new(pb.ReleaseLockResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodReleaseLock, func() error {
-		if req.GetToken() == 0 {
+	return out, s.serveAdmin(ctx, telemetry.MethodReleaseLock, func() (err error) {
+		var epoch keys.Epoch
+		switch token, attempts := req.GetToken(), req.GetAttempts(); {
+		case token != 0 && len(attempts) > 0:
+			return invalid("token", "and attempts are given; give one of the two")
+		case len(attempts) > lease.UndoMax:
+			return invalid("attempts", "has more than "+strconv.Itoa(lease.UndoMax)+" numbers")
+		case slices.Contains(attempts, 0):
+			return invalid("attempts", "has a 0; give the attempts of the requests")
+		case len(attempts) > 0:
+			out.Released, epoch, err = s.leases.Undo(ctx, req.GetName(), lease.ID(req.GetLeaseId()), attempts)
+		case token == 0:
 			return invalid("token", "is 0; give the token of the acquisition")
+		default:
+			out.Released, epoch, err = s.leases.Release(ctx, req.GetName(), keys.Epoch(token))
 		}
-		released, epoch, err := s.leases.Release(ctx, req.GetName(), keys.Epoch(req.GetToken()))
 		if err != nil {
 			return err
 		}
-		out.Released = released
 		return s.awaitOwn(ctx, epoch)
 	})
 }

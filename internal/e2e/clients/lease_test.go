@@ -161,6 +161,55 @@ func TestCandidatesLeadInTurn(t *testing.T) {
 	}
 }
 
+var lockCancels = flag.Int("lock.cancels", 2_000, "callers of Lock that are cancelled")
+
+// TestCancelledLockLeavesNoLock: callers of Lock are cancelled while they wait, while the answer is on its way, and right after, and
+// others use the lock in between. Soon after the last of them has gone the lock is free, although all leases live.
+func TestCancelledLockLeavesNoLock(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c := s.dial(s.endpoint)
+	const callers = 8
+	name := []byte("cancelled")
+	var all sync.WaitGroup
+	acquired, left := make([]int, callers), make([]int, callers)
+	for n := range callers {
+		lease, err := c.GrantLease(t.Context(), time.Minute, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = lease.Close(context.Background()) })
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(3, uint64(n)))
+			for range *lockCancels / callers {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.IntN(3000))*time.Microsecond)
+				lock, err := c.Lock(ctx, name, lease, nil)
+				cancel()
+				if err != nil {
+					left[n]++
+					continue
+				}
+				acquired[n]++
+				if err := lock.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	last, err := c.GrantLease(t.Context(), time.Minute, "last")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = last.Close(context.Background()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := c.Lock(ctx, name, last, nil); err != nil {
+		t.Fatalf("the lock is held by a caller that has gone: %v; acquired %v times, cancelled %v times", err, acquired, left)
+	}
+	t.Logf("acquired %v, cancelled %v", acquired, left)
+}
+
 // TestLeaseIsKeptAliveAndLostWhenTheServerIsAway uses the Go client.
 func TestLeaseIsKeptAliveAndLostWhenTheServerIsAway(t *testing.T) {
 	t.Parallel()

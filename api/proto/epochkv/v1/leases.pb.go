@@ -703,7 +703,9 @@ type AcquireLockRequest struct {
 	Value []byte `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
 	// How long to wait while another lease holds the lock: 0 or not set means not at all. Waiting ends with the request's
 	// deadline, too. A waiter that leaves loses its place, and so do all of them when the server restarts.
-	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
+	// A random number that no other request has, so that ReleaseLock can undo this one although its answer was lost. 0: none.
+	Attempt       uint64 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +766,13 @@ func (x *AcquireLockRequest) GetWait() *durationpb.Duration {
 		return x.Wait
 	}
 	return nil
+}
+
+func (x *AcquireLockRequest) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
 }
 
 type AcquireLockResponse struct {
@@ -830,11 +839,18 @@ func (x *AcquireLockResponse) GetLeaseId() uint64 {
 	return 0
 }
 
+// ReleaseLockRequest has a token, or a lease and attempts.
 type ReleaseLockRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  []byte                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The token with which the lock is held.
-	Token         uint64 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	Token uint64 `protobuf:"varint,2,opt,name=token,proto3" json:"token,omitempty"`
+	// Undo these attempts of a lease to acquire the lock: those that wait end, those that arrive later are refused, and the lock is
+	// released if nothing but these attempts has acquired it for the lease. For a client that does not want the lock any more, and
+	// does not know whether it has it.
+	LeaseId uint64 `protobuf:"varint,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Up to 64.
+	Attempts      []uint64 `protobuf:"varint,4,rep,packed,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -883,9 +899,23 @@ func (x *ReleaseLockRequest) GetToken() uint64 {
 	return 0
 }
 
+func (x *ReleaseLockRequest) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *ReleaseLockRequest) GetAttempts() []uint64 {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
 type ReleaseLockResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the lock was held with the token.
+	// Whether the lock was released.
 	Released      bool `protobuf:"varint,1,opt,name=released,proto3" json:"released,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1209,19 +1239,22 @@ const file_epochkv_v1_leases_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"S\n" +
 	"\x12ListLeasesResponse\x12)\n" +
 	"\x06leases\x18\x01 \x03(\v2\x11.epochkv.v1.LeaseR\x06leases\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x88\x01\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xa2\x01\n" +
 	"\x12AcquireLockRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\x04R\aleaseId\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12-\n" +
-	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"b\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x18\n" +
+	"\aattempt\x18\x05 \x01(\x04R\aattempt\"b\n" +
 	"\x13AcquireLockResponse\x12\x1a\n" +
 	"\bacquired\x18\x01 \x01(\bR\bacquired\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x19\n" +
-	"\blease_id\x18\x03 \x01(\x04R\aleaseId\">\n" +
+	"\blease_id\x18\x03 \x01(\x04R\aleaseId\"u\n" +
 	"\x12ReleaseLockRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\x04R\x05token\"1\n" +
+	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x19\n" +
+	"\blease_id\x18\x03 \x01(\x04R\aleaseId\x12\x1a\n" +
+	"\battempts\x18\x04 \x03(\x04R\battempts\"1\n" +
 	"\x13ReleaseLockResponse\x12\x1a\n" +
 	"\breleased\x18\x01 \x01(\bR\breleased\"$\n" +
 	"\x0eGetLockRequest\x12\x12\n" +

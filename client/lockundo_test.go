@@ -1,0 +1,85 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// lostAnswers is a server of locks whose answers to acquisitions are lost: the caller is cancelled at that moment.
+type lostAnswers struct {
+	kvpb.LocksClient
+	cancel   context.CancelFunc
+	failures int // of AcquireLock that may be repeated, before the caller is cancelled
+	acquired []uint64
+	released chan *kvpb.ReleaseLockRequest
+	refused  int // of ReleaseLock
+}
+
+func (l *lostAnswers) AcquireLock(_ context.Context, r *kvpb.AcquireLockRequest, _ ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
+	if l.acquired = append(l.acquired, r.GetAttempt()); len(l.acquired) <= l.failures {
+		return nil, status.Error(codes.Unavailable, "the connection broke")
+	}
+	l.cancel()
+	return nil, status.Error(codes.Canceled, "the caller has gone")
+}
+
+func (l *lostAnswers) ReleaseLock(_ context.Context, r *kvpb.ReleaseLockRequest, _ ...grpc.CallOption) (*kvpb.ReleaseLockResponse, error) {
+	if l.refused > 0 {
+		l.refused--
+		return nil, status.Error(codes.Unavailable, "the server is away")
+	}
+	l.released <- r
+	return &kvpb.ReleaseLockResponse{Released: true}, nil
+}
+
+// TestCancelledLockUndoesWhatItMayHaveAcquired: every request of the call, until the server has answered, and not after the lease
+// has ended.
+func TestCancelledLockUndoesWhatItMayHaveAcquired(t *testing.T) {
+	c, err := Dial("localhost:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	for _, try := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		locks := &lostAnswers{cancel: cancel, released: make(chan *kvpb.ReleaseLockRequest, 1), refused: 1}
+		c.locks = locks
+		if try {
+			_, _, err = c.TryLock(ctx, []byte("name"), lease, nil)
+		} else {
+			locks.failures = 2
+			_, err = c.Lock(ctx, []byte("name"), lease, nil)
+		}
+		if err == nil {
+			t.Fatal("a call without an answer has the lock")
+		}
+		select {
+		case r := <-locks.released:
+			if string(r.GetName()) != "name" || r.GetLeaseId() != 7 || r.GetToken() != 0 || !slices.Equal(r.GetAttempts(), locks.acquired) {
+				t.Errorf("released %v, acquired %v", r, locks.acquired)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("nothing is undone")
+		}
+		if slices.Contains(locks.acquired, 0) {
+			t.Errorf("attempts %v", locks.acquired)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	locks := &lostAnswers{cancel: cancel, released: make(chan *kvpb.ReleaseLockRequest, 1), refused: 1 << 30}
+	c.locks = locks
+	if _, err := c.Lock(ctx, []byte("name"), lease, nil); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	close(lease.closed) // goleak sees whether that ends it
+}
