@@ -61,7 +61,7 @@ func within(prefix ...byte) func(first, last []byte) bool {
 }
 
 // damaged is a store with 100 leases, each with two keys and a lock, of which some pages are damaged.
-func damaged(t *testing.T, choose func(first, last []byte) bool) *harness {
+func damaged(t *testing.T, choose func(first, last []byte) bool) (*harness, mvcc.Options) {
 	t.Helper()
 	fs := vfs.NewMem()
 	o := storeOptions(fs)
@@ -85,13 +85,30 @@ func damaged(t *testing.T, choose func(first, last []byte) bool) *harness {
 	if h, err = tryOpenStore(t, o, Options{}); err != nil {
 		t.Fatalf("damage keeps the store from being opened: %v", err)
 	}
+	return h, o
+}
+
+// stillEnding opens the store again, and checks that leases which could not end are still to be ended.
+func stillEnding(t *testing.T, h *harness, o mvcc.Options) *harness {
+	t.Helper()
+	stuck := h.ids()
+	h.stop()
+	h, err := tryOpenStore(t, o, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range stuck {
+		if i, err := h.Lease(id); err != nil || !i.Revoking {
+			t.Errorf("lease %d could not end before a start, and is %+v after it: %v", id, i, err)
+		}
+	}
 	return h
 }
 
 // TestDamagedLeaseRecordsKeepNothingElse: leases of which the records cannot be read keep their keys and locks, until they are
 // revoked or granted again. The start, and all other leases, go on.
 func TestDamagedLeaseRecordsKeepNothingElse(t *testing.T) {
-	h := damaged(t, within(byte(keys.SpaceSystem), keys.SystemLease))
+	h, _ := damaged(t, within(byte(keys.SpaceSystem), keys.SystemLease))
 	defer h.stop()
 	ctx := context.Background()
 	lost, live := []ID{}, h.ids()
@@ -146,8 +163,8 @@ func TestDamagedLeaseRecordsKeepNothingElse(t *testing.T) {
 // TestDamagedAttachmentsStopNoRevocation: what can be read of a lease's keys is deleted, and its locks are released. The lease
 // is not gone while a page may hide others, and no other lease waits for that.
 func TestDamagedAttachmentsStopNoRevocation(t *testing.T) {
-	h := damaged(t, within(byte(keys.SpaceSystem), keys.SystemAttachment))
-	defer h.stop()
+	h, o := damaged(t, within(byte(keys.SpaceSystem), keys.SystemAttachment))
+	defer func() { h.stop() }()
 	ctx, gone := context.Background(), 0
 	for id := ID(1); id <= 100; id++ {
 		if err := h.Revoke(timeout(2*time.Millisecond), id); err == nil {
@@ -168,12 +185,13 @@ func TestDamagedAttachmentsStopNoRevocation(t *testing.T) {
 	if err := h.Revoke(ctx, 1000); err != nil || h.found("late") {
 		t.Errorf("a lease beside those that cannot end: %v", err)
 	}
+	h = stillEnding(t, h, o)
 }
 
 // TestDamagedKeysOfALeaseStayUntilTheyAreWritten: a page of users' keys is damaged.
 func TestDamagedKeysOfALeaseStayUntilTheyAreWritten(t *testing.T) {
-	h := damaged(t, within(byte(keys.SpaceUser), 'k'))
-	defer h.stop()
+	h, o := damaged(t, within(byte(keys.SpaceUser), 'k'))
+	defer func() { h.stop() }()
 	ctx := context.Background()
 	for id := ID(1); id <= 100; id++ {
 		_ = h.Revoke(timeout(time.Millisecond), id)
@@ -193,6 +211,7 @@ func TestDamagedKeysOfALeaseStayUntilTheyAreWritten(t *testing.T) {
 			t.Errorf("the other key of lease %d is left", id)
 		}
 	}
+	h = stillEnding(t, h, o)
 	for _, id := range h.ids() {
 		err := h.write(func(w *mvcc.Write) { w.Set(fmt.Appendf(nil, "k%03d", id), []byte("new")) })
 		if err != nil {
