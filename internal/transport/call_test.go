@@ -469,3 +469,43 @@ func TestBytesForAHandlerThatHasReturnedGiveTheirWindowBack(t *testing.T) {
 		t.Errorf("the client may send %d bytes, want %d", got, testOptions().ConnWindow)
 	}
 }
+
+// gatedConn holds calls of Write until the gate is open.
+type gatedConn struct {
+	net.Conn
+	writing atomic.Bool
+	gate    chan struct{}
+}
+
+func (c *gatedConn) Write(p []byte) (int, error) {
+	c.writing.Store(true)
+	<-c.gate
+	return c.Conn.Write(p)
+}
+
+// TestReaderReadsWhileCallsSend: a connection is read while the answers of calls are written to it,
+// also after the windows that it has read have allowed them.
+func TestReaderReadsWhileCallsSend(t *testing.T) {
+	_, server, address := start(t)
+	p := dial(t, address)
+	p.open(1, pathEndless)
+	c := onlyConn(t, server)
+	gated := &gatedConn{gate: make(chan struct{})}
+	defer close(gated.gate)
+	eventually(t, "the handler waits for windows", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.streams[1] == nil || len(c.streams[1].pending) < callPendingMax || c.out.flushing {
+			return false
+		}
+		gated.Conn = c.raw
+		c.raw = gated
+		return true
+	})
+	_ = p.framer.WriteWindowUpdate(0, 1<<30)
+	_ = p.framer.WriteWindowUpdate(1, 1<<30)
+	eventually(t, "the answer is written", gated.writing.Load)
+	reads := c.reads.Load()
+	_ = p.framer.WriteWindowUpdate(0, 1)
+	eventually(t, "a frame is read", func() bool { return c.reads.Load() > reads })
+}

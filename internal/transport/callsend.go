@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"runtime"
+	"slices"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
@@ -242,6 +243,30 @@ func (k *call) returnLentLocked() {
 	}
 }
 
+// sendsMuchLocked reports whether calls have much to send. The reader then reads on, so that the
+// windows which the client gives meanwhile keep the answer going.
+func (c *Conn) sendsMuchLocked() bool {
+	return slices.ContainsFunc(c.senders, func(s *stream) bool { return s.call != nil && len(s.pending) >= flushNowMin })
+}
+
+// flushAsideLocked writes what is to be sent, in a goroutine of its own.
+func (c *Conn) flushAsideLocked() {
+	if c.out.flushing || c.out.soon {
+		return
+	}
+	c.out.soon = true
+	c.server.goroutines.Go(c.flushAside)
+}
+
+func (c *Conn) flushAside() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.soon = false
+	if !c.out.flushing {
+		c.flushLocked()
+	}
+}
+
 // flushSoonLocked writes what is to be sent, after the goroutines that can run now: handlers then
 // share a system call, and the last message of one is sent with its trailers. The reader does so at
 // the end of a burst that has woken handlers, unless it executes a request meanwhile, which may wait.
@@ -253,11 +278,6 @@ func (c *Conn) flushSoonLocked() {
 	c.out.soon = true
 	c.server.goroutines.Go(func() {
 		runtime.Gosched()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.out.soon = false
-		if !c.out.flushing {
-			c.flushLocked()
-		}
+		c.flushAside()
 	})
 }

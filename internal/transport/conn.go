@@ -184,7 +184,9 @@ func (c *Conn) rest() bool {
 		c.mu.Lock()
 		c.woke = false
 	}
-	if !c.out.flushing {
+	if c.sendsMuchLocked() {
+		c.flushAsideLocked()
+	} else if !c.out.flushing {
 		c.flushLocked()
 	}
 	return c.waitRoomLocked()
