@@ -129,6 +129,13 @@ const (
 	SystemHold       = 'j'
 )
 
+// SystemRemoved is the first byte of the keys in SpaceSystem of which each is the last epoch of some that a repair of the log
+// removed, in eight bytes, most significant first.
+const SystemRemoved = 'x'
+
+// EpochRange are epochs from First through Last.
+type EpochRange struct{ First, Last Epoch }
+
 // ownedHeaderBytes is where the owner begins in the internal key of an owned record.
 const ownedHeaderBytes = 1 + 1 + 8
 

@@ -71,6 +71,10 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
 	s.recordStart(ctx)
+	if err := s.openRemoved(ctx); err != nil {
+		stop()
+		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
+	}
 	s.collector.refresh(time.Now())
 	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })

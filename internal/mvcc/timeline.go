@@ -30,6 +30,8 @@ type timeline struct {
 	markEvery time.Duration
 	markBytes int64
 
+	removed []keys.EpochRange // by repairs of the log, ascending; constant after Open
+
 	floor atomic.Uint64 // MaxEpoch if nothing is kept
 
 	mu      sync.Mutex // guards what follows; taken after the collector's

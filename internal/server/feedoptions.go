@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -73,6 +74,7 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 		start.now = true
 	case *pb.CreateWatch_AfterEpoch:
 		start.after.Epoch = keys.Epoch(s.AfterEpoch)
+		return start, w.refuseRemoved(start.after)
 	case *pb.CreateWatch_AfterTimeUs:
 		if start.time = s.AfterTimeUs; start.time == 0 {
 			return start, invalid("create.after_time_us", "is 0; give microseconds since 1970")
@@ -93,10 +95,19 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 		if t.snapshot != 0 {
 			start.walk, start.load, start.at, start.last = true, t.load, t.snapshot, t.last
 		}
+		return start, errors.Join(w.refuseRemoved(start.after), w.refuseRemoved(feed.Position{Epoch: start.at}))
 	default:
 		return start, invalid("create.start", "is not known to this server")
 	}
 	return start, nil
+}
+
+// refuseRemoved refuses a position after a commit that a repair of the log removed: no difference shows what that has undone.
+func (w *watchStream) refuseRemoved(p feed.Position) error {
+	if r, removed := w.server.store.Removed(p.Epoch, p.Operations); removed {
+		return &feed.RemovedError{After: p, First: r.First, Last: r.Last}
+	}
+	return nil
 }
 
 // epochBefore is an epoch after which a watch has every commit that is later than a time.

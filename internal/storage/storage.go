@@ -48,6 +48,8 @@ type Recovery struct {
 	TornAt     int64      // where it was cut
 	TornSize   int64      // bytes that were cut
 
+	Removed []keys.EpochRange // by repairs of the log, as far as the replay has met their records
+
 	Repaired []string // what was damaged and could be made anew, with the reason
 
 	Checkpoints  int   // made during the replay, because the log held more than memory

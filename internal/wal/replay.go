@@ -20,6 +20,8 @@ type Recovery struct {
 	Records, Bytes uint64
 	// Segments are the files with records, oldest first, including those before the start of the replay.
 	Segments []SegmentInfo
+	// Removed are the epochs that repairs of the log removed, of those skip records that were read.
+	Removed []keys.EpochRange
 	// Torn is the incomplete end of the log, or nil. Nothing in it was ever acknowledged as durable.
 	Torn *TornTail
 	// Unclean means that the log was not closed: epochs after Last may have been given out and lost.
@@ -342,6 +344,9 @@ func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoc
 	case flagSkip:
 		if next, err = skipTo(s, at, one); err == nil {
 			r.rec.Last = max(r.rec.Last, next-1)
+			if next-one.epoch > EpochWindow { // an unclean end skips no more than that
+				r.rec.Removed = append(r.rec.Removed, keys.EpochRange{First: one.epoch, Last: next - 1})
+			}
 		}
 		return next, err
 	case flagTerm:
