@@ -213,8 +213,11 @@ func openOrCreate(o *Options, options pager.Options) (*pager.Pager, error) {
 // segment does not tell: a truncated segment keeps its name and its records until it is used again, while later ones
 // are already gone.
 func checkWholeLog(o *Options, segments []wal.SegmentInfo) error {
-	if len(segments) == 0 || segments[0].Damage != nil {
-		return nil // no log, or one that is reported as damaged when it is replayed
+	if len(segments) == 0 {
+		return nil
+	}
+	if damage := segments[0].Damage; damage != nil {
+		return nil //nolint:nilerr // reported when the log is replayed; a start that crashed may have left it
 	}
 	missing := &CorruptionError{File: o.dataPath(), Remedy: missingRemedy}
 	if first := segments[0].First; first > 1 {

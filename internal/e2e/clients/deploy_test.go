@@ -118,7 +118,10 @@ func TestDashboardHasDataInEveryPanel(t *testing.T) {
 // doSomeOfEverything keeps a server busy in all ways that the dashboard shows, until ctx ends.
 func doSomeOfEverything(ctx context.Context, c *client.Client) {
 	go func() {
-		for range c.Watch(ctx, []client.Range{{}}, client.WatchOptions{}) {
+		for _, err := range c.Watch(ctx, []client.Range{{}}, client.WatchOptions{}) {
+			if err != nil {
+				return
+			}
 		}
 	}()
 	lease, err := c.GrantLease(ctx, 2*time.Second, "dashboard")
