@@ -43,7 +43,9 @@ func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
 	})
 	cancel()
 	release()
-	_ = <-done // it may have been answered before it was cancelled
+	if err := <-done; err == nil {
+		t.Log("the request was answered before it was cancelled")
+	}
 	out, err := locks.AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("l"), LeaseId: 2, Wait: durationpb.New(20 * time.Second)})
 	if err != nil || !out.GetAcquired() {
 		t.Fatalf("the lock is held for a client that has gone: %v, %v", out, err)
