@@ -3,11 +3,13 @@ package mvcc
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // TimeError means that a time cannot be read at.
@@ -97,14 +99,11 @@ func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch)
 	if s.engine.WaitDurable(ctx, after) != nil {
 		return before
 	}
-	mark := s.timeline.markAt(at)
-	if mark.Epoch() > before+1 { // no commit before the mark is later than the time
-		before = mark.Epoch() - 1
-	} else {
-		mark = s.timeline.markBefore(before + 1)
-	}
-	epoch := before
-	_, complete := s.readCommits(ctx, before, after, mark, logReadMax, func(e keys.Epoch, h batch.Header) bool {
+	marks := &s.timeline.marks
+	// No commit before the mark is later than the time.
+	before = max(before+1, marks.newest(after, at).Epoch()) - 1
+	mark, epoch := marks.newest(before+1, math.MaxUint64), before
+	_, complete := s.readCommits(ctx, s.timeline.logReads, before, after, mark, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 		if h.Time > at {
 			return false
 		}

@@ -10,13 +10,10 @@ import (
 )
 
 // Changes is what a reader of committed changes sees of a store: the log up to the stable epoch.
-type Changes struct {
-	store *Store
-	times *logTimes
-}
+type Changes struct{ store *Store }
 
 // Changes returns the store's committed changes.
-func (s *Store) Changes() *Changes { return &Changes{store: s, times: newLogTimes()} }
+func (s *Store) Changes() *Changes { return &Changes{store: s} }
 
 // Stable is the largest epoch such that every commit up to it is visible and durable. No crash takes back what is at or
 // before it.

@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // HistoryOptions say which versions History returns: those that commits in (From, To] wrote of keys in [Lower, Upper).
@@ -192,9 +194,9 @@ func (s *Store) describeCommits(ctx context.Context, versions []KeyVersion) {
 	}
 	for budget := int64(commitsReadMax); len(left) > 0 && budget > 0; {
 		newest := left[len(left)-1]
-		mark := s.timeline.markBefore(newest)
+		mark := s.timeline.marks.newest(newest, math.MaxUint64)
 		first, _ := slices.BinarySearch(left, mark.Epoch())
-		read, _ := s.readCommits(ctx, left[first]-1, newest, mark, budget, func(e keys.Epoch, h batch.Header) bool {
+		read, _ := s.readCommits(ctx, s.timeline.logReads, left[first]-1, newest, mark, budget, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 			for _, v := range of[e] {
 				if h.Time != 0 {
 					v.Time, v.Logged, v.Origin = h.Time, true, h.Origin

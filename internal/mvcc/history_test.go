@@ -251,6 +251,13 @@ func TestTheStateAtATimeHasTheCommitsJustAfterASample(t *testing.T) {
 	})
 }
 
+// markEvery makes marks come after each so many bytes.
+func (s *Store) markEvery(bytes int64) {
+	s.timeline.marks.mu.Lock()
+	defer s.timeline.marks.mu.Unlock()
+	s.timeline.marks.every = bytes
+}
+
 // markedStore is a store with marks at every 64 KiB of its log, in one segment.
 func markedStore(t *testing.T) (*Store, *Session) {
 	t.Helper()
@@ -258,7 +265,7 @@ func markedStore(t *testing.T) (*Store, *Session) {
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.MemoryBytes = 16<<20, 16<<20, 64<<20
 	o.Retention = time.Hour
 	s := mustOpen(t, o)
-	s.timeline.markBytes = 64 << 10
+	s.markEvery(64 << 10)
 	return s, mustSession(t, s)
 }
 

@@ -1,29 +1,38 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"sync"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// logMark is where a record begins in the log, such that no commit before it is later than a time. From marks, the log is read
-// around a time or an epoch without what is before it in its segment. There is one for each sample, and one after each
-// markBytes, as far as the timeline gets to it. They are in memory alone: after a restart, segments of earlier runs are read
-// from their beginning.
+// logMark is where a record begins in the log, such that no commit before it in the log is later than a time. From marks, the log
+// is read around a time or an epoch without what is before it in its segment.
 type logMark struct {
 	wal.TailMark
 	at uint64 // microseconds since 1970
 }
 
+// logMarks are the marks of a store. The timeline adds one after each so many bytes, as far as it gets to it, and so does a reader
+// that looks for a time in what earlier runs have logged. They are in memory alone.
+type logMarks struct {
+	mu    sync.Mutex // guards what follows
+	every int64      // bytes from one to the next, at least
+	list  []logMark  // ascending by epoch
+}
+
 const (
-	marksPerSample = 8
-	markBytes      = 4 << 20
-	// marksMax bounds the memory of marks to 160 KiB. It is enough for 16 GiB of log, or for an hour of samples.
+	// markEveryBytes is what a reader of the log reads at once: marks that are closer save nothing.
+	markEveryBytes = 256 << 10
+	// marksMax bounds the memory of marks to 128 KiB. It is enough for a log of 1 GiB; when it is reached, every second mark is
+	// dropped, and later ones are twice as far from each other.
 	marksMax = 4096
-	// logReadMax bounds what is read to find one time in the log: without a mark, the rest of a segment and what is logged
+	// logReadMax bounds what is read to find the state at a time: without a mark, the rest of a segment and what is logged
 	// between two samples.
 	logReadMax = 128 << 20
 	// commitsReadMax bounds what is read to describe the commits of one part of a history.
@@ -32,75 +41,74 @@ const (
 
 // markLog adds a mark if much was logged since the last one.
 func (s *Store) markLog(ctx context.Context, x *Session) {
-	t := &s.timeline
-	if t.keep == 0 {
+	marks := &s.timeline.marks
+	if mark := s.engine.LogMark(); marks.wants(mark) && s.watermark.wait(ctx, mark.Epoch()-1, x.parker) == nil {
+		marks.add(logMark{at: s.clock.Now(), TailMark: mark}, s.engine.OldestLogEpoch())
+	}
+}
+
+// wants reports whether a mark is far enough from the others.
+func (l *logMarks) wants(mark wal.TailMark) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, wanted := l.placeLocked(mark)
+	return wanted
+}
+
+func (l *logMarks) placeLocked(mark wal.TailMark) (i int, wanted bool) {
+	i, known := slices.BinarySearchFunc(l.list, mark.Epoch(), func(m logMark, e keys.Epoch) int { return cmp.Compare(m.Epoch(), e) })
+	if mark.Epoch() == 0 || known {
+		return i, false
+	}
+	far := func(from, to wal.TailMark) bool {
+		bytes, same := from.BytesTo(to)
+		return !same || bytes >= l.every
+	}
+	return i, (i == 0 || far(l.list[i-1].TailMark, mark)) && (i == len(l.list) || far(mark, l.list[i].TailMark))
+}
+
+// add adds a mark if it is far enough from the others. oldest is the first epoch of the log.
+func (l *logMarks) add(m logMark, oldest keys.Epoch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, wanted := l.placeLocked(m.TailMark)
+	if !wanted {
 		return
 	}
-	if mark := s.engine.LogMark(); t.wantsMark(mark, t.markBytes) && s.watermark.wait(ctx, mark.Epoch()-1, x.parker) == nil {
-		t.mark(logMark{at: s.clock.Now(), TailMark: mark}, t.markBytes)
+	if l.list = slices.Insert(l.list, i, m); len(l.list) <= marksMax {
+		return
+	}
+	l.list = slices.DeleteFunc(l.list, func(m logMark) bool { return m.Epoch() < oldest })
+	if len(l.list) > marksMax/2 {
+		second := false
+		l.list = slices.DeleteFunc(l.list, func(logMark) bool { second = !second; return second })
+		l.every *= 2
 	}
 }
 
-// wantsMark reports whether a mark is so far after the last one.
-func (t *timeline) wantsMark(mark wal.TailMark, bytesMin int64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.wantsMarkLocked(mark, bytesMin)
-}
-
-func (t *timeline) wantsMarkLocked(mark wal.TailMark, bytesMin int64) bool {
-	if mark.Epoch() == 0 || len(t.marks) == 0 {
-		return mark.Epoch() > 0
-	}
-	last := t.marks[len(t.marks)-1]
-	bytes, same := last.BytesTo(mark)
-	return mark.Epoch() > last.Epoch() && (!same || bytes >= bytesMin)
-}
-
-func (t *timeline) mark(m logMark, bytesMin int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.wantsMarkLocked(m.TailMark, bytesMin) {
-		t.marks = append(t.marks, m)
-		t.marks = slices.Delete(t.marks, 0, max(0, len(t.marks)-marksMax))
-	}
-}
-
-// markBefore is the newest mark up to an epoch, and markAt the newest one that is not after a time. Zero if there is none.
-func (t *timeline) markBefore(e keys.Epoch) logMark {
-	return t.newestMark(func(m *logMark) bool { return m.Epoch() <= e })
-}
-
-func (t *timeline) markAt(at uint64) logMark {
-	return t.newestMark(func(m *logMark) bool { return m.at <= at })
-}
-
-func (t *timeline) newestMark(is func(*logMark) bool) logMark {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(t.marks, 0, func(m logMark, _ int) int {
-		if is(&m) {
-			return -1
+// newest is the newest mark up to an epoch before which no commit is later than a time. Zero if there is none.
+func (l *logMarks) newest(e keys.Epoch, at uint64) logMark {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range slices.Backward(l.list) {
+		if m.Epoch() <= e && m.at <= at {
+			return m
 		}
-		return 1
-	})
-	if i == 0 {
-		return logMark{}
 	}
-	return t.marks[i-1]
+	return logMark{}
 }
 
-// readCommits reads what the log says of the commits in (after, through], which must be durable, from a mark on. At most
-// logReadsMax read at once. It reports false if not all of them could be read.
-func (s *Store) readCommits(ctx context.Context, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, batch.Header) bool) (read int64, complete bool) {
+// readCommits reads what the log says of the commits in (after, through], which must be durable, from a mark on. turns bounds the
+// goroutines that read at once. It reports false if not all of the commits could be read.
+func (s *Store) readCommits(ctx context.Context, turns chan struct{}, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, wal.TailMark, batch.Header) bool) (read int64, complete bool) {
 	select {
-	case s.timeline.logReads <- struct{}{}:
-		defer func() { <-s.timeline.logReads }()
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
 	case <-ctx.Done():
 		return 0, false
 	}
-	read, complete = s.engine.ReadCommits(after, through, mark.TailMark, bytesMax, func(e keys.Epoch, h batch.Header) bool {
-		return ctx.Err() == nil && visit(e, h)
+	read, complete = s.engine.ReadCommits(after, through, mark.TailMark, bytesMax, func(e keys.Epoch, next wal.TailMark, h batch.Header) bool {
+		return ctx.Err() == nil && visit(e, next, h)
 	})
 	s.timeline.logRead.Add(uint64(read))
 	return read, complete && ctx.Err() == nil

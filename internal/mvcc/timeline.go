@@ -28,7 +28,7 @@ type timeline struct {
 	every    time.Duration // between samples
 	// markEvery is how often it is looked whether so much was logged that a mark is worth having.
 	markEvery time.Duration
-	markBytes int64
+	marks     logMarks
 
 	removed []keys.EpochRange // by repairs of the log, ascending; constant after Open
 
@@ -36,7 +36,6 @@ type timeline struct {
 
 	mu      sync.Mutex // guards what follows; taken after the collector's
 	samples []timeSample
-	marks   []logMark // ascending
 	holds   map[uint64]*Hold
 	reads   map[*Session]keys.Epoch // from which on a session needs all versions
 	ended   []Hold                  // the last that ended at their deadlines, at most endedHoldsMax
@@ -45,7 +44,8 @@ type timeline struct {
 	logRead atomic.Uint64 // bytes of the log that were read to find commits
 
 	turn     chan struct{} // holds a token of the goroutine that changes the record of a hold
-	logReads chan struct{} // holds a token of each goroutine that looks for a time in the log
+	logReads chan struct{} // holds a token of each goroutine that reads a part of the log
+	searches chan struct{} // holds a token of the goroutine that may read all of it
 
 	// Owned by the goroutine that records.
 	own      keys.Epoch // of its last commit
@@ -61,9 +61,10 @@ type timeSample struct {
 }
 
 const (
-	sampleEvery = time.Second
-	samplesMax  = 100_000 // 2.4 MB; a retention of more than 27 hours is sampled more coarsely
-	samplesMin  = 16      // a shorter retention than 16 seconds is sampled more finely
+	sampleEvery    = time.Second
+	samplesMax     = 100_000 // 2.4 MB; a retention of more than 27 hours is sampled more coarsely
+	looksPerSample = 8       // for marks
+	samplesMin     = 16      // a shorter retention than 16 seconds is sampled more finely
 	// droppedAtOnce is how many records of samples a commit removes: more than it adds.
 	droppedAtOnce = 64
 	// logReadsMax bounds the reads at a time that read the log at once: each reads up to some segments of it.
@@ -79,12 +80,12 @@ func sampleKey(at uint64) []byte {
 
 func (t *timeline) init(o *Options) {
 	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
-	t.turn, t.logReads = make(chan struct{}, 1), make(chan struct{}, logReadsMax)
+	t.turn, t.logReads, t.searches = make(chan struct{}, 1), make(chan struct{}, logReadsMax), make(chan struct{}, 1)
 	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
-	t.markBytes = markBytes
-	t.markEvery = max(t.every/marksPerSample, time.Millisecond)
+	t.marks.every = markEveryBytes
+	t.markEvery = max(t.every/looksPerSample, time.Millisecond)
 	if t.keep == 0 {
-		t.every, t.markEvery = sampleEvery, sampleEvery // to end holds
+		t.every, t.markEvery = sampleEvery, sampleEvery // to end holds, and for marks
 	}
 	t.floor.Store(uint64(keys.MaxEpoch))
 }
@@ -143,7 +144,6 @@ func (s *Store) runTimeline(ctx context.Context, x *Session) {
 		if now := time.Now(); !now.Before(next) {
 			next = now.Add(s.timeline.every - s.timeline.markEvery/2)
 			_ = s.advanceTimeline(ctx, x) // the next sample tries again; until then more is kept
-			return
 		}
 		s.markLog(ctx, x)
 	})
@@ -203,15 +203,9 @@ func (w *Write) recordFloor(floor keys.Epoch) {
 
 // sample is one of now. The time is taken last, so that all commits up to the epoch have theirs.
 func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
-	reserved, mark := s.engine.Reserved(), s.engine.LogMark()
-	if mark.Epoch() > 0 {
-		reserved = mark.Epoch() - 1
-	}
+	reserved := s.engine.Reserved()
 	err := s.watermark.wait(ctx, reserved, x.parker)
 	now := s.clock.Now()
-	if err == nil {
-		s.timeline.mark(logMark{at: now, TailMark: mark}, 1)
-	}
 	return timeSample{at: now/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
 }
 

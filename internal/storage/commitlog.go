@@ -6,11 +6,11 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, until visit
-// returns false, as far as they are in the files: the caller waits until the last one is durable. A mark at or before the first
+// ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, and where the
+// next record begins, until visit returns false, as far as they are in the files: the caller waits until the last one is durable. A mark at or before the first
 // of them saves reading their segment from its beginning. It reports false if the log does not have all of them any more, or
 // more than bytesMax would have to be read.
-func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytesMax int64, visit func(epoch keys.Epoch, h batch.Header) bool) (read int64, complete bool) {
+func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytesMax int64, visit func(epoch keys.Epoch, next wal.TailMark, h batch.Header) bool) (read int64, complete bool) {
 	r := e.log.ReadFrom(after+1, mark)
 	defer func() { _ = r.Close() }() // it was only read
 	for r.Position() <= through {
@@ -25,7 +25,7 @@ func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytes
 		if err != nil {
 			return r.BytesRead(), false
 		}
-		if !visit(rec.Epoch, h) {
+		if !visit(rec.Epoch, r.Mark(), h) {
 			break
 		}
 	}

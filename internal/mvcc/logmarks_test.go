@@ -18,7 +18,7 @@ import (
 // commitTimes are the times of the commits of the log, in order.
 func commitTimes(t *testing.T, c *Changes) (list []timeSample) {
 	t.Helper()
-	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), wal.TailMark{}, logReadMax, func(e keys.Epoch, h batch.Header) bool {
+	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), wal.TailMark{}, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 		list = append(list, timeSample{at: h.Time, epoch: e})
 		return true
 	})
@@ -69,7 +69,7 @@ func TestEpochBeforeIsThatOfTheLastCommitBeforeTheFirstLaterOne(t *testing.T) {
 	writing.Wait()
 	awaitTick(s) // the times of all commits are in the past
 	c := s.Changes()
-	c.times.every = 1000
+	s.markEvery(1000)
 	if err := c.Await(context.Background(), s.Visible()-1, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -78,8 +78,8 @@ func TestEpochBeforeIsThatOfTheLastCommitBeforeTheFirstLaterOne(t *testing.T) {
 		t.Fatalf("%d commits", len(list))
 	}
 	checkEpochBefore(t, c, list)
-	if len(c.times.marks) < 10 {
-		t.Errorf("%d marks", len(c.times.marks))
+	if n := len(s.timeline.marks.list); n < 10 {
+		t.Errorf("%d marks", n)
 	}
 	checkEpochBefore(t, c, list)
 	var future *TimeError
@@ -88,29 +88,39 @@ func TestEpochBeforeIsThatOfTheLastCommitBeforeTheFirstLaterOne(t *testing.T) {
 	}
 }
 
-// TestTimeMarksHaveABound, and stay ascending.
-func TestTimeMarksHaveABound(t *testing.T) {
-	times := newLogTimes()
-	for i := range keys.Epoch(3 * timeMarksMax) {
-		times.add(timeMark{next: i + 1, newest: i, time: uint64(i)})
+// TestMarksHaveABound: those that a search adds are as many as the bound allows, ascending, and a later search reads little.
+func TestMarksHaveABound(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.MemoryBytes = 8<<20, 8<<20, 64<<20
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	for range marksMax + 100 {
+		if _, err := put(x, "k", "v", DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if len(times.marks) > timeMarksMax {
-		t.Errorf("%d marks", len(times.marks))
+	at := awaitTick(s) - 1
+	awaitTick(s)
+	s.markEvery(1)
+	c, marks := s.Changes(), &s.timeline.marks
+	want, ok, err := c.EpochBefore(t.Context(), at)
+	if err != nil || !ok || want <= marksMax {
+		t.Fatal(want, ok, err)
 	}
-	for i := 1; i < len(times.marks); i++ {
-		if times.marks[i].next <= times.marks[i-1].next {
+	if n := len(marks.list); n > marksMax || n < marksMax/2 || marks.every != 2 {
+		t.Errorf("%d marks, %d bytes from one to the next", n, marks.every)
+	}
+	for i := 1; i < len(marks.list); i++ {
+		if m, before := marks.list[i], marks.list[i-1]; m.Epoch() <= before.Epoch() || m.at < before.at {
 			t.Fatalf("mark %d is not after the one before", i)
 		}
 	}
-	m := timeMark{whole: true}
-	m.pass(1, 7)
-	if m.pass(2, 5); m.time != 7 || m.newest != 2 || !m.whole {
-		t.Errorf("after times out of order: %+v", m)
+	before := s.Stats().History.LogBytes
+	if got, ok, err := c.EpochBefore(t.Context(), at); err != nil || !ok || got != want {
+		t.Fatalf("%d, %t, %v; want %d again", got, ok, err, want)
 	}
-	if m.pass(3, 0); m.time != 7 || m.newest != 2 || m.whole {
-		t.Errorf("after a commit without a time: %+v", m)
-	}
-	if m := times.begin(1000, 500); m.time > 1000 || m.next < 500 {
-		t.Errorf("%+v", m)
+	if read := s.Stats().History.LogBytes - before; read > 4<<10 {
+		t.Errorf("%d bytes of the log were read again", read)
 	}
 }
