@@ -62,7 +62,7 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 		switch {
 		case err == nil && lock != nil:
 			return lock, nil
-		case ctx.Err() != nil:
+		case ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) && deadlinePassed(ctx):
 			return nil, context.Cause(ctx)
 		case err == nil:
 			attempt = 0 // another one waited longer
@@ -70,6 +70,15 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 			return nil, err
 		}
 	}
+}
+
+// deadlinePassed waits for the deadline of ctx, which the server's timer has told already. It is false if there is none.
+func deadlinePassed(ctx context.Context) bool {
+	if _, ok := ctx.Deadline(); !ok {
+		return false
+	}
+	<-ctx.Done()
+	return true
 }
 
 // undoMax is how many attempts are undone. Earlier ones have failed long ago, and the server undoes those of broken connections.

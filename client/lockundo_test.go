@@ -83,3 +83,34 @@ func TestCancelledLockUndoesWhatItMayHaveAcquired(t *testing.T) {
 	}
 	close(lease.closed) // goleak sees whether that ends it
 }
+
+// earlyDeadline is a server of locks whose timer is faster than its client's.
+type earlyDeadline struct{ kvpb.LocksClient }
+
+func (earlyDeadline) AcquireLock(context.Context, *kvpb.AcquireLockRequest, ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
+	return nil, status.Error(codes.DeadlineExceeded, "the deadline passed")
+}
+
+func (earlyDeadline) ReleaseLock(context.Context, *kvpb.ReleaseLockRequest, ...grpc.CallOption) (*kvpb.ReleaseLockResponse, error) {
+	return &kvpb.ReleaseLockResponse{}, nil
+}
+
+// TestLockEndsWithTheCauseOfItsContext: also if the server tells first that the deadline has passed.
+func TestLockEndsWithTheCauseOfItsContext(t *testing.T) {
+	c, err := Dial("localhost:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	c.locks = earlyDeadline{}
+	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	cause := errors.New("waited long enough")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
+	defer cancel()
+	if _, err := c.Lock(ctx, []byte("name"), lease, nil); !errors.Is(err, cause) {
+		t.Fatal(err)
+	}
+	if _, err := c.Lock(t.Context(), []byte("name"), lease, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+}
