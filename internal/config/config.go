@@ -106,6 +106,7 @@ type Feed struct {
 	StallTimeout     time.Duration // how long a watch's client may take nothing
 	Watches          int           // open at once
 	WatchesPerStream int
+	StreamsPerClient int // streams of watches from one address
 }
 
 // Default is the configuration of a server without options.
@@ -148,6 +149,7 @@ func Default() Config {
 			StallTimeout:     10 * time.Minute,
 			Watches:          100_000,
 			WatchesPerStream: 10_000,
+			StreamsPerClient: 1000,
 		},
 		TxnIdleTimeout:   30 * time.Second,
 		TxnTimeout:       5 * time.Minute,
@@ -261,6 +263,7 @@ func newOptions() *options {
 	f.DurationVar(&c.Feed.StallTimeout, "watch-stall-timeout", c.Feed.StallTimeout, "how long the client of a watch may take nothing before its stream is ended")
 	f.IntVar(&c.Feed.Watches, "max-watches", c.Feed.Watches, "most watches that are open; further ones are refused")
 	f.IntVar(&c.Feed.WatchesPerStream, "max-watches-per-stream", c.Feed.WatchesPerStream, "most watches that are open on one stream")
+	f.IntVar(&c.Feed.StreamsPerClient, "max-watch-streams-per-client", c.Feed.StreamsPerClient, "most streams of watches from one client's address; further ones are refused")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")
 	f.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout, "how long such a write may take before health checks fail")
 	f.DurationVar(&c.MessageTimeout, "message-timeout", c.MessageTimeout, "how long a client may leave a message incomplete before its request is ended, or take nothing of its answers before its connection is closed")

@@ -113,6 +113,7 @@ func (c *Config) validateFeed(v *validation) {
 	v.duration("watch-stall-timeout", f.StallTimeout, 10*durationMin, 365*24*time.Hour)
 	v.count("max-watches", f.Watches)
 	v.count("max-watches-per-stream", f.WatchesPerStream)
+	v.count("max-watch-streams-per-client", f.StreamsPerClient)
 }
 
 func (c *Config) validateLimits(v *validation) {

@@ -105,7 +105,7 @@ func statusOf(err error) *status.Status {
 		return st
 	}
 	f := classify(err)
-	st := status.New(f.code, strings.TrimPrefix(err.Error(), "mvcc: "))
+	st := status.New(f.code, messageOf(err))
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Domain: pb.ErrorDomain, Reason: f.reason.Reason(), Metadata: f.metadata}}
 	if f.field != "" {
 		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
@@ -122,6 +122,16 @@ func statusOf(err error) *status.Status {
 		return full
 	}
 	return st
+}
+
+// messageOf is the text of an error without the names of the packages with which it begins: they say
+// nothing to a client.
+func messageOf(err error) string {
+	text := err.Error()
+	for _, name := range []string{"server: ", "mvcc: ", "feed: ", "storage: ", "batch: ", "wal: ", "vfs: "} {
+		text = strings.TrimPrefix(text, name)
+	}
+	return text
 }
 
 // contextStatus is the status of a deadline or cancellation met while the request was waiting:
@@ -294,7 +304,7 @@ func preconditionFault(e *mvcc.PreconditionError) fault {
 		code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED,
 		metadata: map[string]string{"key": key, "index": strconv.Itoa(e.Index), "condition": name},
 		detail: &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{{
-			Type: name, Subject: key, Description: strings.TrimPrefix(e.Error(), "mvcc: "),
+			Type: name, Subject: key, Description: messageOf(e),
 		}}},
 	}
 }

@@ -96,6 +96,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_WATCHES:     {err: &feed.LimitError{Limit: 1}, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_WATCH_STALLED:        {err: &watchStalledError{timeout: 1}, code: codes.Aborted, metadata: []string{"timeout"}},
 		pb.ErrorReason_ERROR_REASON_WATCH_NOT_FOUND:      {err: errNoSuchWatch, code: codes.NotFound},
+		pb.ErrorReason_ERROR_REASON_WATCH_AHEAD:          {err: &feed.AheadError{Stable: 1}, code: codes.Unavailable, metadata: []string{"epoch", "visible"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_WATCH_ENDED:          {err: errWatchEnded, code: codes.Aborted},
 		pb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:      {err: &lease.Error{ID: 1, Err: lease.ErrNotFound}, code: codes.NotFound, metadata: []string{"lease"}},
 		pb.ErrorReason_ERROR_REASON_LEASE_REVOKING:       {err: &lease.Error{ID: 1, Err: lease.ErrRevoking}, code: codes.FailedPrecondition, metadata: []string{"lease"}},
@@ -128,6 +129,9 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 			t.Errorf("%s has no row", name)
 			continue
 		}
+		if message := statusOf(r.err).Message(); packageName.MatchString(message) {
+			t.Errorf("%s: the message begins with the name of a package: %q", name, message)
+		}
 		f := failureOf(t, statusOf(fmt.Errorf("wrapped: %w", r.err)).Err())
 		f.want(t, r.code, reason, r.metadata...)
 		if (f.field != "") != r.field || (f.retry > 0) != r.retry {
@@ -135,6 +139,9 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		}
 	}
 }
+
+// packageName finds a package's name that begins a message.
+var packageName = regexp.MustCompile("^(mvcc|feed|storage|wal|vfs|lease|batch|btree|pager|storeclock|transport|server|keys|cache): ")
 
 var errorRow = regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| ([A-Z_]+) \\|")
 

@@ -33,6 +33,9 @@ type feedState struct {
 	watched sync.Once    // the first one was opened
 	gaps    watchGaps
 
+	aheadTimeout time.Duration // constant, but for tests
+	clients      watchClients
+
 	expanding expanding
 	delays    telemetry.Delays // from commits to Send
 }
@@ -44,7 +47,7 @@ type watchGaps struct {
 }
 
 func (f *feedState) init(s *mvcc.Store, c *config.Config) {
-	f.changes = s.Changes()
+	f.changes, f.aheadTimeout = s.Changes(), watchAheadTimeout
 	f.feed = feed.New(f.changes, feed.Options{
 		MemoryBytes: int64(c.Feed.Memory), CatchUpReaders: c.Feed.CatchUpReaders, CatchUpBytesPerSecond: int64(c.Feed.CatchUpBandwidth),
 		SyncInterval: c.Feed.SyncInterval, WatchesMax: c.Feed.Watches, ConsumerWatchesMax: c.Feed.WatchesPerStream,
@@ -119,9 +122,15 @@ func (s *Server) lineage() keys.Lineage {
 func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
 	ctx := stream.Context()
 	return s.serveStream(ctx, telemetry.MethodWatch, func(conn *connection) error {
+		client := hostOf(ctx)
+		if !s.feed.clients.enter(client, s.config.Feed.StreamsPerClient) {
+			return &feed.LimitError{What: "streams of watches from one client's address", Limit: s.config.Feed.StreamsPerClient}
+		}
+		defer s.feed.clients.leave(client)
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
+			ahead: aheadWatches{arrived: make(chan error, 1)},
 		}
 		s.feed.watched.Do(func() { setHeapLimit(heapLimitWatched(&s.config)) })
 		s.feed.streams.Add(1)

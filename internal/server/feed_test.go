@@ -197,7 +197,11 @@ func TestWatchShowsPreviousValues(t *testing.T) {
 // TestWatchRefusesWhatItCannotPromise: each wrong request ends its watch with the reason, and the stream goes on.
 func TestWatchRefusesWhatItCannotPromise(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Feed.WatchesPerStream = 2 })
+	h.feed.aheadTimeout = time.Millisecond
 	e := h.put(t, "k", "v")
+	if err := h.feed.feed.Await(testContext(t), keys.Epoch(e)); err != nil {
+		t.Fatal(err)
+	}
 	all := []*pb.KeyRange{{}}
 	token := func(change func(*feedToken)) *pb.CreateWatch_ResumeToken {
 		tk := feedToken{lineage: h.lineage()}
@@ -221,7 +225,7 @@ func TestWatchRefusesWhatItCannotPromise(t *testing.T) {
 		{&pb.CreateWatch{Ranges: all, Values: 9}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, OnGap: 9}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, ProgressInterval: durationpb.New(1)}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
-		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e + 1000}}, pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE},
+		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e + 1000}}, pb.ErrorReason_ERROR_REASON_WATCH_AHEAD},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterTimeUs{}}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_ResumeToken{}}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},
 		{&pb.CreateWatch{Ranges: all, Start: token(func(t *feedToken) { t.filter++ })}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},

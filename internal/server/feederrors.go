@@ -85,7 +85,7 @@ func classifyWatch(err error) (fault, bool) {
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_INVALID_RANGE, field: "range"}, true
 	case errors.As(err, &ahead):
 		return fault{
-			code: codes.OutOfRange, reason: pb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE,
+			code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_WATCH_AHEAD, retry: retrySessions,
 			metadata: map[string]string{"epoch": decimal(ahead.After.Epoch), "visible": decimal(ahead.Stable)},
 		}, true
 	case errors.As(err, &stalled):

@@ -40,6 +40,7 @@ type watchStream struct {
 	walks   []*streamWatch          // of these, those with a walk; they take turns
 	walking int                     // open walks
 	later   []laterWalk             // that wait until another walk of the stream has ended
+	ahead   aheadWatches            // that wait for the epoch at which they begin
 	asked   bool                    // the client waits for progress of some watch
 	due     time.Time               // before it no watch has to send progress, but for those that were asked
 	looked  time.Time               // when that was looked at last
@@ -78,6 +79,10 @@ func (w *watchStream) send(ctx context.Context) error {
 			if err := w.request(ctx, req); err != nil {
 				return err
 			}
+		case err := <-w.ahead.arrived:
+			if err := w.beginArrived(ctx, err); err != nil {
+				return err
+			}
 		default:
 		}
 		worked, err := w.step(ctx)
@@ -109,6 +114,8 @@ func (w *watchStream) wait(ctx context.Context, timer *time.Timer) error {
 	select {
 	case req := <-w.requests:
 		return w.request(ctx, req)
+	case err := <-w.ahead.arrived:
+		return w.beginArrived(ctx, err)
 	case <-w.consumer.Wake():
 	case <-timer.C:
 	case <-w.server.drain.begun:
@@ -122,6 +129,7 @@ func (w *watchStream) wait(ctx context.Context, timer *time.Timer) error {
 // close releases what the watches have.
 func (w *watchStream) close() {
 	w.consumer.Close()
+	w.ahead.close()
 	for _, sw := range w.watches {
 		if sw.walk != nil {
 			sw.walk.close(w.server, true)
@@ -231,6 +239,9 @@ func (w *watchStream) begin(ctx context.Context, sw *streamWatch, start watchSta
 		return &feed.LimitError{What: "watches of a stream", Limit: most}
 	}
 	switch {
+	case start.needs() > w.server.feed.feed.Stable():
+		w.beginLaterAhead(ctx, sw, start)
+		return nil
 	case start.load:
 		return w.resumeLoad(ctx, sw, start)
 	case start.walk:
@@ -252,7 +263,7 @@ func (w *watchStream) open(ctx context.Context, sw *streamWatch, now bool, after
 	o := feed.WatchOptions{Ranges: sw.options.ranges, Kinds: sw.options.kinds, Origins: sw.options.origins, Now: now, After: after, Tag: sw}
 	sw.watch, err = w.consumer.Watch(o)
 	if ahead := (*feed.AheadError)(nil); errors.As(err, &ahead) && ahead.After.Epoch <= w.server.store.Visible() {
-		// An ASYNC write has told its epoch to the client, and is not durable yet.
+		// The snapshot of a walk has an ASYNC write that is not durable yet.
 		if err = w.server.feed.feed.Await(ctx, after.Epoch); err == nil {
 			sw.watch, err = w.consumer.Watch(o)
 		}
@@ -285,6 +296,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 		w.dropWalk(sw)
 	}
 	w.later = slices.DeleteFunc(w.later, func(l laterWalk) bool { return l.watch == sw })
+	w.ahead.forget(sw)
 	body := &pb.WatchEnded{}
 	if err != nil {
 		if classify(err).reason == pb.ErrorReason_ERROR_REASON_HISTORY_GONE {

@@ -176,14 +176,18 @@ const (
 	// FAILED_PRECONDITION: a resume token is of another history: the store was restored or replaced,
 	// so that its epochs name other commits. Metadata: lineage (of the store), token_lineage.
 	ErrorReason_ERROR_REASON_LINEAGE_CHANGED ErrorReason = 91
-	// RESOURCE_EXHAUSTED: too many watches are open, on the stream or in all. Metadata: limit.
+	// RESOURCE_EXHAUSTED: too many watches are open, on the stream or in all, or too many streams of
+	// watches for one client. Metadata: limit.
 	ErrorReason_ERROR_REASON_TOO_MANY_WATCHES ErrorReason = 92
 	// ABORTED: the client took nothing of the stream for --watch-stall-timeout. Metadata: timeout.
 	ErrorReason_ERROR_REASON_WATCH_STALLED ErrorReason = 93
 	// NOT_FOUND: no watch has this id.
 	ErrorReason_ERROR_REASON_WATCH_NOT_FOUND ErrorReason = 94
 	// ABORTED: an operator ended the watch.
-	ErrorReason_ERROR_REASON_WATCH_ENDED ErrorReason = 95 // Leases and locks. None of these has changed any data.
+	ErrorReason_ERROR_REASON_WATCH_ENDED ErrorReason = 95
+	// UNAVAILABLE: a watch should begin after an epoch that this server has not reached within five
+	// seconds. Metadata: epoch, visible (the largest epoch that the server can deliver).
+	ErrorReason_ERROR_REASON_WATCH_AHEAD ErrorReason = 96
 	// NOT_FOUND: the lease does not exist, or has ended. Metadata: lease.
 	ErrorReason_ERROR_REASON_LEASE_NOT_FOUND ErrorReason = 60
 	// FAILED_PRECONDITION: the lease is being revoked; nothing can be attached to it any more. Metadata: lease.
@@ -267,6 +271,7 @@ var (
 		93:  "ERROR_REASON_WATCH_STALLED",
 		94:  "ERROR_REASON_WATCH_NOT_FOUND",
 		95:  "ERROR_REASON_WATCH_ENDED",
+		96:  "ERROR_REASON_WATCH_AHEAD",
 		60:  "ERROR_REASON_LEASE_NOT_FOUND",
 		61:  "ERROR_REASON_LEASE_REVOKING",
 		62:  "ERROR_REASON_LEASE_EXISTS",
@@ -334,6 +339,7 @@ var (
 		"ERROR_REASON_WATCH_STALLED":            93,
 		"ERROR_REASON_WATCH_NOT_FOUND":          94,
 		"ERROR_REASON_WATCH_ENDED":              95,
+		"ERROR_REASON_WATCH_AHEAD":              96,
 		"ERROR_REASON_LEASE_NOT_FOUND":          60,
 		"ERROR_REASON_LEASE_REVOKING":           61,
 		"ERROR_REASON_LEASE_EXISTS":             62,
@@ -379,7 +385,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xea\x10\n" +
+	"epochkv.v1*\x88\x11\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -436,7 +442,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_TOO_MANY_WATCHES\x10\\\x12\x1e\n" +
 	"\x1aERROR_REASON_WATCH_STALLED\x10]\x12 \n" +
 	"\x1cERROR_REASON_WATCH_NOT_FOUND\x10^\x12\x1c\n" +
-	"\x18ERROR_REASON_WATCH_ENDED\x10_\x12 \n" +
+	"\x18ERROR_REASON_WATCH_ENDED\x10_\x12\x1c\n" +
+	"\x18ERROR_REASON_WATCH_AHEAD\x10`\x12 \n" +
 	"\x1cERROR_REASON_LEASE_NOT_FOUND\x10<\x12\x1f\n" +
 	"\x1bERROR_REASON_LEASE_REVOKING\x10=\x12\x1d\n" +
 	"\x19ERROR_REASON_LEASE_EXISTS\x10>\x12 \n" +
