@@ -67,11 +67,20 @@ func (h *harness) theSnapshot(t testing.TB, kind pb.SnapshotInfo_Kind, holds fun
 	return found
 }
 
-// stuckScan is a scan that waits for its client, with its row.
+// waitingSince is when a request began to wait for its client, if it does.
+func (o *openSnapshot) waitingSince() (since time.Duration, waits bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.since, o.waiting
+}
+
+// stuckScan is a scan that waits for its client, with its row. A scan also waits for a moment while the
+// transport takes a page, and then goes on.
 func (h *harness) stuckScan(t testing.TB, r *pb.ScanRequest) (grpc.ServerStreamingClient[pb.ScanResponse], *openSnapshot) {
 	t.Helper()
 	stream := h.startScan(t, r)
-	info := h.theSnapshot(t, pb.SnapshotInfo_KIND_SCAN, func(s *pb.SnapshotInfo) bool { return s.Idle != nil })
+	const stuck = 50 * time.Millisecond
+	info := h.theSnapshot(t, pb.SnapshotInfo_KIND_SCAN, func(s *pb.SnapshotInfo) bool { return s.Idle != nil && s.Idle.AsDuration() >= stuck })
 	return stream, h.snapshots.find(info.Id)
 }
 
@@ -135,21 +144,20 @@ func TestSnapshotOfAScanIsGivenUpWhileItWaits(t *testing.T) {
 	stuck, row := h.stuckScan(t, &pb.ScanRequest{})
 	proceeding := h.startScan(t, &pb.ScanRequest{PageBytes: 64 << 10})
 	pages := 1
+	stuckSince, _ := row.waitingSince()
 	eventually(t, "the other scan waits later than the stuck one", func() bool {
 		for _, o := range h.snapshots.list() {
-			if o.mu.Lock(); o.id != row.id && o.waiting && o.since > row.since {
-				o.mu.Unlock()
+			if since, waits := o.waitingSince(); o.id != row.id && waits && since > stuckSince {
 				return true
 			}
-			o.mu.Unlock()
 		}
 		return false
 	})
-	h.expireSnapshots(row.since + time.Hour - 1)
+	h.expireSnapshots(stuckSince + time.Hour - 1)
 	if n := len(h.snapshots.list()); n != 2 {
 		t.Fatalf("%d snapshots a nanosecond before the time, want 2", n)
 	}
-	h.expireSnapshots(row.since + time.Hour)
+	h.expireSnapshots(stuckSince + time.Hour)
 	if n := h.store.Stats().Snapshots.Snapshots; n != 1 {
 		t.Errorf("%d snapshots are held after the time, want 1", n)
 	}
