@@ -33,6 +33,7 @@ type call struct {
 	// The connection's mutex guards the rest.
 	changed  sync.Cond // of the goroutines that receive and send
 	returned bool      // the handler has returned: the stream counts until its answer is sent
+	failed   error     // with which the stream ends when what is pending has been sent
 	header   metadata.MD
 	trailer  metadata.MD
 	inbox
@@ -127,6 +128,7 @@ func (k *call) wake() {
 // removedLocked tells the handler that its stream has ended.
 func (k *call) removedLocked() {
 	k.stopLocked()
+	k.dropLocked()
 	k.returnLentLocked()
 	k.changed.Broadcast()
 }
@@ -140,6 +142,9 @@ func (k *call) stopLocked() {
 
 // endedLocked is why nothing can be received or sent any more, or nil.
 func (k *call) endedLocked() error {
+	if k.failed != nil {
+		return k.failed
+	}
 	if k.stream.gone || k.returned || k.late != nil && k.ctx.Err() != nil {
 		return status.FromContextError(k.reasonLocked()).Err()
 	}
@@ -154,15 +159,26 @@ func (k *call) reasonLocked() error {
 }
 
 // fail ends the stream with an error of receiving or sending, unless it has ended. What the handler
-// returns later is dropped.
+// returns later is dropped. The status comes after what was sent: within a message, clients of gRPC would
+// not look at it. After its deadline the client waits for neither.
 func (k *call) fail(err error) error {
 	st := status.Convert(err)
 	k.conn.mu.Lock()
 	defer k.conn.mu.Unlock()
-	if !k.stream.gone && !k.returned {
+	switch {
+	case k.stream.gone || k.returned || k.failed != nil:
+		return st.Err()
+	case len(k.stream.pending) == 0 || k.endedLocked() != nil:
 		k.conn.failLocked(k.stream, st)
-		k.conn.flushSoonLocked()
+	default:
+		k.failed = st.Err()
+		k.dropLocked()
+		k.stopLocked()
+		k.changed.Broadcast()
+		k.endWithLocked(st)
+		k.conn.queueLocked(k.stream)
 	}
+	k.conn.flushSoonLocked()
 	return st.Err()
 }
 
@@ -176,12 +192,16 @@ func (k *call) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k.dropLocked()
+	k.releaseLocked()
 	k.returned = true
 	k.stopLocked()
 	k.changed.Broadcast()
 	if s.gone {
 		c.closeStreamLocked()
 		c.drainedLocked()
+		return
+	}
+	if k.failed != nil { // its status is on its way
 		return
 	}
 	if st.Code() == codes.OK && len(k.trailer) == 0 {

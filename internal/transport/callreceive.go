@@ -206,12 +206,12 @@ func (k *call) changedLocked() {
 	}
 }
 
-// dropLocked drops what has come and will not be taken.
+// dropLocked drops what has come and will not be taken, so that the client may send as much on other
+// streams. The message that was taken last stays reserved until the handler returns.
 func (k *call) dropLocked() {
 	k.dropped = true
 	k.conn.takenLocked(len(k.received) - k.counted)
 	k.received, k.spare, k.counted = nil, nil, 0
-	k.releaseLocked()
 }
 
 // within reports whether a part of a message has come, and not its end.

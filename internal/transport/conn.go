@@ -250,10 +250,15 @@ func (c *Conn) fail(err error) {
 		c.mu.Lock()
 		c.out.buf = appendGoAway(c.out.buf, c.lastStream, e.code, e.text)
 		c.draining, c.goneAway = true, true
-		for c.out.flushing && !c.ended {
+		for end := c.out.written + uint64(c.out.writing+len(c.out.buf)); c.out.flushing && c.out.written < end && !c.ended; {
 			c.out.room.Wait()
 		}
-		c.flushLocked()
+		if !c.out.flushing {
+			c.flushLocked()
+		}
+		if c.halfClosed = true; c.cause == nil {
+			c.cause = err
+		}
 		c.mu.Unlock()
 		linger(c.raw)
 	}

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"math"
 	"sync"
 
 	"golang.org/x/net/http2"
@@ -10,6 +11,10 @@ import (
 // outMax is how many bytes may wait for the socket before senders wait, and before answers stay with
 // their streams. Control frames, and one answer, may come on top.
 const outMax = 64 << 10
+
+// flushWritesMax is how often the reader or a handler writes in a row. Handlers may add to the output as
+// fast as it is written, and without an end if the client's windows are large.
+const flushWritesMax = 4
 
 // output is what will be written to the socket next. The connection's mutex guards it.
 type output struct {
@@ -55,8 +60,8 @@ func appendGoAway(b []byte, last uint32, code http2.ErrCode, text string) []byte
 	return append(b, text...)
 }
 
-// flush writes what is to be sent, and what is added meanwhile. If another goroutine does so
-// already, it returns at once.
+// flush writes what is to be sent. What is added meanwhile is written by it or by another goroutine. If
+// a goroutine writes already, flush returns at once.
 func (c *Conn) flush() {
 	c.mu.Lock()
 	if !c.out.flushing {
@@ -67,13 +72,29 @@ func (c *Conn) flush() {
 
 func (c *Conn) flushLocked() {
 	c.out.flushing = true
-	for {
+	c.writeLocked(flushWritesMax)
+}
+
+// goOnFlushing writes until nothing is to be sent, however long that takes.
+func (c *Conn) goOnFlushing() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writeLocked(math.MaxInt)
+}
+
+// writeLocked writes at most so often. If that is not all, a goroutine goes on flushing.
+func (c *Conn) writeLocked(most int) {
+	for writes := 0; ; writes++ {
 		c.pumpLocked()
 		if c.halfClosed {
 			c.out.buf = c.out.buf[:0]
 		}
 		if len(c.out.buf) == 0 || c.ended {
 			break
+		}
+		if writes == most {
+			c.server.goroutines.Go(c.goOnFlushing)
+			return
 		}
 		buf := c.out.buf
 		c.out.buf, c.out.spare = c.out.spare[:0], nil
