@@ -298,21 +298,21 @@ func TestKvctlLockRunsOneCommandAtATime(t *testing.T) {
 	}
 }
 
-// TestKvctlLockEndsItsCommandWhenTheLockIsLost kills the server.
+// TestKvctlLockEndsItsCommandWhenTheLockIsLost kills the server once the command runs: others see the lock as held before kvctl has
+// its answer.
 func TestKvctlLockEndsItsCommandWhenTheLockIsLost(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	done := make(chan string, 1)
+	running, done := filepath.Join(t.TempDir(), "running"), make(chan string, 1)
 	go func() {
-		stdout, stderr, code := s.kvctl("", "lock", "--ttl", "1s", "--timeout", "1s", "job", "--", "sh", "-c", "trap 'echo term; exit 0' TERM; while :; do sleep 0.01; done")
+		stdout, stderr, code := s.kvctl("", "lock", "--ttl", "1s", "--timeout", "1s", "job", "--", "sh", "-c",
+			`trap 'echo term; exit 0' TERM; : > "$0"; while :; do sleep 0.01; done`, running)
 		done <- fmt.Sprint(code, " ", stdout, stderr)
 	}()
-	c := s.dial(s.endpoint)
-	for {
-		if h, err := c.LockHolder(t.Context(), []byte("job")); err == nil && h.Token != 0 {
-			break
+	for _, err := os.Stat(running); err != nil; _, err = os.Stat(running) {
+		if time.Sleep(10 * time.Millisecond); len(done) > 0 {
+			t.Fatalf("the command was not run: %s", <-done)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	s.signal(syscall.SIGKILL)
 	if got := <-done; !strings.HasPrefix(got, "4 term\n") {
