@@ -36,7 +36,7 @@ const lockWait = time.Minute
 //
 // After an error the lock is not held for this call: if the server may have acquired it, it is released in the background, which
 // ends with the lease at the latest.
-func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) (_ *Lock, err error) {
+func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) (*Lock, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -48,7 +48,7 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 	}()
 	var unanswered []uint64
 	defer func() {
-		if err != nil && len(unanswered) > 0 {
+		if len(unanswered) > 0 { // with the lock, too: an earlier request that arrives late would acquire it after its release
 			go c.undoAttempts(bytes.Clone(name), l, unanswered)
 		}
 	}()

@@ -18,7 +18,8 @@ import (
 type lostAnswers struct {
 	kvpb.LocksClient
 	cancel   context.CancelFunc
-	failures int // of AcquireLock that may be repeated, before the caller is cancelled
+	failures int    // of AcquireLock that may be repeated, before the caller is cancelled
+	token    uint64 // the caller gets this one instead of being cancelled
 	acquired []uint64
 	released chan *kvpb.ReleaseLockRequest
 	refused  int // of ReleaseLock
@@ -27,6 +28,9 @@ type lostAnswers struct {
 func (l *lostAnswers) AcquireLock(_ context.Context, r *kvpb.AcquireLockRequest, _ ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
 	if l.acquired = append(l.acquired, r.GetAttempt()); len(l.acquired) <= l.failures {
 		return nil, status.Error(codes.Unavailable, "the connection broke")
+	}
+	if l.token != 0 {
+		return &kvpb.AcquireLockResponse{Acquired: true, Token: l.token}, nil
 	}
 	l.cancel()
 	return nil, status.Error(codes.Canceled, "the caller has gone")
@@ -112,5 +116,31 @@ func TestLockEndsWithTheCauseOfItsContext(t *testing.T) {
 	}
 	if _, err := c.Lock(t.Context(), []byte("name"), lease, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
+	}
+}
+
+// TestRepeatedLockUndoesItsLostRequests: the call has the lock with its last request. An earlier one may still be on its way, and
+// would acquire the lock anew after it was released.
+func TestRepeatedLockUndoesItsLostRequests(t *testing.T) {
+	c, err := Dial("localhost:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	defer close(lease.closed)
+	locks := &lostAnswers{failures: 2, token: 5, released: make(chan *kvpb.ReleaseLockRequest, 2)}
+	c.locks = locks
+	lock, err := c.Lock(t.Context(), []byte("name"), lease, nil)
+	if err != nil || lock.Token() != 5 {
+		t.Fatal(lock, err)
+	}
+	select {
+	case r := <-locks.released:
+		if r.GetToken() != 0 || r.GetLeaseId() != 7 || !slices.Equal(r.GetAttempts(), locks.acquired[:2]) {
+			t.Errorf("released %v, acquired %v", r, locks.acquired)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is undone")
 	}
 }

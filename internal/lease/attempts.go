@@ -36,22 +36,22 @@ const (
 func NewAttempt() uint64 { return rand.Uint64() | 1 }
 
 // encodeAttempts is the value of a lock's attachment; nothing if there is an attempt that cannot be undone.
-func encodeAttempts(attempts []uint64) (value []byte) {
-	if len(attempts) > attemptsMax {
+func encodeAttempts(numbers []uint64) (value []byte) {
+	if len(numbers) > attemptsMax {
 		return nil
 	}
-	for _, attempt := range attempts {
-		value = binary.LittleEndian.AppendUint64(value, attempt)
+	for _, number := range numbers {
+		value = binary.LittleEndian.AppendUint64(value, number)
 	}
 	return value
 }
 
 // decodeAttempts returns nil if there is an attempt that cannot be undone.
-func decodeAttempts(value []byte) (attempts []uint64) {
+func decodeAttempts(value []byte) (numbers []uint64) {
 	for ; len(value) >= 8; value = value[8:] {
-		attempts = append(attempts, binary.LittleEndian.Uint64(value))
+		numbers = append(numbers, binary.LittleEndian.Uint64(value))
 	}
-	return attempts
+	return numbers
 }
 
 // lockAttachment is the key of the attachment of a lock, without the keyspace.
@@ -65,7 +65,7 @@ func (m *Manager) Undo(ctx context.Context, name []byte, id ID, attempts []uint6
 	if err := m.checkLock(name, nil); err != nil {
 		return false, 0, err
 	}
-	m.locks.undo(name, attempts)
+	m.locks.undo(name, id, attempts)
 	x, err := m.store.Session()
 	if err != nil {
 		return false, 0, err

@@ -35,6 +35,7 @@ type Held struct {
 	Token keys.Epoch // zero if the lock is not held
 	Lease ID
 	Value []byte
+	Await keys.Epoch // of Acquire: the answer may be sent once it is durable
 }
 
 func (m *Manager) checkLock(name, value []byte) error {
@@ -47,13 +48,13 @@ func (m *Manager) checkLock(name, value []byte) error {
 	return m.store.RequireFeatureLevel(keys.FeatureLevelHistory, "locks")
 }
 
-// Acquire makes a lease the holder of a lock, and returns its token; the caller answers once that epoch is durable. If the
+// Acquire makes a lease the holder of a lock, and returns its token; the caller answers once Held.Await is durable. If the
 // lease holds the lock already, it is the token of then. If another one does, Acquire waits for its turn until ctx ends, or
 // without wait returns ErrHeld and the holder. If the lease ends meanwhile, the error is ErrNotFound or ErrRevoking; if the attempt
 // was undone, it is ErrUndone.
 //
 // The caller undoes the attempt if it cannot answer with the token.
-func (m *Manager) Acquire(ctx context.Context, attempt uint64, name []byte, id ID, value []byte, wait bool) (Held, error) {
+func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID, value []byte, wait bool) (Held, error) {
 	if err := m.checkLock(name, value); err != nil {
 		return Held{}, err
 	}
@@ -61,7 +62,7 @@ func (m *Manager) Acquire(ctx context.Context, attempt uint64, name []byte, id I
 	if err != nil {
 		return Held{}, err
 	}
-	w, err := m.locks.join(name, attempt, false)
+	w, err := m.locks.wait(name, attempt{id, number})
 	if err != nil {
 		return Held{}, err
 	}
@@ -69,17 +70,13 @@ func (m *Manager) Acquire(ctx context.Context, attempt uint64, name []byte, id I
 	e.mu.Lock()
 	ended := e.endedLocked()
 	e.mu.Unlock()
-	for first := true; ; first = false {
-		if turn := m.locks.first(name, w); turn || first { // the lease may hold the lock already
-			held, err := m.tryAcquire(ctx, attempt, name, e, value, turn)
-			if err != nil || held.Lease == id {
-				return held, err
-			}
-			if !wait {
-				return held, ErrHeld
-			}
-		} else if m.locks.isUndone(attempt) {
-			return Held{}, ErrUndone
+	for { // even if it is not its turn: the lease may hold the lock already
+		held, err := m.tryAcquire(ctx, w.attempt, name, e, value, m.locks.first(name, w))
+		if err != nil || held.Lease == id {
+			return held, err
+		}
+		if !wait {
+			return held, ErrHeld
 		}
 		select {
 		case <-w.look:
@@ -102,7 +99,7 @@ func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
 }
 
 // tryAcquire acquires the lock if it is not held and take is set, and returns the holder.
-func (m *Manager) tryAcquire(ctx context.Context, attempt uint64, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
+func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
 	x, err := m.store.Session()
 	if err != nil {
 		return Held{}, err
@@ -118,13 +115,13 @@ func (m *Manager) tryAcquire(ctx context.Context, attempt uint64, name []byte, e
 		if err != nil {
 			return err
 		}
-		if m.locks.isUndone(attempt) {
+		if m.locks.isUndone(a) {
 			return ErrUndone
 		}
 		if n.Found {
 			held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: slices.Clone(n.Value)}
 			if held.Lease == e.id { // the token is worth nothing once the revocation is committed
-				return errors.Join(m.checkLive(e.id), tellToken(l, uint64(e.id), internal, attempt))
+				return errors.Join(m.checkLive(e.id), tellToken(l, uint64(e.id), internal, a.number))
 			}
 			return nil
 		}
@@ -133,7 +130,7 @@ func (m *Manager) tryAcquire(ctx context.Context, attempt uint64, name []byte, e
 		}
 		taken = true
 		l.Write().Batch.SetMetadata(keys.SpaceSystem, key, &metadata.Fields{Lease: uint64(e.id)}, value)
-		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{attempt}))
+		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{a.number}))
 		return nil
 	})
 	epoch, err := x.Commit(ctx, w)
@@ -146,18 +143,19 @@ func (m *Manager) tryAcquire(ctx context.Context, attempt uint64, name []byte, e
 	case held.Token != 0:
 		m.locks.changed(name, held, held.Token)
 	}
+	held.Await = max(held.Token, epoch) // the note that this attempt was told the token, too
 	return held, err
 }
 
 // tellToken notes that one more attempt of the lease that holds a lock is told its token.
-func tellToken(l *mvcc.Latched, id uint64, internal []byte, attempt uint64) error {
+func tellToken(l *mvcc.Latched, id uint64, internal []byte, number uint64) error {
 	attachment := lockAttachment(id, internal)
 	record, err := l.Newest(keys.Append(nil, keys.SpaceSystem, attachment))
 	if err != nil {
 		return err
 	}
-	if all := decodeAttempts(record.Value); len(all) > 0 && !slices.Contains(all, attempt) {
-		l.Write().Batch.SetRecord(keys.SpaceSystem, attachment, encodeAttempts(append(all, attempt)))
+	if all := decodeAttempts(record.Value); len(all) > 0 && !slices.Contains(all, number) {
+		l.Write().Batch.SetRecord(keys.SpaceSystem, attachment, encodeAttempts(append(all, number)))
 	}
 	return nil
 }
@@ -218,7 +216,7 @@ func (m *Manager) Observe(ctx context.Context, name []byte, yield func(held Held
 	if err := m.checkLock(name, nil); err != nil {
 		return err
 	}
-	w, err := m.locks.join(name, 0, true)
+	w, err := m.locks.observe(name)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -13,9 +14,15 @@ type lockTable struct {
 	count  int // of waiters and observers
 	max    int
 
-	undone      map[uint64]struct{}
-	undoneOrder []uint64 // the same, as a ring
+	undone      map[attempt]struct{}
+	undoneOrder []attempt // the same, as a ring
 	undoneNext  int
+}
+
+// attempt is a request of a lease to acquire a lock.
+type attempt struct {
+	lease  ID
+	number uint64
 }
 
 // undoneMax bounds the attempts that are remembered as undone. A request can be so much later than the one that undoes it only
@@ -23,9 +30,11 @@ type lockTable struct {
 const undoneMax = 1 << 16
 
 // lockQueue is what waits for one lock, and what is known of its holder. It exists while something waits for the lock, or observes
-// it, so that a change wakes only what it concerns: the first waiter when the lock is free, and observers with what they yield.
+// it, so that a change wakes only what it concerns: the first waiter when the lock is free, the others of a lease that has become the
+// holder, and observers with what they yield.
 type lockQueue struct {
 	waiters   []*lockWaiter // the first one may acquire the lock
+	leases    map[ID]int    // how many of the waiters each lease has
 	observers map[*lockWaiter]struct{}
 	holder    Held
 	at        keys.Epoch // of the commit that made it the holder, or the lock free; zero if nothing is known
@@ -34,7 +43,7 @@ type lockQueue struct {
 // lockWaiter is a request. Its channel holds a token if it must look again.
 type lockWaiter struct {
 	look    chan struct{}
-	attempt uint64
+	attempt attempt // zero of observers
 }
 
 func (w *lockWaiter) signal() {
@@ -54,8 +63,32 @@ func (q *lockQueue) wakeFirst() {
 	}
 }
 
-// join enters a request into the queue of a lock, or among its observers.
-func (t *lockTable) join(name []byte, attempt uint64, observes bool) (*lockWaiter, error) {
+// wakeOthers wakes the waiters of the holder's lease: they have the lock as well.
+func (q *lockQueue) wakeOthers() {
+	if q.leases[q.holder.Lease] < 2 { // what has acquired the lock is one of them
+		return
+	}
+	for _, w := range q.waiters {
+		if w.attempt.lease == q.holder.Lease {
+			w.signal()
+		}
+	}
+}
+
+// wait enters an attempt into the queue of a lock.
+func (t *lockTable) wait(name []byte, a attempt) (*lockWaiter, error) {
+	return t.join(name, a, func(q *lockQueue, w *lockWaiter) {
+		q.waiters = append(q.waiters, w)
+		q.leases[a.lease]++
+	})
+}
+
+// observe enters a request among the observers of a lock.
+func (t *lockTable) observe(name []byte) (*lockWaiter, error) {
+	return t.join(name, attempt{}, func(q *lockQueue, w *lockWaiter) { q.observers[w] = struct{}{} })
+}
+
+func (t *lockTable) join(name []byte, a attempt, enter func(*lockQueue, *lockWaiter)) (*lockWaiter, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.count >= t.max {
@@ -63,15 +96,11 @@ func (t *lockTable) join(name []byte, attempt uint64, observes bool) (*lockWaite
 	}
 	q := t.queues[string(name)]
 	if q == nil {
-		q = &lockQueue{observers: map[*lockWaiter]struct{}{}}
+		q = &lockQueue{leases: map[ID]int{}, observers: map[*lockWaiter]struct{}{}}
 		t.queues[string(name)] = q
 	}
-	w := &lockWaiter{look: make(chan struct{}, 1), attempt: attempt}
-	if observes {
-		q.observers[w] = struct{}{}
-	} else {
-		q.waiters = append(q.waiters, w)
-	}
+	w := &lockWaiter{look: make(chan struct{}, 1), attempt: a}
+	enter(q, w)
 	t.count++
 	return w, nil
 }
@@ -93,6 +122,9 @@ func (t *lockTable) leave(name []byte, w *lockWaiter) {
 }
 
 func (q *lockQueue) remove(w *lockWaiter) {
+	if q.leases[w.attempt.lease]--; q.leases[w.attempt.lease] == 0 {
+		delete(q.leases, w.attempt.lease)
+	}
 	for i := range q.waiters {
 		if q.waiters[i] == w {
 			q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
@@ -122,6 +154,7 @@ func (t *lockTable) changed(name []byte, holder Held, at keys.Epoch) {
 	}
 	q.holder, q.at = holder, at
 	q.wakeFirst()
+	q.wakeOthers()
 	for w := range q.observers {
 		w.signal()
 	}
@@ -135,39 +168,46 @@ func (t *lockTable) holder(name []byte) (Held, keys.Epoch) {
 	return q.holder, q.at
 }
 
-// undo remembers attempts as undone, and wakes those that wait.
-func (t *lockTable) undo(name []byte, attempts []uint64) {
+// undo remembers attempts of a lease as undone, and wakes those that wait.
+func (t *lockTable) undo(name []byte, lease ID, numbers []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.undone == nil {
-		t.undone = map[uint64]struct{}{}
+	for _, number := range numbers {
+		t.rememberLocked(attempt{lease, number})
 	}
-	for _, attempt := range attempts {
-		if _, twice := t.undone[attempt]; twice {
-			continue
-		}
-		t.undone[attempt] = struct{}{}
-		if len(t.undoneOrder) < undoneMax {
-			t.undoneOrder = append(t.undoneOrder, attempt)
-			continue
-		}
-		delete(t.undone, t.undoneOrder[t.undoneNext])
-		t.undoneOrder[t.undoneNext] = attempt
-		t.undoneNext = (t.undoneNext + 1) % undoneMax
+	q := t.queues[string(name)]
+	if q == nil || q.leases[lease] == 0 {
+		return
 	}
-	if q := t.queues[string(name)]; q != nil {
-		for _, w := range q.waiters {
-			if _, gone := t.undone[w.attempt]; gone {
-				w.signal()
-			}
+	for _, w := range q.waiters {
+		if w.attempt.lease == lease && slices.Contains(numbers, w.attempt.number) {
+			w.signal()
 		}
 	}
 }
 
+// rememberLocked remembers an attempt as undone, and forgets the oldest one if there are too many.
+func (t *lockTable) rememberLocked(a attempt) {
+	if t.undone == nil {
+		t.undone = map[attempt]struct{}{}
+	}
+	if _, twice := t.undone[a]; twice {
+		return
+	}
+	t.undone[a] = struct{}{}
+	if len(t.undoneOrder) < undoneMax {
+		t.undoneOrder = append(t.undoneOrder, a)
+		return
+	}
+	delete(t.undone, t.undoneOrder[t.undoneNext])
+	t.undoneOrder[t.undoneNext] = a
+	t.undoneNext = (t.undoneNext + 1) % undoneMax
+}
+
 // isUndone reports whether an attempt was undone before it was executed.
-func (t *lockTable) isUndone(attempt uint64) bool {
+func (t *lockTable) isUndone(a attempt) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, gone := t.undone[attempt]
+	_, gone := t.undone[a]
 	return gone
 }

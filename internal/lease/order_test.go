@@ -151,7 +151,7 @@ func TestWaiterThatLeavesPassesItsTurnOn(t *testing.T) {
 	table := lockTable{queues: map[string]*lockQueue{}, max: 2}
 	var waiters [2]*lockWaiter
 	for i := range waiters {
-		w, err := table.join(lock, 0, false)
+		w, err := table.wait(lock, attempt{ID(i + 1), 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -84,6 +84,80 @@ func TestUndoneAttemptNeverKeepsALock(t *testing.T) {
 	holder(2)
 }
 
+// TestWaitersOfTheHoldersLeaseAreTold: requests of one lease wait for a lock. All have it when the lease acquires it, whichever is
+// first; the first may be that of a connection that has broken, and the second its repetition.
+func TestWaitersOfTheHoldersLeaseAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := mustOpen(t, vfs.NewMem(), Options{})
+		defer h.stop()
+		h.mustGrant(1, time.Hour)
+		h.mustGrant(2, time.Hour)
+		token := h.mustAcquire(1, "")
+		tokens := make(chan keys.Epoch, 20)
+		for range cap(tokens) {
+			go func() {
+				held, err := h.Acquire(context.Background(), NewAttempt(), lock, 2, nil, true)
+				if err != nil {
+					t.Error(err)
+				}
+				tokens <- held.Token
+			}()
+			synctest.Wait()
+		}
+		if _, _, err := h.Release(context.Background(), lock, token); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if len(tokens) != cap(tokens) {
+			t.Errorf("%d of %d requests of the lease that holds the lock are answered", len(tokens), cap(tokens))
+		}
+		if held, _, err := h.Holder(context.Background(), lock); err != nil || held.Lease != 2 {
+			t.Fatalf("%+v, %v", held, err)
+		}
+		if err := h.Revoke(context.Background(), 2); err != nil { // ends those that still wait
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestAttemptThatWasToldTheTokenIsNotForgottenByACrash: the second attempt of a lease is told the token of the lock that the first one
+// has acquired. After a crash at that moment, to undo the first one does not release what the second one has.
+func TestAttemptThatWasToldTheTokenIsNotForgottenByACrash(t *testing.T) {
+	fs := vfs.NewMem()
+	h := mustOpen(t, fs, Options{})
+	h.mustGrant(1, time.Hour)
+	for attempt := uint64(1); attempt <= 2; attempt++ {
+		held, err := h.Acquire(context.Background(), attempt, lock, 1, nil, false)
+		if err == nil {
+			err = h.store.Wait(context.Background(), held.Await, mvcc.DurabilitySync)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	crashed := fs.Crash(1, vfs.SurviveNone)
+	h.stop()
+	h = mustOpen(t, crashed, Options{})
+	defer h.stop()
+	if released, _, err := h.Undo(context.Background(), lock, 1, []uint64{1}); err != nil || released {
+		t.Errorf("the lock of attempt 2 is released with attempt 1: %v, %v", released, err)
+	}
+	h.checkRecords()
+}
+
+// TestAttemptsOfOtherLeasesAreNotUndone: numbers of attempts are those of a lease.
+func TestAttemptsOfOtherLeasesAreNotUndone(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	if _, _, err := h.Undo(context.Background(), []byte("other"), 2, []uint64{1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Acquire(context.Background(), 1, lock, 1, nil, false); err != nil {
+		t.Errorf("attempt 1 of lease 1, after attempt 1 of lease 2 was undone: %v", err)
+	}
+}
+
 // TestUndoBesideAcquireLeavesNoLock runs both at once, tens of thousands of times.
 func TestUndoBesideAcquireLeavesNoLock(t *testing.T) {
 	h := mustOpen(t, vfs.NewMem(), Options{})

@@ -38,7 +38,7 @@ func (s *lockService) AcquireLock(ctx context.Context, req *pb.AcquireLockReques
 			return err
 		}
 		out.Acquired, out.Token, out.LeaseId = err == nil, uint64(held.Token), uint64(held.Lease)
-		err = s.awaitOwn(ctx, held.Token)
+		err = s.awaitOwn(ctx, held.Await)
 		if out.Acquired && ctx.Err() != nil { // the client gets no answer
 			s.undo(ctx, req, attempt)
 		}

@@ -85,3 +85,34 @@ func TestAttemptsAreUndoneOverTheWire(t *testing.T) {
 		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	}
 }
+
+// TestTokenIsToldWhenItsNoteIsDurable: the lock is held and durable. A second attempt of its lease is answered when the note that it
+// was told the token is durable, too: after a crash, to undo the first attempt must not release what the second has.
+func TestTokenIsToldWhenItsNoteIsDurable(t *testing.T) {
+	h := mustStart(t)
+	if _, err := pb.NewLeasesClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	locks := pb.NewLocksClient(h.conn)
+	first, err := locks.AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("l"), LeaseId: 1, Attempt: 1})
+	if err != nil || !first.GetAcquired() {
+		t.Fatal(first, err)
+	}
+	until := make(chan struct{})
+	rule := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: until})
+	release := sync.OnceFunc(func() {
+		rule.Remove()
+		close(until)
+	})
+	t.Cleanup(release)
+	short, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
+	defer cancel()
+	request := &pb.AcquireLockRequest{Name: []byte("l"), LeaseId: 1, Attempt: 2}
+	if out, err := locks.AcquireLock(short, request); err == nil {
+		t.Errorf("%v is answered while its note is not durable", out)
+	}
+	release()
+	if out, err := locks.AcquireLock(testContext(t), request); err == nil && out.GetToken() != first.GetToken() {
+		t.Errorf("token %d, and %d before", out.GetToken(), first.GetToken())
+	}
+}

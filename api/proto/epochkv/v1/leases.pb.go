@@ -704,7 +704,7 @@ type AcquireLockRequest struct {
 	// How long to wait while another lease holds the lock: 0 or not set means not at all. Waiting ends with the request's
 	// deadline, too. A waiter that leaves loses its place, and so do all of them when the server restarts.
 	Wait *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
-	// A random number that no other request has, so that ReleaseLock can undo this one although its answer was lost. 0: none.
+	// A random number that no other request of the lease has, so that ReleaseLock can undo this one although its answer was lost. 0: none.
 	Attempt       uint64 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
