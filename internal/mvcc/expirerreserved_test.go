@@ -9,7 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/metadata"
 )
 
-// TestExpirerWaitsForReservedEpochs: a key with a deadline is installed, and invisible behind a commit that is not, when a pass of the
+// TestExpirerWaitsForReservedEpochs: a key with a deadline is installed, and invisible, because a commit before it is not installed, when a pass of the
 // expirer begins. The pass sets the next deadline to none, so it must see the key: nothing else will look for it.
 func TestExpirerWaitsForReservedEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
