@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 )
 
@@ -28,6 +31,8 @@ type Info struct {
 	Names    []string // DNS names and addresses that the certificate is for
 	Serial   string
 	NotAfter time.Time // the first time at which a certificate of the chain expires
+
+	KeyExposed bool // accounts that have nothing to do with the file may read the key
 
 	ClientAuthorities         int
 	ClientAuthoritiesNotAfter time.Time // when the last of them expires; zero without any
@@ -75,41 +80,55 @@ func (f *Files) stamps() (stamps [3]stamp) {
 }
 
 // load reads and checks all files.
-func (f *Files) load(now time.Time) (*state, error) {
+func (f *Files) load(now func() time.Time) (*state, error) {
 	before := f.stamps()
 	var texts [3][]byte
+	var modes [3]fs.FileMode
 	digest := sha256.New()
 	for i, name := range f.names() {
-		text, err := readFile(name)
-		if err != nil {
+		var err error
+		if texts[i], modes[i], err = readFile(name); err != nil {
 			return nil, err
 		}
-		texts[i] = text
-		fmt.Fprintf(digest, "%d:", len(text))
-		digest.Write(text)
+		fmt.Fprintf(digest, "%d:", len(texts[i]))
+		digest.Write(texts[i])
 	}
+	at := now()
 	if f.stamps() != before {
 		return nil, errChanging
 	}
-	s, err := f.parse(texts, now)
+	s, err := f.parse(texts, at)
 	if err != nil {
 		return nil, err
 	}
 	s.digest = [sha256.Size]byte(digest.Sum(nil))
+	s.info.KeyExposed = modes[1].Perm()&othersMay != 0
 	return s, nil
 }
 
-func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name)
+// othersMay are the permissions that a key must not have. A group may have some: Kubernetes gives a
+// secret to the group of the server's account.
+const othersMay = 0o007
+
+// readFile reads a regular file. It does not wait: opening a pipe would, until a program writes to it.
+func readFile(name string) ([]byte, fs.FileMode, error) {
+	file, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer func() { _ = file.Close() }() // only read
+	info, err := file.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, 0, fmt.Errorf("%s is not a regular file; name a PEM file", name)
+	}
 	text, err := io.ReadAll(io.LimitReader(file, fileBytesMax+1))
 	if err == nil && len(text) > fileBytesMax {
 		err = fmt.Errorf("%s is longer than %d bytes; name a PEM file", name, fileBytesMax)
 	}
-	return text, err
+	return text, info.Mode(), err
 }
 
 func (f *Files) parse(texts [3][]byte, now time.Time) (*state, error) {
@@ -166,21 +185,27 @@ func infoOf(chain []*x509.Certificate) Info {
 	return info
 }
 
-// parseCertificates reads every certificate of a file. A block that is not complete is an error, and
-// not the end: a file that is half written would else have fewer authorities.
+// parseCertificates reads every certificate of a file. A block that cannot be read is an error: pem.Decode
+// passes over it, so that a file that is damaged or half written would have fewer authorities.
 func parseCertificates(name string, text []byte) (all []*x509.Certificate, err error) {
-	for rest := text; ; {
-		var block *pem.Block
-		if bytes.Contains(rest, []byte("-----")) {
-			block, rest = pem.Decode(rest)
-		}
+	rest := text
+	for number := 1; ; number++ {
+		block, after := pem.Decode(rest)
 		if block == nil {
 			if bytes.Contains(rest, []byte("-----")) {
-				return nil, fmt.Errorf("%s: PEM block %d is not complete", name, len(all)+1)
+				return nil, fmt.Errorf("%s: PEM block %d is not complete", name, number)
 			}
 			break
 		}
+		read := rest[:len(rest)-len(after)]
+		if bytes.Count(read, []byte("-----BEGIN")) != 1 || bytes.Count(read, []byte("-----END")) != 1 {
+			return nil, fmt.Errorf("%s: PEM block %d cannot be read: it is damaged, or does not begin at the beginning of a line", name, number)
+		}
+		rest = after
 		if block.Type != "CERTIFICATE" {
+			if strings.HasSuffix(block.Type, "CERTIFICATE") {
+				return nil, fmt.Errorf("%s: PEM block %d is a %s; expected CERTIFICATE (openssl x509 converts it)", name, number, block.Type)
+			}
 			continue // a key beside its certificate
 		}
 		c, err := x509.ParseCertificate(block.Bytes)

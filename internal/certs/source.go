@@ -3,6 +3,7 @@ package certs
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,9 @@ const (
 	checkEvery = 10 * time.Second
 	// stableFor is how long changed files must have kept their stamps before they are read.
 	stableFor = time.Second
+	// openAttempts and openPause are how often, and after which pause, the first load is tried while the
+	// files are being replaced.
+	openAttempts, openPause = 10, 100 * time.Millisecond
 )
 
 // Source has the current TLS configuration. Its methods may be called from many goroutines.
@@ -25,7 +29,9 @@ type Source struct {
 
 	reloads, failures atomic.Uint64
 
-	mu   sync.Mutex // held while files are read; guards what follows
+	reading sync.Mutex // held while files are read, which may take long; before mu
+
+	mu   sync.Mutex // a leaf; guards what follows
 	seen [3]stamp   // of the last load, also of one that failed
 	err  error      // of the last load
 }
@@ -35,13 +41,18 @@ func Open(files Files) (*Source, error) { return open(files, time.Now) }
 
 func open(files Files, now func() time.Time) (*Source, error) {
 	s := &Source{files: files, now: now, every: checkEvery, settles: stableFor}
-	s.seen = files.stamps()
-	first, err := files.load(now())
-	if err != nil {
-		return nil, err
+	for attempt := 1; ; attempt++ {
+		s.seen = files.stamps()
+		first, err := files.load(now)
+		if err == nil {
+			s.current.Store(first)
+			return s, nil
+		}
+		if !errors.Is(err, errChanging) || attempt == openAttempts {
+			return nil, err
+		}
+		time.Sleep(openPause)
 	}
-	s.current.Store(first)
-	return s, nil
 }
 
 // Config is the configuration for the next handshake. It must not be changed, and is another one
@@ -64,11 +75,44 @@ func (s *Source) Reloads() (succeeded, failed uint64) { return s.reloads.Load(),
 // Reload reads the files, checks all of them, and replaces the configuration if they differ. If
 // anything is wrong, the configuration stays as it is.
 func (s *Source) Reload() (changed bool, err error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	next, err := s.read()
+	return s.take(next, err)
+}
+
+// retry reads the files again after a load that failed: what was wrong may have ended without a change
+// of the files, such as their permissions, or a clock that differed from that of the authority. It reports
+// false if no load has failed, or if the error is the same.
+func (s *Source) retry() (again, changed bool, err error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	last := s.Err()
+	if last == nil {
+		return false, false, nil
+	}
+	next, err := s.read()
+	if err != nil && err.Error() == last.Error() {
+		return false, false, nil
+	}
+	changed, err = s.take(next, err)
+	return true, changed, err
+}
+
+// read loads the files. s.reading is held.
+func (s *Source) read() (*state, error) {
+	seen := s.files.stamps()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seen = s.files.stamps()
-	next, err := s.files.load(s.now())
+	s.seen = seen
+	s.mu.Unlock()
+	return s.files.load(s.now)
+}
+
+// take counts a load, and puts it in force if it differs. s.reading is held.
+func (s *Source) take(next *state, err error) (changed bool, _ error) {
+	s.mu.Lock()
 	s.err = err
+	s.mu.Unlock()
 	if err != nil {
 		s.failures.Add(1)
 		return false, err
@@ -89,8 +133,8 @@ func (s *Source) changed() (stamps [3]stamp, changed bool) {
 	return stamps, stamps != s.seen
 }
 
-// Watch reloads the files when they have changed and are stable, until ctx ends. It tells the result
-// of each reload.
+// Watch reloads the files when they have changed and are stable, and when the last load has failed, until
+// ctx ends. It tells the result of each reload, and the same error once.
 func (s *Source) Watch(ctx context.Context, told func(changed bool, err error)) {
 	ticker := time.NewTicker(s.every)
 	defer ticker.Stop()
@@ -102,6 +146,8 @@ func (s *Source) Watch(ctx context.Context, told func(changed bool, err error)) 
 		}
 		if s.stable(ctx) {
 			told(s.Reload())
+		} else if again, changed, err := s.retry(); again && ctx.Err() == nil {
+			told(changed, err)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,7 +107,18 @@ func TestFilesThatCannotBeUsedChangeNothing(t *testing.T) {
 		"expired intermediate":           {func(f Files) { mustWrite(t, f.Cert, good.Cert, oldAuthority.PEM().Cert) }, "server.crt"},
 		"an authority that is none":      {func(f Files) { mustWrite(t, f.ClientCA, ca.PEM().Cert, good.Cert) }, "not one of an authority"},
 		"only an expired authority":      {func(f Files) { mustWrite(t, f.ClientCA, oldAuthority.PEM().Cert) }, "expired at"},
-		"a file of data":                 {func(f Files) { mustWrite(t, f.Cert, make([]byte, fileBytesMax+1)) }, "name a PEM file"},
+		"a damaged first authority": {func(f Files) {
+			mustWrite(t, f.ClientCA, bytes.Replace(other.PEM().Cert, []byte("MII"), []byte("M!I"), 1), ca.PEM().Cert)
+		}, "PEM block 1 cannot be read"},
+		"a byte order mark": {func(f Files) { mustWrite(t, f.ClientCA, []byte("\xef\xbb\xbf"), other.PEM().Cert, ca.PEM().Cert) }, "PEM block 1 cannot be read"},
+		"a damaged block between others": {func(f Files) {
+			mustWrite(t, f.ClientCA, ca.PEM().Cert, other.PEM().Cert[30:], other.PEM().Cert)
+		}, "PEM block 2 cannot be read"},
+		"a trusted certificate": {func(f Files) {
+			mustWrite(t, f.ClientCA, bytes.ReplaceAll(other.PEM().Cert, []byte("CERTIFICATE"), []byte("TRUSTED CERTIFICATE")), ca.PEM().Cert)
+		}, "PEM block 1 is a TRUSTED CERTIFICATE"},
+		"a directory":    {func(f Files) { _ = errors.Join(os.Remove(f.Cert), os.Mkdir(f.Cert, 0o700)) }, "not a regular file"},
+		"a file of data": {func(f Files) { mustWrite(t, f.Cert, make([]byte, fileBytesMax+1)) }, "name a PEM file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := testFiles(t)
@@ -126,6 +139,7 @@ func TestFilesThatCannotBeUsedChangeNothing(t *testing.T) {
 			if s.Config() != before {
 				t.Error("the configuration was replaced")
 			}
+			_ = os.Remove(f.Cert)
 			f.mustWrite(t, good, ca)
 			if changed, err := s.Reload(); changed || err != nil || s.Err() != nil {
 				t.Errorf("the same files again: changed %v, %v", changed, err)
@@ -268,6 +282,134 @@ func TestChangedFilesAreLoadedOnceStable(t *testing.T) {
 		case <-told:
 		case <-time.After(20 * time.Second):
 			t.Fatal("the right key was not seen")
+		}
+	}
+}
+
+// TestPipesDoNotBlockTheServer: a file that is a pipe is refused. Reading it would wait for a program that
+// writes to it, and with it the health page and the end of the server.
+func TestPipesDoNotBlockTheServer(t *testing.T) {
+	ca := mustAuthority(t, "ca")
+	good := mustIssue(t, ca, testSubject("server", "localhost"))
+	for i := range 3 {
+		f := testFiles(t)
+		f.mustWrite(t, good, ca)
+		s, err := Open(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := f.names()[i]
+		if err := errors.Join(os.Remove(name), syscall.Mkfifo(name, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.Reload()
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(err.Error(), "not a regular file") {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: the reload waits", name)
+			writer, err := os.OpenFile(name, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = writer.Close()
+			_ = <-ended
+		}
+	}
+}
+
+// TestFailedLoadsAreTriedAgain: what was wrong with the files may end without a change of them, such as
+// permissions, or a clock that differed from that of the authority. The same error is told once.
+func TestFailedLoadsAreTriedAgain(t *testing.T) {
+	ca := mustAuthority(t, "ca")
+	f := testFiles(t)
+	f.mustWrite(t, mustIssue(t, ca, testSubject("first", "localhost")), ca)
+	var ahead atomic.Int64
+	s, err := open(f, func() time.Time { return testNow.Add(time.Duration(ahead.Load())) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.every, s.settles = time.Millisecond, time.Millisecond
+	told := make(chan error, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { s.Watch(ctx, func(_ bool, err error) { told <- err }) })
+	defer watching.Wait()
+	defer cancel()
+
+	early := testSubject("early", "localhost")
+	early.NotBefore = testNow.Add(time.Minute)
+	f.mustWrite(t, mustIssue(t, ca, early), ca)
+	for err := <-told; err == nil || !strings.Contains(err.Error(), "valid from"); err = <-told {
+		t.Log(err) // the files were read while they were written
+	}
+	time.Sleep(50 * time.Millisecond) // tens of attempts
+	const changes = 3                 // of the files, if they were still being written
+	if n := len(told); n > changes {
+		t.Errorf("%d further reports of the same error", n)
+	}
+	ahead.Store(int64(2 * time.Minute))
+	for err = errors.New("none yet"); err != nil; {
+		select {
+		case err = <-told:
+		case <-time.After(10 * time.Second):
+			t.Fatal("nothing was loaded")
+		}
+	}
+	if subject := s.Info().Subject; err != nil || s.Err() != nil || !strings.Contains(subject, "early") {
+		t.Errorf("%v, %v, and %s is in force", err, s.Err(), subject)
+	}
+}
+
+// TestFilesReplacedDuringTheStartAreReadAgain: a start in the middle of a rotation succeeds. Its supervisor
+// would not start the server again after an error of the configuration.
+func TestFilesReplacedDuringTheStartAreReadAgain(t *testing.T) {
+	ca := mustAuthority(t, "ca")
+	f := testFiles(t)
+	f.mustWrite(t, mustIssue(t, ca, testSubject("server", "localhost")), ca)
+	replacing := 2
+	_, err := open(f, func() time.Time { // when the files have been read
+		if replacing--; replacing >= 0 {
+			mustReplace(t, f.Key)
+		}
+		return testNow
+	})
+	if err != nil || replacing >= 0 {
+		t.Errorf("%v, and the files were replaced %d times less", err, replacing+1)
+	}
+}
+
+// mustReplace renames a copy over a file.
+func mustReplace(t *testing.T, name string) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err == nil {
+		mustWrite(t, name+"~", text)
+		err = os.Rename(name+"~", name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKeysThatOthersMayReadAreReported: the operator is told of a key that every account of the machine
+// may read, but not of one for a group.
+func TestKeysThatOthersMayReadAreReported(t *testing.T) {
+	ca := mustAuthority(t, "ca")
+	f := testFiles(t)
+	f.mustWrite(t, mustIssue(t, ca, testSubject("server", "localhost")), ca)
+	for mode, want := range map[os.FileMode]bool{0o400: false, 0o600: false, 0o440: false, 0o644: true, 0o604: true} {
+		if err := os.Chmod(f.Key, mode); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := Open(f); err != nil || s.Info().KeyExposed != want {
+			t.Errorf("%v: %v", mode, err)
 		}
 	}
 }

@@ -95,7 +95,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	if err != nil {
 		return nil, err
 	}
-	if err := checkFileLimit(c.Limits.Connections, openFilesMax); err != nil {
+	if err := checkFileLimit(&c, openFilesMax); err != nil {
 		return nil, err
 	}
 	if err := checkReserve(c.DiskReserve, thisMachine(c.DataDir).disk); err != nil {
@@ -116,6 +116,9 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 			err = errors.Join(err, s.closeListeners())
 		}
 	}()
+	if err := s.checkBound(); err != nil {
+		return nil, err
+	}
 	options := storeOptions(&c, files)
 	if files == nil {
 		if err := s.openFiles(&c, &options.Storage); err != nil {

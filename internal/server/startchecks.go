@@ -197,12 +197,32 @@ func raiseFileLimit() (uint64, error) {
 }
 
 // checkFileLimit refuses a number of connections that the process cannot hold open beside its
-// files.
-func checkFileLimit(connections int, limit uint64) error {
-	need := uint64(connections) + refusedConnectionsMax + filesReserved
+// files and its TLS handshakes.
+func checkFileLimit(c *config.Config, limit uint64) error {
+	beside := uint64(refusedConnectionsMax + filesReserved)
+	if c.TLS.Enabled() {
+		beside += config.HandshakesMax + config.HandshakesHTTPMax
+	}
+	need := uint64(c.Limits.Connections) + beside
 	if need <= limit {
 		return nil
 	}
 	return fmt.Errorf("%w: --max-connections %d needs %d open files, and this process may open %d; lower --max-connections to %d or raise the limit (ulimit -n, LimitNOFILE= of systemd)",
-		ErrConfiguration, connections, need, limit, max(int64(limit)-refusedConnectionsMax-filesReserved, 0))
+		ErrConfiguration, c.Limits.Connections, need, limit, max(int64(limit)-int64(beside), 0))
+}
+
+// checkBound refuses listeners that other machines can reach without --insecure. Validate has looked at
+// the names of the options; here are the addresses that localhost and others have turned out to be.
+func (s *Server) checkBound() error {
+	bound := s.config
+	bound.Listen = s.Address()
+	if bound.HTTP != "" {
+		bound.HTTP = s.HTTPAddress()
+	}
+	exposed := bound.Exposed()
+	if len(exposed) == 0 || bound.TLS.Insecure {
+		return nil
+	}
+	return fmt.Errorf("%w: --%s: %s: other machines can reach this listener, and %s; listen on 127.0.0.1, require client certificates, or accept the risk with --insecure",
+		ErrConfiguration, exposed[0].Option, exposed[0].Address, exposed[0].Missing)
 }

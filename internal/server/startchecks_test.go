@@ -74,13 +74,46 @@ func TestMemoryLimitIsTheSmallestAboveTheProcess(t *testing.T) {
 	}
 }
 
+// TestBoundAddressesDecideWhatIsExposed: localhost is what the machine's resolver says. If a listener has got
+// an address that other machines can reach, the server does not start, whatever name its option has.
+func TestBoundAddressesDecideWhatIsExposed(t *testing.T) {
+	for option, spoil := range map[string]func(*config.Config){
+		"--listen": func(c *config.Config) { c.Listen = "0.0.0.0:0" },
+		"--http":   func(c *config.Config) { c.HTTP = "[::]:0" },
+	} {
+		c := testConfig()
+		spoil(&c) // Validate, which looks at names, has not been called
+		_, err := open(t.Context(), c, slog.New(slog.DiscardHandler), vfs.NewMem())
+		if !errors.Is(err, ErrConfiguration) || !strings.Contains(err.Error(), option) || !strings.Contains(err.Error(), "--insecure") {
+			t.Errorf("%s: %v", option, err)
+		}
+		c.TLS.Insecure = true
+		s := &Server{config: c}
+		if err := s.listen(); err != nil {
+			t.Errorf("%s with --insecure: %v", option, err)
+		} else if err := s.closeListeners(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestConnectionsThatTheProcessCannotCarryAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		connections int
+		cert        string // not empty: handshakes have descriptors beside the connections
 		limit       uint64
 		ok          bool
-	}{{1024, 1344, true}, {1024, 1343, false}, {1, 100, false}, {1 << 24, 1 << 20, false}} {
-		err := checkFileLimit(test.connections, test.limit)
+	}{
+		{1024, "", 1344, true},
+		{1024, "", 1343, false},
+		{1, "", 100, false},
+		{1 << 24, "", 1 << 20, false},
+		{1024, "c", 1344 + 256 + 32, true},
+		{1024, "c", 1344 + 256 + 31, false},
+	} {
+		c := config.Config{TLS: config.TLS{Cert: test.cert}}
+		c.Limits.Connections = test.connections
+		err := checkFileLimit(&c, test.limit)
 		if (err == nil) != test.ok || err != nil && (!errors.Is(err, ErrConfiguration) || !strings.Contains(err.Error(), "--max-connections")) {
 			t.Errorf("%d connections of %d files: %v", test.connections, test.limit, err)
 		}

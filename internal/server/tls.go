@@ -54,6 +54,7 @@ func (s *Server) openTLS() (err error) {
 	if t.source, err = certs.Open(files); err != nil {
 		return fmt.Errorf("%w: TLS: %w", ErrConfiguration, err)
 	}
+	s.warnOfKey()
 	options := transport.HandshakeOptions{
 		Config: t.source.Config, Protocols: []string{"h2"}, Most: config.HandshakesMax, Timeout: config.HandshakeTimeout,
 		Ended: func(peer net.Addr, err error) { s.handshakeEnded(listenerGRPC, peer, err) },
@@ -190,8 +191,18 @@ func (s *Server) reloaded(changed bool, err error) {
 		s.log.Error("the certificate files could not be loaded; the listeners keep the configuration before", "error", err)
 		return
 	}
+	if changed {
+		s.warnOfKey()
+	}
 	info := s.endpoints.tls.source.Info()
 	s.log.Info("certificates loaded", "changed", changed, "subject", info.Subject, "serial", info.Serial, "not_after", info.NotAfter, "client_authorities", info.ClientAuthorities)
+}
+
+// warnOfKey warns of a key that every account of this machine may read.
+func (s *Server) warnOfKey() {
+	if s.endpoints.tls.source.Info().KeyExposed {
+		s.log.Warn("other accounts of this machine may use the TLS key; chmod o= takes that away", "file", s.config.TLS.Key)
+	}
 }
 
 var errNoTLS = errors.New("server: the server has no certificates to reload; start it with --tls-cert and --tls-key")

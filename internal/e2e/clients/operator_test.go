@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/client"
 )
 
 // A second server on a directory names the process that uses it, so that an operator need not look
@@ -38,6 +41,58 @@ func TestHangupDoesNotStopTheServer(t *testing.T) {
 	}
 	if code := s.signal(syscall.SIGTERM); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// SIGHUP replaces certificates. The files keep size, inode and time, so that the server does not find the change
+// by itself, and are those that a Kubernetes secret has: without the key of the authority.
+func TestHangupReplacesCertificates(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
+	mustReplace := func(authority string) {
+		t.Helper()
+		if out, err := exec.Command(filepath.Join(bin, "kvctl"), "tls", "init", in(authority)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for _, name := range []string{"ca.crt", "server.crt", "server.key"} {
+			text, err := os.ReadFile(in(authority, name))
+			text = append(text, bytes.Repeat([]byte("\n"), 1024-len(text))...)
+			if err := errors.Join(err, os.WriteFile(in(name), text, 0o600), os.Chtimes(in(name), time.Unix(1, 0), time.Unix(1, 0))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	using := func(authority string) []string {
+		return []string{"--tls-ca", in(authority, "ca.crt"), "--tls-cert", in(authority, "client.crt"), "--tls-key", in(authority, "client.key")}
+	}
+	mustReplace("first")
+	s := &server{
+		t: t, dir: t.TempDir(), endpoint: freeAddress(t),
+		args:   []string{"--tls-cert", in("server.crt"), "--tls-key", in("server.key"), "--tls-client-ca", in("ca.crt"), "--tls-client-auth", "require"},
+		dialed: []client.Option{client.WithTLSFiles(client.TLSFiles{CA: in("first", "ca.crt"), Cert: in("first", "client.crt"), Key: in("first", "client.key")})},
+	}
+	s.start()
+	t.Cleanup(func() { s.signal(syscall.SIGKILL) })
+	mustReplace("second")
+	if _, stderr, code := s.kvctl("", append(using("second"), "put", "k", "v")...); code == 0 || !strings.Contains(stderr, "does not trust") {
+		t.Errorf("before the signal: exit %d, %s", code, stderr)
+	}
+	if err := s.process.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	stderr, code := "", 1
+	for deadline := time.Now().Add(startMax); code != 0 && time.Now().Before(deadline); {
+		_, stderr, code = s.kvctl("", append(using("second"), "put", "k", "v")...)
+	}
+	if code != 0 {
+		t.Errorf("after the signal: %s", stderr)
+	}
+	if _, _, code := s.kvctl("", append(using("first"), "put", "k", "v")...); code == 0 {
+		t.Error("the certificates before are in force")
+	}
+	if code := s.signal(syscall.SIGTERM); code != 0 || strings.Count(s.log.String(), `msg="certificates loaded" changed=true`) != 1 {
+		t.Errorf("exit %d: %s", code, s.log.String())
 	}
 }
 

@@ -46,6 +46,7 @@ type server struct {
 	dir      string
 	endpoint string
 	args     []string // in addition to those that every server gets
+	dialed   []client.Option
 	process  *exec.Cmd
 	log      bytes.Buffer
 }
@@ -110,7 +111,7 @@ func (s *server) signal(signal syscall.Signal) int {
 
 func (s *server) dial(endpoint string) *client.Client {
 	s.t.Helper()
-	c, err := client.Dial(endpoint)
+	c, err := client.Dial(endpoint, s.dialed...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
