@@ -1,7 +1,11 @@
 package server
 
 import (
+	"errors"
+
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -126,32 +130,110 @@ func (c contents) check(limits *mvcc.Limits) error {
 // handler would refuse it only once it has been decoded, and not too many others at once.
 type boundedCodec struct {
 	pb.Codec
-	limits    *mvcc.Limits
-	decoding  *decoding
-	unaryEnds bool // the next that happens to a decoded unary request is its admission
+	limits   *mvcc.Limits
+	decoding *decoding
 }
 
 // Unmarshal implements encoding.CodecV2.
 func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	u, unary := v.(*unaryMessage)
 	if data.Len() < countedMessageMin {
+		if unary {
+			v = u.request
+		}
 		return c.Codec.Unmarshal(data, v)
 	}
 	buf := data.MaterializeToBuffer(pb.Buffers)
+	if unary {
+		u.free() // of a message before, which makes the request an error
+		u.encoded = buf
+		return nil
+	}
 	defer buf.Free()
+	return c.decode(buf, v)
+}
+
+// decode decodes a message once there is room for it.
+func (c boundedCodec) decode(buf mem.Buffer, v any) error {
 	found, size := decodedBytes(buf.ReadOnlyData(), v)
-	most := max(found.most, contentsOf(buf.ReadOnlyData()).most)
-	if most > 2*c.limits.BatchOps+fieldsCounted { // the handlers of others say which limit it is
-		return contents{most: most}.check(c.limits)
+	found.most = max(found.most, contentsOf(buf.ReadOnlyData()).most)
+	if err := c.check(found, buf.Len(), v); err != nil {
+		return err
 	}
 	if size < countedBytesMin {
 		return c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	}
 	c.decoding.begin(v, size)
 	err := c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
-	if err != nil || !c.endsAtAdmission(v) {
+	if err != nil || !endsAtAdmission(v) {
 		c.decoding.end(v)
 	}
 	return err
+}
+
+// check refuses a message that its handler would refuse for what it takes. The handlers of smaller ones say
+// which limit it is.
+func (c boundedCodec) check(found contents, bytes int, v any) error {
+	if carriesOperations(v) {
+		if found.most > 2*c.limits.BatchOps+fieldsCounted {
+			return found.check(c.limits)
+		}
+		return nil
+	}
+	if most := 2*watchRangesMax*c.limits.KeyBytes + plainBytes; bytes > most {
+		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
+	}
+	if found.most > 2*leaseListMax {
+		return &mvcc.LimitError{What: "batch operations", Limit: leaseListMax, Got: found.most}
+	}
+	return nil
+}
+
+// plainBytes is room for what a message without operations has beside keys: numbers and tokens.
+const plainBytes = 256 << 10
+
+// carriesOperations reports whether a message has operations or values. The largest one of the others is that
+// which creates a watch.
+func carriesOperations(message any) bool {
+	switch message.(type) {
+	case *pipelineRequest, *pb.TransactRequest, *pb.BulkLoadRequest:
+		return true
+	case *pb.HistoryRequest, *pb.DiffRequest, *pb.GetOutcomeRequest:
+		return false
+	}
+	_, known := methodOf(message)
+	return known
+}
+
+// unaryMessage is the message of a unary request until the end of the request has come. The transports decode
+// the message and then wait for the end, which may never come, so the codec stores the encoded message.
+type unaryMessage struct {
+	request any        // to decode into
+	encoded mem.Buffer // nil if the message is small and was decoded
+}
+
+func (u *unaryMessage) free() {
+	if u.encoded != nil {
+		u.encoded.Free()
+		u.encoded = nil
+	}
+}
+
+// receiveUnary receives the one message of a unary request and its end, and then decodes the message.
+func (c boundedCodec) receiveUnary(receive func(any) error, request any) error {
+	u := unaryMessage{request: request}
+	defer u.free()
+	if err := receive(&u); err != nil || u.encoded == nil {
+		return err
+	}
+	err := c.decode(u.encoded, request)
+	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) {
+		return statusOf(err).Err()
+	}
+	if err != nil {
+		return status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+	}
+	return nil
 }
 
 // admittedBytes is what a decoded request is admitted with.

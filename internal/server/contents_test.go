@@ -39,6 +39,7 @@ func allocated(do func()) uint64 {
 // is decoded. A request with more of them than the limit is refused for less memory than that.
 func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 	const operations = 1 << 20
+	ids := protowire.AppendBytes([]byte{1<<3 | 2}, make([]byte, 4*operations))
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
 		h := mustStart(t, func(c *config.Config) { c.Transport, c.Limits.BatchOps = transport, 1000 })
 		conn := h.dial(t, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encodedCodec{pb.NewCodec()})))
@@ -57,6 +58,10 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 			{"KV/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
 			{"Transactions/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
 			{"KV/BulkLoad", empty, true},
+			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, bytes.Repeat([]byte{2<<3 | 2, 0}, operations)), true},
+			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, protowire.AppendBytes([]byte{9<<3 | 2}, make([]byte, 4*operations))), true},
+			{"Leases/KeepAlive", ids, true},
+			{"Locks/ReleaseLock", protowire.AppendBytes([]byte{4<<3 | 2}, make([]byte, 4*operations)), false},
 		} {
 			var err error
 			var out pb.PipelineResponse
@@ -79,7 +84,7 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 			switch {
 			case err == nil && (out.Id != 7 || codes.Code(out.GetError().GetCode()) != codes.InvalidArgument):
 				t.Errorf("%s %s: %v", transport, row.method, &out)
-			case err != nil && transport == config.TransportDirect && !row.stream:
+			case err != nil && !row.stream:
 				failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
 			}
 		}

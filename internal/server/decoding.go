@@ -12,7 +12,8 @@ import (
 // much, and gRPC decodes it before the server's code sees it: as many as there are streams could be
 // decoded at once, only to be refused. So the codec counts what a request will take, and waits until
 // there is room. The room is given back when the request is admitted or refused, which comes next and
-// waits for nothing. A request that is alone is decoded whatever its size.
+// waits for nothing: a unary request is decoded after its end has come. So begin waits only for requests
+// that are being decoded. A request that is alone is decoded whatever its size.
 type decoding struct {
 	count atomic.Int64 // of held: most requests are too small to be counted, and must find that out cheaply
 
@@ -76,16 +77,15 @@ func (d *decoding) end(request any) {
 	}
 }
 
-// endsAtAdmission reports whether the code that admits a request calls end, and nothing waits between. Others
-// end when they are decoded: they carry no operations or, on the direct transport, which waits for the end of
-// a unary request after it is decoded, they are not those of its fast path.
-func (c *boundedCodec) endsAtAdmission(request any) bool {
+// endsAtAdmission reports whether the code that admits a request calls end, and nothing waits between.
+// Others carry no operations, and end when they are decoded.
+func endsAtAdmission(request any) bool {
 	switch request.(type) {
 	case *pipelineRequest, *pb.TransactRequest:
 		return true
 	}
 	_, known := methodOf(request)
-	return known && c.unaryEnds
+	return known
 }
 
 // decodedBytes is about what an encoded request will take.
@@ -94,10 +94,19 @@ func decodedBytes(message []byte, request any) (c contents, bytes int) {
 	case *pipelineRequest, *pb.TransactRequest:
 		p := pipelinedOf(message)
 		return p.contents, p.bytes(message, kindWriteAndRead)
+	case *pb.WatchRequest:
+		c := pipelinedOf(message).contents
+		return c, c.bytes(message, kindRead) + numberBytes*len(message)
 	}
 	c, kind := contentsOf(message), kindWriteAndRead
 	if method, known := methodOf(request); known {
 		kind = kindOf(method)
 	}
-	return c, c.bytes(message, kind)
+	if bytes = c.bytes(message, kind); !carriesOperations(request) {
+		bytes += numberBytes * len(message)
+	}
+	return c, bytes
 }
+
+// numberBytes is what a number of one byte takes once it is decoded.
+const numberBytes = 8

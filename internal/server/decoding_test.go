@@ -2,17 +2,23 @@ package server
 
 import (
 	"bytes"
+	"context"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // decodedMessage stands for a request that takes much more when it is decoded.
@@ -27,7 +33,7 @@ func TestRequestsThatAreDecodedWaitForRoom(t *testing.T) {
 	var d decoding
 	d.init(4 * operations * int64(elementBytes[kindWrite]+2) * decodingPart) // room for four
 	limits := limits{BatchOps: 1 << 20}
-	codec := boundedCodec{pb.NewCodec(), &limits, &d, true}
+	codec := boundedCodec{pb.NewCodec(), &limits, &d}
 	var decoded, most atomic.Int64
 	var all sync.WaitGroup
 	for range callers {
@@ -76,44 +82,152 @@ func TestRequestsThatAreDecodedWaitForRoom(t *testing.T) {
 	}
 }
 
-// TestRequestsAreNotCountedAsDecodedForEver: refused and executed requests of all methods that carry operations, on both transports.
+// invokeEncoded makes a unary request, or sends one message on a stream and waits for the first answer or the end.
+func invokeEncoded(ctx context.Context, conn *grpc.ClientConn, method string, message []byte, streams bool) error {
+	if !streams {
+		return conn.Invoke(ctx, "/epochkv.v1."+method, &message, new(pb.PutResponse))
+	}
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/epochkv.v1."+method)
+	if err == nil {
+		err = stream.SendMsg(&message)
+	}
+	if err == nil {
+		_ = stream.CloseSend()
+		err = stream.RecvMsg(new(pb.PipelineResponse))
+	}
+	return err
+}
+
+// mustDecodeNothing checks that nothing is counted as decoded, waits for room, or is read.
+func (h *harness) mustDecodeNothing(t *testing.T) {
+	t.Helper()
+	eventually(t, "no request is counted", func() bool {
+		d := &h.admission.decoding
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.used == 0 && len(d.held) == 0 && len(d.waiting) == 0 && d.count.Load() == 0
+	})
+}
+
+// decodedRequests are requests of all methods that carry operations, of so many empty ones.
+func decodedRequests(operations int) []struct {
+	method  string
+	message []byte
+	streams bool
+} {
+	empty := bytes.Repeat([]byte{1<<3 | 2, 0}, operations)
+	unknown := protowire.AppendBytes([]byte{0xfa, 0x7f}, make([]byte, 2*operations)) // a field that no message has
+	return []struct {
+		method  string
+		message []byte
+		streams bool
+	}{
+		{"KV/Get", unknown, false},
+		{"KV/Put", bytes.Repeat([]byte{3<<3 | 2, 0}, operations), false},
+		{"KV/Delete", unknown, false},
+		{"KV/BatchWrite", empty, false},
+		{"KV/BatchGet", empty, false},
+		{"KV/DeleteRange", unknown, false},
+		{"KV/Invoke", unknown, false},
+		{"KV/InvokeAll", empty, false},
+		{"Feed/History", unknown, false},
+		{"Feed/Diff", unknown, false},
+		{"Transactions/Execute", empty, false},
+		{"Transactions/GetOutcome", unknown, false},
+		{"Leases/GetLease", unknown, false},
+		{"Admin/Clock", unknown, false},
+		{"KV/Scan", unknown, true},
+		{"KV/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
+		{"Transactions/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
+		{"KV/BulkLoad", empty, true},
+		{"Feed/Watch", unknown, true},
+	}
+}
+
+// TestRequestsAreNotCountedAsDecodedForEver: thousands of requests of all methods that end at any moment: executed, refused, too large,
+// damaged, cancelled, past their deadline, without an end.
 func TestRequestsAreNotCountedAsDecodedForEver(t *testing.T) {
-	const operations = 5000
+	const callers, each = 8, 150
+	seed := testseed.Base(t)
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
-		h := mustStart(t, func(c *config.Config) { c.Transport, c.Limits.BatchOps = transport, 4000 })
+		h := mustStart(t, func(c *config.Config) {
+			c.Transport, c.Limits.BatchOps, c.Limits.InflightBytes = transport, 4000, 64*config.MiB
+		})
 		conn := h.dial(t, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encodedCodec{pb.NewCodec()})))
-		for n := operations - 2000; n <= operations; n += 2000 {
-			empty := bytes.Repeat([]byte{1<<3 | 2, 0}, n)
-			for _, method := range []string{"KV/BatchWrite", "KV/BatchGet", "KV/InvokeAll", "Transactions/Execute"} {
-				_ = conn.Invoke(testContext(t), "/epochkv.v1."+method, &empty, new(pb.PutResponse))
+		requests := slices.Concat(decodedRequests(3000), decodedRequests(5000))
+		var all sync.WaitGroup
+		for caller := range callers {
+			all.Go(func() {
+				random := rand.New(rand.NewPCG(seed, uint64(caller)))
+				for range each {
+					r := requests[random.IntN(len(requests))]
+					message := r.message
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(5000))*time.Microsecond)
+					switch random.IntN(4) {
+					case 0: // damaged
+						message = append(message[:len(message):len(message)], 1<<3|2, 1)
+						_ = invokeEncoded(ctx, conn, r.method, message, r.streams)
+					case 1: // no end, or two messages
+						stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/epochkv.v1."+r.method)
+						for range 1 + random.IntN(2) {
+							if err == nil {
+								err = stream.SendMsg(&message)
+							}
+						}
+						if err == nil {
+							_ = stream.RecvMsg(new(pb.PipelineResponse))
+						}
+					default:
+						_ = invokeEncoded(ctx, conn, r.method, message, r.streams)
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		h.mustDecodeNothing(t)
+		for _, r := range requests { // none waits for ever
+			if err := invokeEncoded(testContext(t), conn, r.method, r.message, r.streams); status.Code(err) == codes.DeadlineExceeded {
+				t.Errorf("%s: %s: %v", transport, r.method, err)
 			}
-			for method, message := range map[string][]byte{
-				"KV/Pipeline":           protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty),
-				"Transactions/Transact": protowire.AppendBytes([]byte{5<<3 | 2}, empty),
-				"KV/BulkLoad":           empty,
-			} {
-				stream, err := conn.NewStream(testContext(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/epochkv.v1."+method)
+		}
+		h.mustDecodeNothing(t)
+	}
+}
+
+// TestRequestsWithoutAnEndLeaveRoomToDecode: unary requests whose messages have come, and whose ends do not, hold up no others, are not
+// decoded, and are not counted after they have been cancelled.
+func TestRequestsWithoutAnEndLeaveRoomToDecode(t *testing.T) {
+	const operations, clients = 40_000, 4
+	message := bytes.Repeat([]byte{1<<3 | 2, 0}, operations)
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		for _, contentType := range []string{"", "proto"} { // the latter is not a plain request for the direct transport
+			h := mustStart(t, func(c *config.Config) { c.Transport, c.Limits.InflightBytes = transport, 64*config.MiB })
+			options := []grpc.CallOption{grpc.ForceCodecV2(encodedCodec{pb.NewCodec()})}
+			if contentType != "" {
+				options = append(options, grpc.CallContentSubtype(contentType))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			for range clients {
+				stream, err := h.dial(t, grpc.WithDefaultCallOptions(options...)).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/epochkv.v1.KV/BatchWrite")
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := stream.SendMsg(&message); err == nil {
-					_ = stream.CloseSend()
-					_ = stream.RecvMsg(new(pb.PipelineResponse))
+				if err := stream.SendMsg(&message); err != nil {
+					t.Fatal(err)
 				}
 			}
+			eventually(t, "all messages have come", func() bool { return h.receiving.reserved() >= clients*int64(len(message)) })
+			other := h.dial(t, grpc.WithDefaultCallOptions(options...))
+			for _, r := range decodedRequests(operations) {
+				if err := invokeEncoded(testContext(t), other, r.method, r.message, r.streams); status.Code(err) == codes.DeadlineExceeded {
+					t.Fatalf("%s: %s beside requests without an end: %v", transport, r.method, err)
+				}
+			}
+			h.mustDecodeNothing(t)
+			cancel()
+			eventually(t, "the requests have ended", func() bool { return h.receiving.reserved() == 0 })
+			h.mustDecodeNothing(t)
 		}
-		large := append([]byte{0xfa, 0x7f, 0x80, 0x40}, make([]byte, 8<<10)...) // an unknown field of 8 KiB
-		stream, err := conn.NewStream(testContext(t), &grpc.StreamDesc{ClientStreams: true}, "/epochkv.v1.KV/GetOutcome")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := stream.SendMsg(&large); err != nil { // and no end
-			t.Fatal(err)
-		}
-		eventually(t, "no request is counted", func() bool {
-			h.admission.decoding.mu.Lock()
-			defer h.admission.decoding.mu.Unlock()
-			return h.admission.decoding.used == 0 && len(h.admission.decoding.held) == 0 && h.admission.decoding.count.Load() == 0
-		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
 	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -95,8 +94,8 @@ func (s *Server) newGRPC() {
 }
 
 // codec is the codec of all messages of the server.
-func (s *Server) codec() encoding.CodecV2 {
-	return boundedCodec{pb.NewCodec(), &s.limits, &s.admission.decoding, s.config.Transport == config.TransportGRPC}
+func (s *Server) codec() boundedCodec {
+	return boundedCodec{pb.NewCodec(), &s.limits, &s.admission.decoding}
 }
 
 // register adds all services to a transport.

@@ -62,17 +62,18 @@ func (s *Server) refusesStream(ctx context.Context) error {
 // the message, and the client decides how long that takes. So a request that has no stream is
 // refused before. serveStream does the same for streams.
 func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc, service any) {
-	if desc.ServiceName == pb.Admin_ServiceDesc.ServiceName { // an operator must get through
-		to.RegisterService(&desc, service)
-		return
-	}
+	operator := desc.ServiceName == pb.Admin_ServiceDesc.ServiceName // must get through
+	codec := s.codec()
 	desc.Methods = slices.Clone(desc.Methods)
 	for i := range desc.Methods {
 		handler := desc.Methods[i].Handler
-		desc.Methods[i].Handler = func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-			if err := s.refusesStream(ctx); err != nil {
-				return nil, statusOf(err).Err()
+		desc.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			if !operator {
+				if err := s.refusesStream(ctx); err != nil {
+					return nil, statusOf(err).Err()
+				}
 			}
+			decode := func(request any) error { return codec.receiveUnary(receive, request) }
 			return handler(srv, ctx, decode, interceptor)
 		}
 	}

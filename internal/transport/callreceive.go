@@ -41,14 +41,15 @@ func (k *call) RecvMsg(m any) error {
 	return k.fail(err)
 }
 
-// receive takes the next message and decodes it.
+// receive takes the next message and decodes it. The codec may keep the only message of a call until RecvMsg
+// returns.
 func (k *call) receive(m any) error {
 	message, whole, err := k.take()
 	if err != nil {
 		return err
 	}
 	err = k.conn.server.services.Codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(message[grpcPrefixBytes:])}, m)
-	if whole && cap(message) <= spareBytesMax {
+	if whole && k.method.streams && cap(message) <= spareBytesMax {
 		k.conn.mu.Lock()
 		k.spare = message[:0]
 		k.conn.mu.Unlock()
