@@ -17,6 +17,7 @@ type DiffOptions struct {
 	After []byte // continue after this key; nil: begin
 
 	Count, Bytes int           // end after about so much, but not before the first change
+	Keys         int           // end after so many keys were read, whether they differ or not
 	Keep         time.Duration // how long From and To stay readable after a part that is not the last
 }
 
@@ -36,7 +37,8 @@ type KeyChange struct {
 type Diff struct {
 	Changes []KeyChange
 	To      keys.Epoch
-	More    bool       // there may be more after the last change
+	Last    []byte     // up to this key everything was compared
+	More    bool       // there may be more after it
 	Await   keys.Epoch // must be durable before the client may see the changes; zero: nothing
 }
 
@@ -61,12 +63,13 @@ func (x *Session) Diff(ctx context.Context, o *DiffOptions) (Diff, error) {
 	if walk.since != nil {
 		walk.since.AdmitLarge(x.admit)
 	}
-	for size := 0; !d.More && walk.Next(); {
-		c := KeyChange{Key: bytes.Clone(walk.Key())}
-		if n := len(d.Changes); n > 0 && (n >= o.Count || size >= o.Bytes) {
+	for size, read := 0, 0; walk.Next(); read++ {
+		if n := len(d.Changes); n > 0 && (n >= o.Count || size >= o.Bytes) || read > 0 && read >= o.Keys {
 			d.More = true // there may be: whether the key differs is seen by the next part
 			break
 		}
+		c := KeyChange{Key: bytes.Clone(walk.Key())}
+		d.Last = c.Key
 		if err := d.compare(ctx, walk, &c, o.Values); err != nil {
 			return Diff{}, err
 		}

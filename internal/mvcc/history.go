@@ -107,7 +107,9 @@ func (r *historyRead) read(ctx context.Context) error {
 func (r *historyRead) readKey(ctx context.Context, key []byte) error {
 	at := r.out.To
 	if bytes.Equal(key, r.options.AfterKey) {
-		at = r.options.AfterEpoch - 1
+		if at = r.options.AfterEpoch - 1; at < r.out.Oldest {
+			return nil // the floor has risen meanwhile: that was the version with which the history of the key begins
+		}
 	}
 	x := r.session
 	x.slot.Enter()

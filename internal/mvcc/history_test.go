@@ -131,7 +131,7 @@ func (m *pastModel) checkVersion(v *KeyVersion, from, to keys.Epoch) {
 func allChanges(t *testing.T, x *Session, o DiffOptions, rng *rand.Rand) (list []KeyChange, err error) {
 	t.Helper()
 	for {
-		o.Count, o.Bytes, o.Keep = 1+rng.IntN(6), 1+rng.IntN(1000), time.Minute
+		o.Count, o.Bytes, o.Keys, o.Keep = 1+rng.IntN(6), 1+rng.IntN(1000), 1+rng.IntN(6), time.Minute
 		d, err := x.Diff(t.Context(), &o)
 		if err != nil {
 			return list, err
@@ -139,7 +139,7 @@ func allChanges(t *testing.T, x *Session, o DiffOptions, rng *rand.Rand) (list [
 		if list = append(list, d.Changes...); !d.More {
 			return list, nil
 		}
-		o.To, o.After = d.To, list[len(list)-1].Key
+		o.To, o.After = d.To, d.Last
 	}
 }
 
@@ -460,7 +460,7 @@ func TestAHistoryNeedsMoreThanTheSnapshotOfAnotherReader(t *testing.T) {
 		mustPut(t, s, "k", fmt.Sprint(i+1))
 	}
 	s.collector.collect(nil, true)
-	if _, err := x.Diff(t.Context(), &DiffOptions{From: first, Count: 1}); err != nil {
+	if _, err := x.Diff(t.Context(), &DiffOptions{From: first, Count: 1, Keys: 1}); err != nil {
 		t.Fatalf("the snapshot is not readable: %v", err)
 	}
 	if h, err := x.History(t.Context(), &HistoryOptions{From: first, Count: 100}); !errors.As(err, new(*SnapshotGoneError)) {
@@ -468,5 +468,74 @@ func TestAHistoryNeedsMoreThanTheSnapshotOfAnotherReader(t *testing.T) {
 	}
 	if h, err := x.History(t.Context(), &HistoryOptions{To: first, Count: 100}); !errors.As(err, new(*SnapshotGoneError)) {
 		t.Fatalf("%d versions, %v; want that versions up to epoch %d are gone", len(h.Versions), err, first)
+	}
+}
+
+// TestAHistoryEndsWithTheVersionWhereItBegan, although the floor rises between two parts: what is before it may have lost versions.
+func TestAHistoryEndsWithTheVersionWhereItBegan(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x, keeper := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer keeper.Close()
+	var at []keys.Epoch
+	for i := range 6 {
+		at = append(at, mustPut(t, s, "k", fmt.Sprint(i)))
+		if i == 0 {
+			if _, err := keeper.keepVersions(at[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	o := HistoryOptions{To: at[5], Values: true, Count: 2, Bytes: 1 << 20, Keep: time.Minute}
+	h, err := x.History(t.Context(), &o)
+	if err != nil || len(h.Versions) != 2 || !h.More {
+		t.Fatal(h, err)
+	}
+	keeper.endKeeping()
+	if _, err := keeper.keepVersions(at[4]); err != nil { // whose version was the last one of the part
+		t.Fatal(err)
+	}
+	mustPut(t, s, "l", "")
+	s.collector.collect(nil, true)
+	o.AfterKey, o.AfterEpoch = h.Versions[1].Key, h.Versions[1].Epoch
+	if h, err = x.History(t.Context(), &o); err != nil || h.Oldest != at[4] || len(h.Versions) != 0 || h.More {
+		t.Fatalf("%+v, %v; want no version after that of epoch %d, at which the history begins", h, err, at[4])
+	}
+}
+
+// TestAComparisonOfBriefKeysIsMadeInParts: keys that were made and deleted between the states do not differ, but reading them is
+// work, which each part bounds.
+func TestAComparisonOfBriefKeysIsMadeInParts(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Retention = time.Hour
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	from := mustPut(t, s, "a", "")
+	for i := range 10 {
+		mustPut(t, s, fmt.Sprint("brief", i), "")
+		w := &Write{}
+		w.Delete(fmt.Append(nil, "brief", i))
+		if _, err := commitAndWait(x, w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := mustPut(t, s, "z", "")
+	opts := DiffOptions{From: from, To: to, Count: 100, Bytes: 1 << 20, Keys: 4, Keep: time.Minute}
+	parts, got := 0, []string{}
+	for ; parts < 20; parts++ {
+		d, err := x.Diff(t.Context(), &opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range d.Changes {
+			got = append(got, string(c.Key))
+		}
+		if opts.After = d.Last; !d.More {
+			break
+		}
+	}
+	if parts != 2 || len(got) != 1 || got[0] != "z" {
+		t.Fatalf("%q after %d parts; want z after 2", got, parts)
 	}
 }

@@ -15,6 +15,8 @@ const (
 	historyBytesMax     = 256 << 10
 	historyCountDefault = 1000
 	historyCountMax     = 10_000
+	// diffKeysMax bounds the keys that one answer of Diff reads although they do not differ: some tenths of a second.
+	diffKeysMax = 16 << 10
 )
 
 func historyCount(limit uint32) int {
@@ -75,10 +77,12 @@ func (s *feedService) historyOptions(ctx context.Context, x *mvcc.Session, req *
 		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(),
 		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
 	}
-	hash := hashPast(b, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
+	hash := hashPast(b, historyToken, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
 	if len(req.GetResumeToken()) > 0 {
 		t, err := s.readPastToken(req.GetResumeToken(), hash)
-		o.From, o.To, o.AfterKey, o.AfterEpoch = t.from, t.to, t.key, t.epoch
+		if o.From, o.To, o.AfterKey, o.AfterEpoch = t.from, t.to, t.key, t.epoch; err == nil && t.epoch == 0 {
+			err = invalidToken("is damaged")
+		}
 		return o, hash, err
 	}
 	if o.From, err = namedEpoch(ctx, x, req.GetFromEpoch(), req.GetFromTimeUs(), "from_time_us"); err != nil {
@@ -115,7 +119,7 @@ func (s *feedService) Diff(ctx context.Context, req *pb.DiffRequest) (*pb.DiffRe
 			out.Changes = append(out.Changes, &pb.KeyChange{Key: change.Key, Old: stateMessage(&change.Old), New: stateMessage(&change.New)})
 		}
 		if d.More {
-			out.ResumeToken = s.appendPastToken(pastToken{from: o.From, to: d.To, key: d.Changes[len(d.Changes)-1].Key}, hash)
+			out.ResumeToken = s.appendPastToken(pastToken{from: o.From, to: d.To, key: d.Last}, hash)
 		}
 		return ackRead(d.Await), nil
 	})
@@ -137,10 +141,10 @@ func (s *feedService) diffOptions(ctx context.Context, x *mvcc.Session, req *pb.
 		return nil, 0, invalid("from_epoch", "or from_time_us must be set")
 	}
 	o := &mvcc.DiffOptions{
-		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(),
+		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(), Keys: diffKeysMax,
 		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
 	}
-	hash := hashPast(b, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
+	hash := hashPast(b, diffToken, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
 	if len(req.GetResumeToken()) > 0 {
 		t, err := s.readPastToken(req.GetResumeToken(), hash)
 		o.From, o.To, o.After = t.from, t.to, t.key
@@ -166,7 +170,11 @@ type pastToken struct {
 	epoch    keys.Epoch // of the last version of key; zero in tokens of Diff
 }
 
-const pastTokenMin = 16
+const (
+	pastTokenMin = 16
+
+	historyToken, diffToken = 1, 2 // in the hash of the request
+)
 
 func (s *feedService) appendPastToken(p pastToken, hash uint32) []byte {
 	last := binary.BigEndian.AppendUint64(nil, uint64(p.from))

@@ -137,7 +137,23 @@ func TestHistoryIsRefused(t *testing.T) {
 		t.Log(name)
 		failureOf(t, err).want(t, c.code, c.reason, c.metadata...)
 	}
-	_, err := feed.Diff(ctx, &pb.DiffRequest{})
+	newest := uint64(h.store.Visible())
+	for range 2 {
+		h.mustPut(t, fmt.Sprint("m", h.store.Visible()), "v")
+	}
+	diff, err := feed.Diff(ctx, &pb.DiffRequest{FromEpoch: newest, Limit: 1})
+	if err != nil || len(diff.GetResumeToken()) == 0 {
+		t.Fatal(diff, err)
+	}
+	_, err = feed.History(ctx, &pb.HistoryRequest{FromEpoch: newest, ResumeToken: diff.GetResumeToken()})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN)
+	past, err := feed.History(ctx, &pb.HistoryRequest{FromEpoch: newest, Limit: 1})
+	if err != nil || len(past.GetResumeToken()) == 0 {
+		t.Fatal(past, err)
+	}
+	_, err = feed.Diff(ctx, &pb.DiffRequest{FromEpoch: newest, ResumeToken: past.GetResumeToken()})
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN)
+	_, err = feed.Diff(ctx, &pb.DiffRequest{})
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 	_, err = feed.Diff(ctx, &pb.DiffRequest{FromEpoch: first})
 	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "epoch", "oldest")
@@ -145,7 +161,7 @@ func TestHistoryIsRefused(t *testing.T) {
 
 // token2 is a token of a scan of everything that has come to a key.
 func token2(h *harness, key string) token {
-	return token{epoch: h.store.Visible(), last: []byte(key), bounds: hashPast(bounds{}, 0, 0, 0, 0), store: h.storeID}
+	return token{epoch: h.store.Visible(), last: []byte(key), bounds: hashPast(bounds{}, historyToken, 0, 0, 0, 0), store: h.storeID}
 }
 
 // TestDiffShowsWhatDiffers between two states, with both values, in parts of any size; the two states stay readable between the

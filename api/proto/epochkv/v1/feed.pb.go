@@ -1818,7 +1818,8 @@ type DiffResponse struct {
 	FromEpoch uint64 `protobuf:"varint,2,opt,name=from_epoch,json=fromEpoch,proto3" json:"from_epoch,omitempty"`
 	ToEpoch   uint64 `protobuf:"varint,3,opt,name=to_epoch,json=toEpoch,proto3" json:"to_epoch,omitempty"`
 	// There may be more changes: ask again with this token. The two epochs stay readable for a while
-	// (--snapshot-lease-ttl).
+	// (--snapshot-lease-ttl). An answer may have a token without changes: if very many keys were made
+	// and deleted between the epochs.
 	ResumeToken   []byte `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
