@@ -9,8 +9,8 @@ import (
 	"github.com/epochkv/epochkv/internal/metadata"
 )
 
-// TestExpirerWaitsForReservedEpochs: a key with a deadline is installed, and invisible, because a commit before it is not installed, when a pass of the
-// expirer begins. The pass sets the next deadline to none, so it must see the key: nothing else will look for it.
+// TestExpirerWaitsForReservedEpochs: a key with a deadline is installed, and invisible, because a commit before it is not installed,
+// when a pass of the expirer begins. The pass sets the next deadline to none, so it must see the key: nothing else will look for it.
 func TestExpirerWaitsForReservedEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mustOpen(t, atLeisure())
