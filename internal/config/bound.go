@@ -47,9 +47,24 @@ const (
 // One request is admitted whatever it takes.
 const OperationBytes = 896
 
+// WatchResponseBytes is what the responses of all streams of watches take together while their clients
+// take nothing.
+const WatchResponseBytes = 64 * MiB
+
+// WatchBytes is what one of --max-watches takes. A watch with many or long ranges counts as several.
+const WatchBytes = KiB
+
+// WatchMemory is the part of the bound that is for watches: none of it is used before there is one.
+// Commits are decoded one by one, and the largest one may exceed --feed-memory.
+func (c *Config) WatchMemory() Size {
+	return max(c.Feed.Memory, c.Limits.BatchSize) + WatchResponseBytes + Size(c.Feed.Watches)*WatchBytes
+}
+
 // MemoryBound is the bound of the server's resident memory, whatever its clients do.
 // docs/operations.md states it.
-func (c *Config) MemoryBound() Size {
+func (c *Config) MemoryBound() Size { return c.memoryWithoutWatches() + c.WatchMemory() }
+
+func (c *Config) memoryWithoutWatches() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
 	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections)
 }

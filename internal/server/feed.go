@@ -33,6 +33,7 @@ type feedState struct {
 	watched sync.Once    // the first one was opened
 	gaps    watchGaps
 
+	units        watchUnits
 	aheadTimeout time.Duration // constant, but for tests
 	clients      watchClients
 
@@ -64,7 +65,7 @@ const (
 	// until its client has taken this one.
 	watchResponseBytes = 256 << 10
 	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
-	watchResponsesBytes = 64 << 20
+	watchResponsesBytes = int64(config.WatchResponseBytes)
 	// watchResponseRest is what a response has beside its commits.
 	watchResponseRest = 128
 	// watchResponseBytesMin is the least that a response may have: 4,096 streams fill the bound with it.

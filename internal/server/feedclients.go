@@ -4,6 +4,10 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
+
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/feed"
 )
 
 // watchClients counts the open streams of watches of each client. A client is the host of its address: connections have no
@@ -43,3 +47,32 @@ func hostOf(ctx context.Context) string {
 	}
 	return address
 }
+
+// watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.
+type watchUnits struct{ used atomic.Int64 }
+
+// unitsOf is how many watches the ranges of one count as: the stream, the feed and its index keep their bounds.
+func unitsOf(ranges []feed.Range) int64 {
+	size := watchOwnBytes
+	for _, r := range ranges {
+		size += watchRangeBytes + 3*(len(r.Lower)+len(r.Upper))
+	}
+	return int64((size + int(config.WatchBytes) - 1) / int(config.WatchBytes))
+}
+
+// What a watch takes in addition to the bounds of its ranges, and each range.
+const (
+	watchOwnBytes   = 512
+	watchRangeBytes = 192
+)
+
+// reserve counts a watch, or reports false if there is no room for it.
+func (u *watchUnits) reserve(n int64, most int) bool {
+	if u.used.Add(n) <= int64(most) {
+		return true
+	}
+	u.used.Add(-n)
+	return false
+}
+
+func (u *watchUnits) release(n int64) { u.used.Add(-n) }

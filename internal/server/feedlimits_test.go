@@ -100,9 +100,9 @@ func TestAWatchThatIsAheadForTooLongEnds(t *testing.T) {
 
 // TestWatchesAreLimited: each limit admits exactly as much as it says, and what has ended makes room.
 func TestWatchesAreLimited(t *testing.T) {
-	const perServer, perStream, streams = 5, 3, 3
+	const perServer, perStream = 5, 3
 	h := mustStart(t, func(c *config.Config) {
-		c.Feed.Watches, c.Feed.WatchesPerStream, c.Feed.StreamsPerClient = perServer, perStream, streams
+		c.Feed.Watches, c.Feed.WatchesPerStream = perServer, perStream
 	})
 	all := []*pb.KeyRange{{}}
 	create := func(w *watcher, id uint64, ranges []*pb.KeyRange) *pb.WatchResponse {
@@ -141,9 +141,35 @@ func TestWatchesAreLimited(t *testing.T) {
 	if r := create(w, 9, ranges); failureOf(t, status.ErrorProto(r.GetEnded().GetError())).field != "create.ranges" {
 		t.Errorf("%d ranges: %v", len(ranges), r)
 	}
-	if r := create(w, 9, ranges[:watchRangesMax]); r.GetCreated() == nil {
-		t.Errorf("%d ranges: %v", watchRangesMax, r)
+	refused("ranges that count as several watches", create(w, 9, ranges[:watchRangesMax]), "5")
+}
+
+// TestAWatchOfManyRangesCountsAsSeveral: what the bounds of ranges take is within the bound of memory, and is counted while the
+// watch is open, whether it has begun or waits.
+func TestAWatchOfManyRangesCountsAsSeveral(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Feed.Watches = 100 })
+	var ranges []*pb.KeyRange
+	for i := range watchRangesMax {
+		ranges = append(ranges, &pb.KeyRange{Start: fmt.Appendf(nil, "%0500d", i), End: fmt.Appendf(nil, "%0500da", i)})
 	}
+	create := &pb.CreateWatch{WatchId: 1, Ranges: ranges[:2], Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: 1 << 40}}
+	w := mustWatch(t, h, create, &pb.CreateWatch{WatchId: 2, Ranges: ranges})
+	if r := w.of(2); failureOf(t, status.ErrorProto(r.GetEnded().GetError())).metadata["limit"] != "100" {
+		t.Fatalf("%v", r)
+	}
+	if units := h.feed.units.used.Load(); units < 5 {
+		t.Errorf("a watch that waits counts as %d", units)
+	}
+	few := &pb.CreateWatch{WatchId: 3}
+	for i := range watchRangesMax {
+		few.Ranges = append(few.Ranges, &pb.KeyRange{Start: fmt.Appendf(nil, "%02d", i), End: fmt.Appendf(nil, "%02da", i)})
+	}
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: few}})
+	if r := w.of(3); r.GetCreated() == nil {
+		t.Errorf("%d short ranges: %v", watchRangesMax, r)
+	}
+	w.cancel()
+	eventually(t, "nothing is counted", func() bool { return h.feed.units.used.Load() == 0 })
 }
 
 // TestStreamsOfWatchesOfOneClientAreLimited, however many connections it has.

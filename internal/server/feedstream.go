@@ -63,6 +63,7 @@ type streamWatch struct {
 	walk    *watchWalk
 	sent    time.Time // when something of it was sent last
 	asked   bool      // the client has requested progress
+	units   int64     // counted for it
 }
 
 // send is the sender.
@@ -141,6 +142,8 @@ func (w *watchStream) close() {
 // forget takes the watch out of those of the stream.
 func (w *watchStream) forget(sw *streamWatch) {
 	delete(w.watches, sw.id)
+	w.server.feed.units.release(sw.units)
+	sw.units = 0
 	if sw.options.expandLoads {
 		w.server.feed.expanding.add(w.server, -1)
 	}
@@ -218,6 +221,9 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 	sw := &streamWatch{id: req.GetWatchId(), sent: time.Now()}
 	start, err := w.toWatchOptions(req, &sw.options)
 	if err == nil {
+		err = w.reserve(sw)
+	}
+	if err == nil {
 		w.watches[sw.id] = sw
 		if sw.options.expandLoads {
 			w.server.feed.expanding.add(w.server, 1)
@@ -230,6 +236,16 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 	if err != nil {
 		return w.end(ctx, sw, err)
 	}
+	return nil
+}
+
+// reserve counts a watch among those of the server.
+func (w *watchStream) reserve(sw *streamWatch) error {
+	units, most := unitsOf(sw.options.ranges), w.server.config.Feed.Watches
+	if !w.server.feed.units.reserve(units, most) {
+		return &feed.LimitError{What: "watches of the server", Limit: most}
+	}
+	sw.units = units
 	return nil
 }
 

@@ -34,6 +34,9 @@ func startWarnings(c *config.Config, m machine) (warnings []string) {
 	if need := int64(c.Memory) + int64(c.Memory)/4; m.memory > 0 && need > m.memory {
 		warn("--memory %v and a quarter of it for requests are more than the %d MiB of this machine or its control group; the kernel may kill the server: lower --memory to %d MiB",
 			c.Memory, m.memory>>20, m.memory/5*4>>20)
+	} else if m.memory > 0 && need+int64(c.Feed.Memory) > m.memory {
+		warn("--memory %v with a quarter of it for requests, and --feed-memory %v for watches, are more than the %d MiB of this machine or its control group; the kernel may kill the server: lower one of them",
+			c.Memory, c.Feed.Memory, m.memory>>20)
 	}
 	for _, exposed := range c.Exposed() {
 		warn("--insecure: other machines can reach --%s %s, and %s", exposed.Option, exposed.Address, exposed.Missing)

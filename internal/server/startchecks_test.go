@@ -23,7 +23,8 @@ func TestRiskyConfigurationsCauseWarnings(t *testing.T) {
 		want   string // empty: no warning
 	}{
 		"default":               {func(*config.Config) {}, machine{memory: 4 << 30}, ""},
-		"just fits":             {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5 << 28}, ""},
+		"just fits":             {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5<<28 + 64<<20}, ""},
+		"feed memory":           {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5<<28 + 64<<20 - 1}, "--feed-memory"},
 		"memory":                {func(c *config.Config) { c.Memory = config.GiB }, machine{memory: 5<<28 - 1}, "--memory"},
 		"unknown memory":        {func(c *config.Config) { c.Memory = 8 * config.TiB }, machine{}, ""},
 		"any address":           {func(c *config.Config) { c.Listen = "0.0.0.0:7400" }, machine{}, "--listen 0.0.0.0:7400, and it has neither"},

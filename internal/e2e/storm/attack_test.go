@@ -53,6 +53,7 @@ type attacker struct {
 	server  *process
 	refused atomic.Int64
 	done    atomic.Int64
+	bound   int64 // of resident memory; an attack that has watches sets it
 
 	mu      sync.Mutex     // guards closers
 	closers []func() error // of its connections
@@ -101,6 +102,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KV/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KV/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
+		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40)) }},
 		{"pipelines without a window", func(a *attacker) { a.closedWindows(a.times(4, 40), 25) }},
 	} {
 		t.Run(kind.name, func(t *testing.T) {
@@ -108,7 +110,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 				t.Parallel()
 			}
 			dir := mustDir(t)
-			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000")
+			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000", "--max-watches", fmt.Sprint(attackWatches))
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+4**attackTime)
 			defer cancel()
 			kv := pb.NewKVClient(dial(t, p.address))
@@ -118,7 +120,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 			idle := peakOf(t, p)
 			healthy := make(chan error, 1)
 			go func() { healthy <- behave(ctx, kv) }()
-			a := &attacker{T: t, ctx: ctx, server: p}
+			a := &attacker{T: t, ctx: ctx, server: p, bound: bound}
 			began := time.Now()
 			kind.run(a)
 			cancel()
@@ -126,10 +128,10 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 				t.Errorf("a client that behaves: %v", err)
 			}
 			peak := peakOf(t, p)
-			t.Logf("RESULT | %-38s | %4d | %4d | %4d | %4d done, %4d refused, %v", kind.name, idle>>20, peak>>20, bound>>20,
+			t.Logf("RESULT | %-38s | %4d | %4d | %4d | %4d done, %4d refused, %v", kind.name, idle>>20, peak>>20, a.bound>>20,
 				a.done.Load(), a.refused.Load(), time.Since(began).Round(time.Millisecond))
-			if peak > bound && !*attackFree {
-				t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, bound>>20)
+			if peak > a.bound && !*attackFree {
+				t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, a.bound>>20)
 			}
 			for _, end := range a.closers {
 				_ = end() // the test only needs it closed
@@ -145,7 +147,41 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 func boundOf(memory config.Size) int64 {
 	c := config.Default()
 	c.Memory = memory
+	return int64(c.MemoryBound() - c.WatchMemory())
+}
+
+// boundWithWatches is the bound once there is a watch. The limit of watches is attackWatches.
+func boundWithWatches(memory config.Size) int64 {
+	c := config.Default()
+	c.Memory, c.Feed.Watches = memory, attackWatches
 	return int64(c.MemoryBound())
+}
+
+// attackWatches is --max-watches of the servers under attack.
+const attackWatches = 10_000
+
+// watches opens streams of watches of everything that are never read, and writes.
+func (a *attacker) watches(streams, batches int) {
+	a.bound = boundWithWatches(attackMemory)
+	var conns []*grpc.ClientConn
+	for range 4 {
+		conns = append(conns, a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
+	}
+	for i := range streams {
+		stream, err := pb.NewFeedClient(conns[i%len(conns)]).Watch(a.ctx)
+		if err != nil {
+			a.Fatal(err)
+		}
+		create := &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}, Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS}
+		if err := stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: create}}); err != nil {
+			a.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			a.Fatal(err)
+		}
+		a.done.Add(1)
+	}
+	a.sendAll(batches, encodedBatch(4, 15<<20))
 }
 
 // behave puts and gets a small value until ctx ends. An attack of one kind must not make it fail.
