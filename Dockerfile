@@ -1,11 +1,11 @@
 # Builds static binaries and puts them into an image without a shell. docker build -t epochkv .
 #
-#   docker run -v epochkv:/data -v ./tls:/tls:ro -p 7400:7400 epochkv --tls-cert=/tls/server.crt --tls-key=/tls/server.key \
+#   docker run -v epochkv:/data -v ./server-tls:/tls:ro -p 7400:7400 epochkv --tls-cert=/tls/server.crt --tls-key=/tls/server.key \
 #     --tls-client-ca=/tls/ca.crt --tls-client-auth=require
 #   docker run -v epochkv:/data -p 127.0.0.1:7400:7400 epochkv --insecure        # a trial: this machine alone reaches the port
 #
-# The address in a container is not loopback, so that the server starts only with one of these. kvctl tls init makes the files, which
-# user 65532 must be able to read.
+# The address in a container is not loopback, so that the server starts only with one of these. kvctl tls init makes the files:
+# copy server.crt, server.key and ca.crt, but not ca.key, to ./server-tls, and let user 65532 read them (chown).
 #
 # The history (.git) is part of the build context, so that kvserver --version names the commit.
 FROM golang:1.26 AS build

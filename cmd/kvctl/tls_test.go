@@ -205,3 +205,27 @@ func TestContextsKeepHowToConnect(t *testing.T) {
 	}
 	want(exitUsage, "chmod 600", "get", "k")
 }
+
+// TestManifestUsesTheFilesOfATrial: the Kubernetes manifest names the files that kvctl tls init makes and the
+// variables that kvctl reads, and its secret does not have the key of the authority.
+func TestManifestUsesTheFilesOfATrial(t *testing.T) {
+	manifest, err := os.ReadFile("../../deploy/kubernetes/epochkv.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(manifest)
+	for _, name := range []string{fileCA, fileServer, fileServerKey, fileClient, fileClientKey} {
+		if !strings.Contains(text, "/tls/"+name) || !strings.Contains(text, "--from-file=tls/"+name) {
+			t.Errorf("%s is not used, or not in the secret", name)
+		}
+	}
+	if strings.Contains(text, "--from-file=tls/"+fileCAKey) || strings.Contains(text, "--from-file=tls\n") {
+		t.Errorf("the secret has %s", fileCAKey)
+	}
+	var known tlsSettings
+	for _, s := range known.all()[2:5] {
+		if !strings.Contains(text, "{name: "+s.env+", value: /tls/") {
+			t.Errorf("%s is not set", s.env)
+		}
+	}
+}

@@ -329,3 +329,80 @@ func TestHandshakesEndInTime(t *testing.T) {
 		t.Error("the handshake is kept")
 	}
 }
+
+// TestTicketKeysAreNewEachDay: a ticket is encrypted with the key of its day, and that key is forgotten
+// after a week. The prepared configuration keeps what crypto/tls does by itself.
+func TestTicketKeysAreNewEachDay(t *testing.T) {
+	const day = 24 * time.Hour
+	now := time.Now()
+	from := authority(t).server().Clone()
+	from.ClientAuth, from.Time = tls.NoClientCert, func() time.Time { return now }
+	h := NewHandshakes(HandshakeOptions{Config: func() *tls.Config { return from }, Protocols: []string{"h2"}})
+	var state *tls.SessionState
+	config := h.config()
+	config.WrapSession = func(_ tls.ConnectionState, s *tls.SessionState) ([]byte, error) {
+		state = s
+		return config.EncryptTicket(tls.ConnectionState{}, s)
+	}
+	shakeOnce(t, config)
+	ticket := func() []byte {
+		t.Helper()
+		text, err := h.config().EncryptTicket(tls.ConnectionState{}, state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	opens := func(ticket []byte) bool {
+		t.Helper()
+		s, err := h.config().DecryptTicket(ticket, tls.ConnectionState{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s != nil
+	}
+	first := ticket()
+	now = now.Add(day + time.Hour)
+	second := ticket()
+	if !opens(first) || !opens(second) {
+		t.Error("a ticket of the last two days cannot be used")
+	}
+	now = now.Add(6 * day)
+	ticket() // the keys are looked at when one is made
+	if opens(first) || !opens(second) {
+		t.Errorf("after a week: the first %v, that of the next day %v", opens(first), opens(second))
+	}
+}
+
+// shakeOnce makes one handshake with a server of the configuration.
+func shakeOnce(t *testing.T, config *tls.Config) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	client, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- tls.Server(server, config).HandshakeContext(t.Context()) }()
+	c := tls.Client(client, &tls.Config{
+		RootCAs: authority(t).pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
+		ClientSessionCache: tls.NewLRUClientSessionCache(1), // asks for tickets
+	})
+	if err := errors.Join(c.HandshakeContext(t.Context()), client.SetDeadline(time.Now().Add(20*time.Second))); err != nil {
+		t.Error(err)
+		_ = client.Close() // the other side ends, too
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
