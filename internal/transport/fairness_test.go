@@ -55,39 +55,57 @@ func TestStreamsThatAlwaysSendHoldUpNoOther(t *testing.T) {
 			}
 		},
 	}}}, nil)
-	_, server, address := startWith(t, services)
-	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	_ = p.framer.WriteWindowUpdate(0, windowMax-firstWindow)
-	for i := range uint32(senders) {
-		p.open(2*i+1, "/always/Send")
-	}
-	c := onlyConn(t, server)
-	eventually(t, "the handlers wait for their windows", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for i := range uint32(senders) {
-			if s := c.streams[2*i+1]; s == nil || len(s.pending) < callPendingMax {
-				return false
+	allGoOn := func(t *testing.T) {
+		eventually(t, "all handlers go on", func() bool {
+			for i := range sent {
+				if sent[i].Load() < 100 {
+					return false
+				}
 			}
-		}
-		return true
-	})
-	c.writesSlowly(t)
-	_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: windowMax})
-	for i := range uint32(20) { // the reader writes now, and must read on
-		p.request(101+2*i, pathEcho, 1)
-		if st, _ := p.outcome(101 + 2*i); st != "0" {
-			t.Fatalf("status %s", st)
-		}
+			return true
+		})
 	}
-	go func() { _, _ = io.Copy(io.Discard, p.Conn) }()
-	eventually(t, "all handlers go on", func() bool {
+	begin := func(t *testing.T, window uint32) (*peer, *Conn) {
+		begun.Store(0)
 		for i := range sent {
-			if sent[i].Load() < 100 {
-				return false
+			sent[i].Store(0)
+		}
+		_, server, address := startWith(t, services)
+		p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
+		_ = p.framer.WriteWindowUpdate(0, windowMax-firstWindow)
+		c := onlyConn(t, server)
+		c.writesSlowly(t)
+		for i := range uint32(senders) {
+			p.open(2*i+1, "/always/Send")
+		}
+		return p, c
+	}
+	t.Run("handlers", func(t *testing.T) {
+		p, _ := begin(t, windowMax)
+		go func() { _, _ = io.Copy(io.Discard, p.Conn) }()
+		allGoOn(t)
+	})
+	t.Run("reader", func(t *testing.T) {
+		p, c := begin(t, 0)
+		eventually(t, "the handlers wait for their windows", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for i := range uint32(senders) {
+				if s := c.streams[2*i+1]; s == nil || len(s.pending) < callPendingMax {
+					return false
+				}
+			}
+			return true
+		})
+		_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: windowMax})
+		for i := range uint32(20) { // the reader may write now, and must read on
+			p.request(101+2*i, pathEcho, 1)
+			if st, _ := p.outcome(101 + 2*i); st != "0" {
+				t.Fatalf("status %s", st)
 			}
 		}
-		return true
+		go func() { _, _ = io.Copy(io.Discard, p.Conn) }()
+		allGoOn(t)
 	})
 }
 
