@@ -163,7 +163,7 @@ func expiredServer(t *testing.T) []string {
 	return []string{"--tls-ca", ca, "--endpoint", listener.Addr().String()}
 }
 
-// TestContextsKeepHowToConnect: a context has endpoint and files, flags and the environment come first,
+// TestContextsKeepHowToConnect: a context has endpoint and files, flags come first, the environment changes nothing in it,
 // and an endpoint that is given alone does not get the settings of the current context.
 func TestContextsKeepHowToConnect(t *testing.T) {
 	endpoint, dir := trial(t)
@@ -195,8 +195,12 @@ func TestContextsKeepHowToConnect(t *testing.T) {
 	want(0, "", "context", "use", "local")
 	want(0, "plain", "get", "k")
 	env["KVCTL_TLS_CA"] = filepath.Join(dir, "nothing.crt")
-	want(exitError, "nothing.crt", "--context", "local", "get", "k")
+	want(exitError, "nothing.crt", "--endpoint", endpoint, "get", "k")
+	want(0, "plain", "--context", "local", "get", "k")
 	delete(env, "KVCTL_TLS_CA")
+	env["KVCTL_INSECURE"] = "true"
+	want(0, "secure", "--context", "prod", "get", "k")
+	delete(env, "KVCTL_INSECURE")
 	want(exitUsage, "no context", "--context", "nowhere", "get", "k")
 	want(0, "", "context", "remove", "local")
 	want(exitError, "no context", "context", "use", "local")

@@ -49,11 +49,15 @@ func (s *tlsSettings) all() []setting {
 	}
 }
 
-// adopt takes the settings of the environment, and then of a context, that no flag has given.
-func (s *tlsSettings) adopt(cmd *cobra.Command, getenv func(string) string, from *tlsSettings) error {
+// adopt takes the settings that no flag has given from the context, or without one from the environment. The settings of a
+// context belong together: with some of the environment, a forgotten KVCTL_INSECURE would make its connections plain text.
+func (s *tlsSettings) adopt(cmd *cobra.Command, getenv func(string) string, from *serverContext) error {
 	others := from.all()
 	for i, mine := range s.all() {
-		value := getenv(mine.env)
+		value := ""
+		if from.Endpoint == "" {
+			value = getenv(mine.env)
+		}
 		switch {
 		case cmd.Flags().Changed(mine.flag):
 		case mine.yes != nil && value != "":
@@ -113,7 +117,7 @@ func (s *tlsSettings) options() []client.Option {
 	return nil
 }
 
-// chooseServer finds endpoint and settings: flags, then the environment, then a context. An endpoint
+// chooseServer finds endpoint and settings: flags, then a context that is named, then the environment, then the current context. An endpoint
 // that was given without a context does not get the settings of the current one, which are for
 // another server.
 func (a *app) chooseServer(cmd *cobra.Command) error {
@@ -144,7 +148,7 @@ func (a *app) chooseServer(cmd *cobra.Command) error {
 			a.endpoint = next
 		}
 	}
-	return a.tls.adopt(cmd, a.getenv, &chosen.tlsSettings)
+	return a.tls.adopt(cmd, a.getenv, &chosen)
 }
 
 // isAboutContexts reports whether a command must work with contexts that cannot be used.
