@@ -109,6 +109,7 @@ type watching struct {
 	options WatchOptions
 	yield   func(Update, error) bool
 	partial bool // the last update was a part of a snapshot
+	begun   bool // there was an update
 	stopped bool // the consumer wants no more
 }
 
@@ -121,7 +122,7 @@ func (w *watching) run(ctx context.Context) {
 			return
 		}
 		if progress {
-			attempt = 1
+			attempt, w.begun = 1, true
 		}
 		e := newError(err)
 		switch {
@@ -147,6 +148,8 @@ func (w *watching) continues(e *Error) bool {
 	switch {
 	case e.Reason == kvpb.ErrorReason_ERROR_REASON_WATCH_STALLED:
 		return true
+	case e.Reason == kvpb.ErrorReason_ERROR_REASON_WATCH_AHEAD:
+		return w.begun // else the caller has named a position that may never come
 	case e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED && (e.Code == codes.Internal || e.Code == codes.Unknown):
 		return true // of the connection
 	}

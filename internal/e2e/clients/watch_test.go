@@ -195,7 +195,7 @@ func TestKvctlWatchRefusesWhatItDoesNotUnderstand(t *testing.T) {
 		{"watch a/ --prefix b/", 2, "not both"},
 		{"watch a/ --snapshot --after 0", 2, "not both"},
 		{"watch a/ --after x", 2, "after"},
-		{"watch a/ --after 1000000000", 1, "kvctl:"},
+		{"watch a/ --after 1000000000", 6, "kvctl:"},
 		{"watch a/ --from-token " + damaged, 1, "remove the file"},
 		{"watch b/ --from-token " + other, 2, "other ranges"},
 		{"feed list --endpoint 127.0.0.1:1 --timeout 100ms", 6, "kvctl:"},
