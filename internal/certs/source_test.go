@@ -319,7 +319,9 @@ func TestPipesDoNotBlockTheServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = writer.Close()
-			_ = <-ended
+			if err := <-ended; err == nil {
+				t.Errorf("%s: a pipe was loaded", name)
+			}
 		}
 	}
 }
@@ -362,8 +364,8 @@ func TestFailedLoadsAreTriedAgain(t *testing.T) {
 			t.Fatal("nothing was loaded")
 		}
 	}
-	if subject := s.Info().Subject; err != nil || s.Err() != nil || !strings.Contains(subject, "early") {
-		t.Errorf("%v, %v, and %s is in force", err, s.Err(), subject)
+	if subject := s.Info().Subject; s.Err() != nil || !strings.Contains(subject, "early") {
+		t.Errorf("%v, and %s is in force", s.Err(), subject)
 	}
 }
 

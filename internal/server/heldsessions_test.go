@@ -159,10 +159,15 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 			eventually(t, "as many as may wait do, and the others are refused", func() bool {
 				return h.admission.sessions.writes.Load() == wait && len(outcomes) == writers-wait
 			})
-			kv, ctx := pb.NewKVClient(h.dial(t)), testContext(t)
+			conn := h.dial(t)
+			kv, txns, ctx := pb.NewKVClient(conn), pb.NewTransactionsClient(conn), testContext(t)
+			get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: []byte("memory")}}}
 			for range 2 * sessions {
-				if out, err := kv.Get(ctx, &pb.GetRequest{Key: []byte("memory")}); err != nil || !out.Found {
+				if out, err := kv.Get(ctx, get.GetGet()); err != nil || !out.Found {
 					t.Fatalf("a get: %v, %v", out, err)
+				}
+				if out, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{get}}); err != nil || !out.Succeeded {
+					t.Fatalf("an execution that reads: %v, %v", out, err)
 				}
 			}
 			released.Store(true)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -28,10 +29,12 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 		}
 		return s.operate(ctx, c, t, req.ElseOperations, "else_operations", out)
 	}
-	if err := c.admission.holdWrite(); err != nil {
-		return ackWait{}, err
+	if mayWrite(req) {
+		if err := c.admission.holdWrite(); err != nil {
+			return ackWait{}, err
+		}
+		defer c.admission.sessions.releaseWrite()
 	}
-	defer c.admission.sessions.releaseWrite()
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {
 		s.countExecuted(err)
@@ -53,6 +56,13 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 	}
 	out.Succeeded, out.Epoch = done.Holds, uint64(done.Epoch)
 	return ackCommit(done.Epoch, c.write.Durability), nil
+}
+
+// mayWrite reports whether an execution may commit something: an operation that writes, or the record of a request.
+func mayWrite(req *pb.ExecuteRequest) bool {
+	reads := func(o *pb.Operation) bool { return o.GetGet() != nil || o.GetScan() != nil }
+	all := func(list []*pb.Operation) bool { return !slices.ContainsFunc(list, func(o *pb.Operation) bool { return !reads(o) }) }
+	return len(req.RequestId) > 0 || !all(req.ThenOperations) || !all(req.ElseOperations)
 }
 
 // countExecuted counts a transaction that has ended.
