@@ -47,18 +47,7 @@ Raw output is what happened (added, changed or deleted) and the key, with a tab.
 				ctx, cancel := a.longRunning(cmd)
 				defer cancel()
 				p := a.newLinePrinter("CHANGE", "KEY", "OLD EPOCH", "NEW EPOCH", "OLD", "NEW")
-				for k, err := range c.Diff(ctx, keyRange, from.moment(), o) {
-					if err != nil {
-						return errors.Join(err, p.close())
-					}
-					if err := p.put(diffLine(a, &k, o.KeysOnly)); err != nil {
-						return err
-					}
-					if limit > 0 && p.count == limit {
-						break
-					}
-				}
-				return p.close()
+				return printLines(p, c.Diff(ctx, keyRange, from.moment(), o), limit, func(k *client.KeyChange) (row []string, raw, json []byte) { return diffLine(a, k, o.KeysOnly) })
 			})
 		},
 	}

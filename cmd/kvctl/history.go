@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"iter"
 	"strconv"
 	"strings"
 	"time"
@@ -56,7 +54,8 @@ Raw output is the epoch, what happened (set or delete), the key and the value, w
 				if len(keys) == 1 {
 					versions = c.History(ctx, keys[0], o)
 				}
-				return a.printHistory(versions, limit, o.KeysOnly)
+				p := a.newLinePrinter("EPOCH", "TIME", "ORIGIN", "CHANGE", "KEY", "VALUE")
+				return printLines(p, versions, limit, func(v *client.KeyVersion) (row []string, raw, json []byte) { return historyLine(a, v, o.KeysOnly) })
 			})
 		},
 	}
@@ -77,28 +76,11 @@ func originName(o client.CommitOrigin) string {
 	return strings.ToLower(strings.TrimPrefix(o.String(), "COMMIT_ORIGIN_"))
 }
 
-func (a *app) printHistory(versions iter.Seq2[client.KeyVersion, error], limit uint64, keysOnly bool) error {
-	p := a.newLinePrinter("EPOCH", "TIME", "ORIGIN", "CHANGE", "KEY", "VALUE")
-	for v, err := range versions {
-		if err != nil {
-			return errors.Join(err, p.close())
-		}
-		change := "set"
-		if v.Deleted {
-			change = "delete"
-		}
-		if err := p.put(historyLine(a, &v, change, keysOnly)); err != nil {
-			return err
-		}
-		if limit > 0 && p.count == limit {
-			break
-		}
+func historyLine(a *app, v *client.KeyVersion, keysOnly bool) (row []string, raw, json []byte) {
+	change, shown := "set", ""
+	if v.Deleted {
+		change = "delete"
 	}
-	return p.close()
-}
-
-func historyLine(a *app, v *client.KeyVersion, change string, keysOnly bool) (row []string, raw, json []byte) {
-	shown := ""
 	if !v.Time.IsZero() {
 		shown = v.Time.Local().Format("2006-01-02 15:04:05.000")
 	}
@@ -119,65 +101,4 @@ func historyLine(a *app, v *client.KeyVersion, change string, keysOnly bool) (ro
 		json = fmt.Appendf(json, `,"expires_at_ms":%d`, v.ExpiresAt.UnixMilli())
 	}
 	return row, raw, append(json, '}')
-}
-
-// linePrinter prints lines of which the caller knows all forms, as they come.
-type linePrinter struct {
-	app    *app
-	w      *bufio.Writer
-	format string
-	header []string
-	count  uint64
-	rows   [][]string // a table's rows that wait for their widths
-	widths []int      // of a table's columns; they only grow
-}
-
-func (a *app) newLinePrinter(header ...string) *linePrinter {
-	return &linePrinter{app: a, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), header: header, widths: make([]int, len(header))}
-}
-
-func (p *linePrinter) put(row []string, raw, json []byte) error {
-	p.count++
-	switch p.format {
-	case formatTable:
-		if p.count == 1 {
-			p.rows = append(p.rows, p.header)
-		}
-		if p.rows = append(p.rows, row); len(p.rows) < rowsPerChunk {
-			return nil
-		}
-		return p.flushRows()
-	case formatRaw:
-		json = raw
-	case formatJSON:
-		separator := "[\n"
-		if p.count > 1 {
-			separator = ",\n"
-		}
-		_, err := p.w.WriteString(separator + string(json))
-		return err
-	}
-	_, err := p.w.Write(append(json, '\n'))
-	return err
-}
-
-func (p *linePrinter) flushRows() error {
-	err := writeRows(p.w, p.rows, p.widths)
-	p.rows = p.rows[:0]
-	return err
-}
-
-// close ends the output.
-func (p *linePrinter) close() error {
-	switch {
-	case p.format == formatTable:
-		if err := p.flushRows(); err != nil {
-			return err
-		}
-	case p.format == formatJSON && p.count == 0:
-		_, _ = p.w.WriteString("[]\n") // Flush has the error
-	case p.format == formatJSON:
-		_, _ = p.w.WriteString("\n]\n")
-	}
-	return p.w.Flush()
 }

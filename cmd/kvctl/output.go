@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -143,28 +142,25 @@ func (a *app) printJSON(format string, v any) error {
 
 // entryPrinter prints entries as they come, in any format. Close ends the output.
 type entryPrinter struct {
+	*linePrinter
 	app      *app
-	w        *bufio.Writer
-	format   string
 	keysOnly bool
-	count    int
-	rows     [][]string // a table's rows that wait for their widths
-	widths   []int      // of a table's columns; they only grow
 	line     []byte
 }
 
-// rowsPerChunk is how many rows a table looks at to find its widths: enough for a screen, and bounded.
-const rowsPerChunk = 200
-
 func (a *app) newEntryPrinter(keysOnly bool) *entryPrinter {
-	return &entryPrinter{app: a, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), keysOnly: keysOnly}
+	header := []string{"KEY", "VALUE", "EPOCH"}
+	if keysOnly {
+		header = []string{"KEY", "EPOCH"}
+	}
+	return &entryPrinter{linePrinter: a.newLinePrinter(header...), app: a, keysOnly: keysOnly}
 }
 
 func (p *entryPrinter) print(e client.Entry) error {
 	p.count++
 	switch p.format {
 	case formatTable:
-		return p.addRow(e)
+		return p.addEntry(e)
 	case formatRaw:
 		return p.printRaw(e)
 	}
@@ -183,15 +179,8 @@ func (p *entryPrinter) printRaw(e client.Entry) error {
 }
 
 func (p *entryPrinter) printJSON(e client.Entry) error {
-	separator := ""
-	if p.format == formatJSON {
-		separator = "[\n"
-		if p.count > 1 {
-			separator = ",\n"
-		}
-	}
 	r := record{key: e.Key, value: e.Value, epoch: e.Epoch, expiresAt: milliseconds(e.ExpiresAt), lease: e.Lease, keyOnly: p.keysOnly}
-	p.line = r.appendJSON(append(p.line[:0], separator...), p.app.hex)
+	p.line = r.appendJSON(append(p.line[:0], p.separator()...), p.app.hex)
 	if p.format == formatJSONL {
 		p.line = append(p.line, '\n')
 	}
@@ -199,44 +188,12 @@ func (p *entryPrinter) printJSON(e client.Entry) error {
 	return err
 }
 
-func (p *entryPrinter) addRow(e client.Entry) error {
+func (p *entryPrinter) addEntry(e client.Entry) error {
 	row := []string{p.app.cell(e.Key), p.app.cell(e.Value), strconv.FormatUint(uint64(e.Epoch), 10)}
 	if p.keysOnly {
 		row = []string{row[0], row[2]}
 	}
-	if p.widths == nil {
-		header := []string{"KEY", "VALUE", "EPOCH"}
-		if p.keysOnly {
-			header = []string{"KEY", "EPOCH"}
-		}
-		p.widths = make([]int, len(header))
-		p.rows = append(p.rows, header)
-	}
-	if p.rows = append(p.rows, row); len(p.rows) < rowsPerChunk {
-		return nil
-	}
-	return p.flushRows()
-}
-
-func (p *entryPrinter) flushRows() error {
-	err := writeRows(p.w, p.rows, p.widths)
-	p.rows = p.rows[:0]
-	return err
-}
-
-// close ends the output. A table with no rows prints nothing.
-func (p *entryPrinter) close() error {
-	switch {
-	case p.format == formatTable:
-		if err := p.flushRows(); err != nil {
-			return err
-		}
-	case p.format == formatJSON && p.count == 0:
-		_, _ = p.w.WriteString("[]\n") // Flush has the error
-	case p.format == formatJSON:
-		_, _ = p.w.WriteString("\n]\n")
-	}
-	return p.w.Flush()
+	return p.addRow(row)
 }
 
 // writeRows writes rows in columns at least as wide as widths, which it widens.

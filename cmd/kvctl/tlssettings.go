@@ -117,9 +117,9 @@ func (s *tlsSettings) options() []client.Option {
 	return nil
 }
 
-// chooseServer finds endpoint and settings: flags, then a context that is named, then the environment, then the current context. An endpoint
-// that was given without a context does not get the settings of the current one, which are for
-// another server.
+// chooseServer finds endpoint and settings: flags, then a context that is named, then the environment,
+// then the current context. An endpoint that was given without a context does not get the settings of
+// the current one, which are for another server.
 func (a *app) chooseServer(cmd *cobra.Command) error {
 	name, endpoint := a.context, a.endpoint
 	if name == "" {
