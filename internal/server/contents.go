@@ -94,7 +94,7 @@ var pipelinedMethods = [...]telemetry.Method{
 }
 
 func pipelinedOf(message []byte) pipelinedContents {
-	p := pipelinedContents{method: telemetry.MethodPipeline}
+	p, requests := pipelinedContents{method: telemetry.MethodPipeline}, 0
 	for len(message) > 0 {
 		field, payload, rest := cutField(message)
 		if rest == nil {
@@ -102,6 +102,7 @@ func pipelinedOf(message []byte) pipelinedContents {
 		}
 		switch i := field - 2; {
 		case payload != nil:
+			requests++
 			inner := contentsOf(payload)
 			p.elements, p.most = p.elements+inner.elements, max(p.most, inner.most)
 			if i >= 0 && i < len(pipelinedMethods) {
@@ -111,6 +112,9 @@ func pipelinedOf(message []byte) pipelinedContents {
 			p.id, _ = protowire.ConsumeVarint(message[1:])
 		}
 		message = rest
+	}
+	if requests > fieldsCounted { // each replaces the one before, but is decoded
+		p.most = max(p.most, requests)
 	}
 	return p
 }
@@ -156,7 +160,6 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 // decode decodes a message once there is room for it.
 func (c boundedCodec) decode(buf mem.Buffer, v any) error {
 	found, size := decodedBytes(buf.ReadOnlyData(), v)
-	found.most = max(found.most, contentsOf(buf.ReadOnlyData()).most)
 	if err := c.check(found, buf.Len(), v); err != nil {
 		return err
 	}

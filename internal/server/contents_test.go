@@ -45,6 +45,7 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 		conn := h.dial(t, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encodedCodec{pb.NewCodec()})))
 		empty := bytes.Repeat([]byte{1<<3 | 2, 0}, operations)
 		conditions := bytes.Repeat([]byte{3<<3 | 2, 0}, operations)
+		alternating := bytes.Repeat([]byte{3<<3 | 2, 0, 2<<3 | 2, 0}, operations) // members of one oneof: each replaces the one before
 		for _, row := range []struct {
 			method  string
 			message []byte
@@ -57,6 +58,8 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 			{"Transactions/Execute", empty, false},
 			{"KV/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
 			{"Transactions/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
+			{"KV/Pipeline", append([]byte{1 << 3, 7}, alternating[2:]...), true},
+			{"Transactions/Transact", alternating, true},
 			{"KV/BulkLoad", empty, true},
 			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, bytes.Repeat([]byte{2<<3 | 2, 0}, operations)), true},
 			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, protowire.AppendBytes([]byte{9<<3 | 2}, make([]byte, 4*operations))), true},

@@ -88,14 +88,14 @@ func endsAtAdmission(request any) bool {
 	return known
 }
 
-// decodedBytes is about what an encoded request will take.
+// decodedBytes is about what an encoded request will take, and what is in it.
 func decodedBytes(message []byte, request any) (c contents, bytes int) {
 	switch request.(type) {
 	case *pipelineRequest, *pb.TransactRequest:
-		p := pipelinedOf(message)
-		return p.contents, p.bytes(message, kindWriteAndRead)
+		c = pipelinedOf(message).contents
+		return c, c.bytes(message, kindWriteAndRead)
 	case *pb.WatchRequest:
-		c := pipelinedOf(message).contents
+		c = pipelinedOf(message).contents
 		return c, c.bytes(message, kindRead) + numberBytes*len(message)
 	}
 	c, kind := contentsOf(message), kindWriteAndRead
