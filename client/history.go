@@ -75,26 +75,40 @@ func (c *Client) history(ctx context.Context, request *kvpb.HistoryRequest, o Hi
 	request.KeysOnly = o.KeysOnly
 	request.FromEpoch, request.FromTimeUs = o.From.wire()
 	request.ToEpoch, request.ToTimeUs = o.To.wire()
-	return func(yield func(KeyVersion, error) bool) {
-		for request.ResumeToken = nil; ; {
-			response, err := call(ctx, c, safe, c.feed.History, request)
+	return paged(func(token []byte) ([]*kvpb.KeyVersion, []byte, error) {
+		request.ResumeToken = token
+		response, err := call(ctx, c, safe, c.feed.History, request)
+		return response.GetVersions(), response.GetResumeToken(), err
+	}, keyVersion)
+}
+
+// paged iterates over the parts of an answer that comes in several. Each is asked for with the token of the one before; nil is
+// that of the first, and of the last there is none.
+func paged[Message, Part any](next func(token []byte) ([]Message, []byte, error), part func(Message) Part) iter.Seq2[Part, error] {
+	return func(yield func(Part, error) bool) {
+		for token := []byte(nil); ; {
+			messages, following, err := next(token)
 			if err != nil {
-				yield(KeyVersion{}, err)
+				var none Part
+				yield(none, err)
 				return
 			}
-			for _, v := range response.GetVersions() {
-				version := KeyVersion{
-					Key: v.GetKey(), Epoch: Epoch(v.GetEpoch()), Deleted: v.GetKind() == EventDelete, Value: v.GetValue(),
-					ExpiresAt: expiresAt(v.GetExpiresAtMs()), Time: microTime(v.GetTimeUs()), Origin: v.GetOrigin(),
-				}
-				if !yield(version, nil) {
+			for _, m := range messages {
+				if !yield(part(m), nil) {
 					return
 				}
 			}
-			if request.ResumeToken = response.GetResumeToken(); len(request.ResumeToken) == 0 {
+			if token = following; len(token) == 0 {
 				return
 			}
 		}
+	}
+}
+
+func keyVersion(v *kvpb.KeyVersion) KeyVersion {
+	return KeyVersion{
+		Key: v.GetKey(), Epoch: Epoch(v.GetEpoch()), Deleted: v.GetKind() == EventDelete, Value: v.GetValue(),
+		ExpiresAt: expiresAt(v.GetExpiresAtMs()), Time: microTime(v.GetTimeUs()), Origin: v.GetOrigin(),
 	}
 }
 
@@ -129,23 +143,15 @@ func (c *Client) Diff(ctx context.Context, r Range, from Moment, o DiffOptions) 
 	request := &kvpb.DiffRequest{Range: r.wire(), KeysOnly: o.KeysOnly}
 	request.FromEpoch, request.FromTimeUs = from.wire()
 	request.ToEpoch, request.ToTimeUs = o.To.wire()
-	return func(yield func(KeyChange, error) bool) {
-		for request.ResumeToken = nil; ; {
-			response, err := call(ctx, c, safe, c.feed.Diff, request)
-			if err != nil {
-				yield(KeyChange{}, err)
-				return
-			}
-			for _, k := range response.GetChanges() {
-				if !yield(KeyChange{Key: k.GetKey(), Old: keyState(k.GetOld()), New: keyState(k.GetNew())}, nil) {
-					return
-				}
-			}
-			if request.ResumeToken = response.GetResumeToken(); len(request.ResumeToken) == 0 {
-				return
-			}
-		}
-	}
+	return paged(func(token []byte) ([]*kvpb.KeyChange, []byte, error) {
+		request.ResumeToken = token
+		response, err := call(ctx, c, safe, c.feed.Diff, request)
+		return response.GetChanges(), response.GetResumeToken(), err
+	}, keyChange)
+}
+
+func keyChange(k *kvpb.KeyChange) KeyChange {
+	return KeyChange{Key: k.GetKey(), Old: keyState(k.GetOld()), New: keyState(k.GetNew())}
 }
 
 func keyState(s *kvpb.KeyState) KeyState {
