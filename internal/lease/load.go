@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // unreadLeases are leases of which damaged pages hide the records. They cannot be kept alive, and do not end by themselves: how
@@ -77,7 +78,7 @@ func (m *Manager) load(ctx context.Context) error {
 	if err != nil || len(m.unread.ranges) == 0 {
 		return err
 	}
-	return m.findUnread(ctx)
+	return m.findUnread(ctx, x)
 }
 
 // enter begins the life of a lease that was stored.
@@ -100,12 +101,7 @@ func (m *Manager) enter(id ID, r *record) {
 }
 
 // findUnread looks for attachments of unread leases, so that an operator learns their ids.
-func (m *Manager) findUnread(ctx context.Context) error {
-	x, err := m.store.Session()
-	if err != nil {
-		return err
-	}
-	defer x.Close()
+func (m *Manager) findUnread(ctx context.Context, x *mvcc.Session) error {
 	upper := []byte{keys.SystemAttachment + 1}
 	for next, more := ID(0), true; more && len(m.unread.some) < unreadShown; {
 		more = false

@@ -40,10 +40,9 @@ func (x *Session) ScanReadable(ctx context.Context, lower, upper []byte, visit V
 		more, err := x.scanSystem(&s)
 		damage, damaged := errors.AsType[*storage.CorruptionError](err)
 		switch {
-		case err == nil && (more || s.stopped):
-			if s.stopped {
-				return nil
-			}
+		case s.stopped:
+			return nil
+		case err == nil && more:
 		case s.beside && (err == nil || damaged): // the readable part of a hidden range has ended
 			s.from, s.end, s.beside = s.end, end, false
 			if bytes.Equal(s.from, end) {

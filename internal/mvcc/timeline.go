@@ -205,8 +205,7 @@ func (w *Write) recordFloor(floor keys.Epoch) {
 func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
 	reserved := s.engine.Reserved()
 	err := s.watermark.wait(ctx, reserved, x.parker)
-	now := s.clock.Now()
-	return timeSample{at: now/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
+	return timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
 }
 
 // next says whether a sample is worth adding, where the floor belongs, and which samples are not needed any more.

@@ -56,13 +56,12 @@ func (s *Server) drainRequests() <-chan struct{} {
 		defer stop()
 		if s.endpoints.grpc == nil {
 			s.direct.drain(ctx)
+			return
 		}
 		if h := s.endpoints.tls.grpc; h != nil {
 			h.Close()
 		}
-		if s.endpoints.grpc != nil {
-			s.endpoints.grpc.GracefulStop()
-		}
+		s.endpoints.grpc.GracefulStop()
 	}()
 	cut := ""
 	select {

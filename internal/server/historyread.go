@@ -61,7 +61,7 @@ func versionMessage(v *mvcc.KeyVersion) *pb.KeyVersion {
 	return m
 }
 
-// historyOptions reads a request. The number distinguishes requests, for tokens.
+// historyOptions reads a request.
 func (s *feedService) historyOptions(ctx context.Context, x *mvcc.Session, req *pb.HistoryRequest) (*mvcc.HistoryOptions, uint32, error) {
 	b, err := toBounds(req.GetRange())
 	if err != nil {
@@ -77,19 +77,35 @@ func (s *feedService) historyOptions(ctx context.Context, x *mvcc.Session, req *
 		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(),
 		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
 	}
-	hash := hashPast(b, historyToken, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
-	if len(req.GetResumeToken()) > 0 {
-		t, err := s.readPastToken(req.GetResumeToken(), hash)
-		if o.From, o.To, o.AfterKey, o.AfterEpoch = t.from, t.to, t.key, t.epoch; err == nil && t.epoch == 0 {
-			err = invalidToken("is damaged")
-		}
-		return o, hash, err
+	p, hash, err := s.pastOf(ctx, x, req, b, historyToken)
+	if err == nil && p.key != nil && p.epoch == 0 {
+		err = invalidToken("is damaged")
 	}
-	if o.From, err = namedEpoch(ctx, x, req.GetFromEpoch(), req.GetFromTimeUs(), "from_time_us"); err != nil {
-		return nil, 0, err
-	}
-	o.To, err = epochAfter(ctx, x, o.From, req.GetToEpoch(), req.GetToTimeUs())
+	o.From, o.To, o.AfterKey, o.AfterEpoch = p.from, p.to, p.key, p.epoch
 	return o, hash, err
+}
+
+// pastRequest is what requests of History and Diff have in common.
+type pastRequest interface {
+	GetFromEpoch() uint64
+	GetFromTimeUs() uint64
+	GetToEpoch() uint64
+	GetToTimeUs() uint64
+	GetResumeToken() []byte
+}
+
+// pastOf reads between which epochs a request is, and where the answer before ended, if there was one. The number distinguishes
+// requests, for tokens.
+func (s *feedService) pastOf(ctx context.Context, x *mvcc.Session, req pastRequest, b bounds, kind uint64) (p pastToken, hash uint32, err error) {
+	hash = hashPast(b, kind, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
+	if len(req.GetResumeToken()) > 0 {
+		p, err = s.readPastToken(req.GetResumeToken(), hash)
+		return p, hash, err
+	}
+	if p.from, err = namedEpoch(ctx, x, req.GetFromEpoch(), req.GetFromTimeUs(), "from_time_us"); err == nil {
+		p.to, err = epochAfter(ctx, x, p.from, req.GetToEpoch(), req.GetToTimeUs())
+	}
+	return p, hash, err
 }
 
 // epochAfter is the end of a history or a comparison, which must not be before its begin.
@@ -144,16 +160,8 @@ func (s *feedService) diffOptions(ctx context.Context, x *mvcc.Session, req *pb.
 		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(), Keys: diffKeysMax,
 		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
 	}
-	hash := hashPast(b, diffToken, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
-	if len(req.GetResumeToken()) > 0 {
-		t, err := s.readPastToken(req.GetResumeToken(), hash)
-		o.From, o.To, o.After = t.from, t.to, t.key
-		return o, hash, err
-	}
-	if o.From, err = namedEpoch(ctx, x, req.GetFromEpoch(), req.GetFromTimeUs(), "from_time_us"); err != nil {
-		return nil, 0, err
-	}
-	o.To, err = epochAfter(ctx, x, o.From, req.GetToEpoch(), req.GetToTimeUs())
+	p, hash, err := s.pastOf(ctx, x, req, b, diffToken)
+	o.From, o.To, o.After = p.from, p.to, p.key
 	return o, hash, err
 }
 

@@ -60,11 +60,8 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 
 // mayWrite reports whether an execution may commit something: an operation that writes, or the record of a request.
 func mayWrite(req *pb.ExecuteRequest) bool {
-	reads := func(o *pb.Operation) bool { return o.GetGet() != nil || o.GetScan() != nil }
-	all := func(list []*pb.Operation) bool {
-		return !slices.ContainsFunc(list, func(o *pb.Operation) bool { return !reads(o) })
-	}
-	return len(req.RequestId) > 0 || !all(req.ThenOperations) || !all(req.ElseOperations)
+	writes := func(o *pb.Operation) bool { return o.GetGet() == nil && o.GetScan() == nil }
+	return len(req.RequestId) > 0 || slices.ContainsFunc(req.ThenOperations, writes) || slices.ContainsFunc(req.ElseOperations, writes)
 }
 
 // countExecuted counts a transaction that has ended.

@@ -70,8 +70,6 @@ func DefaultSizes(memory int64) Sizes {
 	return Sizes{o.CacheBytes, o.MemtableBytes, o.SegmentBytes, o.DiskReserve}
 }
 
-const programBytesMax = 16 << 20
-
 func (o *Options) setSizes() {
 	if o.PageSize == 0 {
 		o.PageSize = defaultPageSize
@@ -97,6 +95,8 @@ func (o *Options) setSizes() {
 	o.SegmentBytes = min(max((o.SegmentBytes+segmentStep-1)/segmentStep*segmentStep, wal.SegmentBytesMin), wal.SegmentBytesMax)
 	o.setReserve()
 }
+
+const programBytesMax = 16 << 20
 
 // programBytes is the part of the memory that is left to the process itself, whose file and tables take about 20 MiB. Without it,
 // resident memory with a budget of 256 MiB was 1.2 times the budget.

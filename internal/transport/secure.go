@@ -108,14 +108,16 @@ func (h *Handshakes) config() *tls.Config {
 
 // begin adds a handshake. If there are too many, the oldest ends: clients that answer need
 // milliseconds, and those that do not must not keep others out for a whole timeout. It returns nil
-// after close. The caller's goroutines are counted before.
+// after Close. If goroutines is not nil, the handshake's own is counted before.
 func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
 		return nil
 	}
-	goroutines.Add(1)
+	if goroutines != nil {
+		goroutines.Add(1)
+	}
 	if h.open.Len() >= h.options.Most {
 		h.endLocked(h.open.Front())
 	}
@@ -151,8 +153,7 @@ func (h *Handshakes) Close() {
 
 // Shake makes the handshake of a connection. If it fails, the connection is closed.
 func (h *Handshakes) Shake(raw net.Conn) (*tls.Conn, error) {
-	var goroutines sync.WaitGroup
-	e := h.begin(raw, &goroutines)
+	e := h.begin(raw, nil)
 	if e == nil {
 		return nil, errors.Join(ErrClosed, raw.Close())
 	}
