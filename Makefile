@@ -16,6 +16,11 @@ MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/lint
 ARGS         ?=
 FUZZTIME     ?= 3s
 TEST_TIMEOUT ?= 8m
+# Most tests wait, for timers, deadlines and devices: four packages at a time keep two processors busy. The storm has the
+# processors for itself, because it measures memory in use, which is more while the collector lacks time.
+AT_ONCE      ?= 4
+STORM        := ./internal/e2e/storm
+TOGETHER     = $$($(GO) list ./... | grep -v -e '/internal/e2e/storm$$')
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
@@ -42,17 +47,23 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 ##@ Test
 
 test: ## Run every test of the server module
-	$(GO) test -timeout $(TEST_TIMEOUT) ./...
+	$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)
+	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
 	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS)
 	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls
 
 race: ## Run every test under the race detector, but internal/lint (and internal/e2e in its short form)
-	$(GO) test -race -timeout 15m $(RACE_PACKAGES)
+	$(GO) test -race -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES)
 	$(GO) test -race -short -timeout 15m ./internal/e2e/...
 	$(GO) test -race -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS)
 
-test-invariants: ## Run every test with the expensive assertions compiled in
-	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) ./...
+# The run with users, which mostly waits, goes on beside the others. Its output comes after theirs.
+test-invariants: ## Run every test with the expensive assertions compiled in, and the server's once more with users checked
+	output=$$(mktemp); trap 'rm -f "$$output"' EXIT; failed=0; \
+	$(GO) test -tags invariants -timeout 15m ./internal/server -users >"$$output" 2>&1 & users=$$!; \
+	$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER) || failed=1; \
+	wait $$users || failed=1; cat "$$output"; exit $$failed
+	$(GO) test -tags invariants -timeout $(TEST_TIMEOUT) $(STORM)
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
@@ -64,11 +75,14 @@ fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
 	tools/test-python.sh
 
-test-clients: build ## Drive the real server from Python, Node, Java, openssl and a view in SQLite, also over mutual TLS (needs their tools and package indexes; CLIENTS="python node" chooses)
+test-clients: build ## Drive the real server from Python, Node, Java, Rust, openssl and a view in SQLite, also over mutual TLS (needs their tools and package indexes; CLIENTS="python node" chooses)
 	tools/test-clients.sh
 
 test-deploy: ## Test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)
 	tools/test-deploy.sh
+
+test-console: build ## Open the console in a headless Chromium: three widths, light and dark, by keyboard, under axe (needs Chromium, Node and a package index)
+	tools/test-console.sh
 
 ##@ Measure
 
@@ -126,7 +140,7 @@ tidy-check: ## Fail if a go.mod or go.sum is not tidy
 generate: ## Generate the Go code of the wire contract, and the tables in docs
 	$(TOOL) buf generate
 	$(TOOL) buf generate --template buf.gen.hot.yaml
-	$(GO) test -count=1 -run 'TableIsThatOf' ./internal/config ./internal/telemetry ./internal/lint -args -doctable.update
+	$(GO) test -count=1 -run 'TableIsThatOf' ./internal/config ./internal/telemetry ./internal/lint ./internal/server -args -doctable.update
 
 generate-check: ## Fail if the committed generated code is not current
 	tools/generate-check.sh
@@ -146,5 +160,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy test-console bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

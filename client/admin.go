@@ -49,6 +49,16 @@ func (c *Client) Clock(ctx context.Context, accept bool) (*kvpb.ClockResponse, e
 	return response, nil
 }
 
+// SlowRequests returns the slowest requests of the last hour that the server has kept, slowest first, with where their
+// time went; at most limit, all of them for 0. With remove, the server keeps none of them afterwards.
+func (c *Client) SlowRequests(ctx context.Context, limit uint32, remove bool) (*kvpb.SlowRequestsResponse, error) {
+	response, err := c.admin.SlowRequests(ctx, &kvpb.SlowRequestsRequest{Limit: limit, Clear: remove})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
 // ReloadTLS lets the server read the files of its certificates again.
 func (c *Client) ReloadTLS(ctx context.Context) (*kvpb.ReloadTLSResponse, error) {
 	response, err := c.admin.ReloadTLS(ctx, &kvpb.ReloadTLSRequest{})

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -43,17 +44,21 @@ type Epoch uint64
 type Client struct {
 	// Constant after Dial.
 	conn         *grpc.ClientConn
-	kv           kvpb.KVClient
-	admin        kvpb.AdminClient
-	transactions kvpb.TransactionsClient
-	feed         kvpb.FeedClient
-	leases       kvpb.LeasesClient
-	locks        kvpb.LocksClient
+	kv           kvpb.KVServiceClient
+	admin        kvpb.AdminServiceClient
+	transactions kvpb.TransactionServiceClient
+	backups      kvpb.BackupServiceClient
+	feed         kvpb.FeedServiceClient
+	leases       kvpb.LeaseServiceClient
+	locks        kvpb.LockServiceClient
+	auth         kvpb.AuthServiceClient
 	health       healthpb.HealthClient
 	timeout      time.Duration
 	retry        Retry
+	exposed      bool // the connection is in plain text, and leaves this machine: it takes no secrets
 
-	keepers keepers
+	keepers    keepers
+	background background
 
 	clockAhead atomic.Int64 // of the server's, in milliseconds: how far the times of request ids are turned back
 }
@@ -65,9 +70,18 @@ type dialOptions struct {
 	tls        *tls.Config
 	files      *TLSFiles
 	plain      bool
+	token      *tokenSource
 	timeout    time.Duration
 	maxMessage int
 	retry      Retry
+	unary      []grpc.UnaryClientInterceptor
+	streams    []grpc.StreamClientInterceptor
+}
+
+// WithInterceptors surrounds each attempt of a call, and each stream, such as with package client/tracing. The interceptors of
+// several options are called in their order.
+func WithInterceptors(unary grpc.UnaryClientInterceptor, stream grpc.StreamClientInterceptor) Option {
+	return func(o *dialOptions) { o.unary, o.streams = append(o.unary, unary), append(o.streams, stream) }
 }
 
 // WithTimeout bounds calls whose context has no deadline; the default is 10 s. Only their context
@@ -92,35 +106,53 @@ func Dial(endpoint string, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	plain := transport.Info().SecurityProtocol == "insecure"
+	if plain && isLocal(endpoint) {
+		transport = newLocalCredentials()
+	}
+	dial, err := o.dialToken(plain, endpoint)
+	if err != nil {
+		return nil, err
+	}
 	// gRPC's own retries are off: which writes may be repeated is decided in one place, retry.go.
-	conn, err := grpc.NewClient(endpoint,
+	conn, err := grpc.NewClient(endpoint, append(dial,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithConnectParams(reconnect),
 		grpc.WithKeepaliveParams(alive),
 		grpc.WithDisableRetry(),
+		grpc.WithChainUnaryInterceptor(o.unary...),
+		grpc.WithChainStreamInterceptor(o.streams...),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(o.maxMessage), grpc.MaxCallSendMsgSize(o.maxMessage), grpc.ForceCodecV2(kvpb.NewCodec()),
 		),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("client: endpoint %q: %w", endpoint, err)
 	}
 	return &Client{
 		conn:         conn,
-		kv:           kvpb.NewKVClient(conn),
-		admin:        kvpb.NewAdminClient(conn),
-		transactions: kvpb.NewTransactionsClient(conn),
-		feed:         kvpb.NewFeedClient(conn),
-		leases:       kvpb.NewLeasesClient(conn),
-		locks:        kvpb.NewLocksClient(conn),
+		kv:           kvpb.NewKVServiceClient(conn),
+		admin:        kvpb.NewAdminServiceClient(conn),
+		transactions: kvpb.NewTransactionServiceClient(conn),
+		backups:      kvpb.NewBackupServiceClient(conn),
+		feed:         kvpb.NewFeedServiceClient(conn),
+		leases:       kvpb.NewLeaseServiceClient(conn),
+		locks:        kvpb.NewLockServiceClient(conn),
+		auth:         kvpb.NewAuthServiceClient(conn),
 		health:       healthpb.NewHealthClient(conn),
 		timeout:      o.timeout,
 		retry:        o.retry,
+		exposed:      plain && !isLocal(endpoint),
 	}, nil
 }
 
-// Close ends the connection. Calls in progress fail.
-func (c *Client) Close() error { return c.conn.Close() }
+// Close ends the connection, and with it what the client does in the background, for which it waits up to five seconds. Calls
+// in progress fail. Leases are not kept alive any more: they count as lost, and the server ends them when their time to live
+// has passed.
+func (c *Client) Close() error {
+	c.background.end()
+	return errors.Join(c.conn.Close(), c.background.wait(closeWait))
+}
 
 // Status returns the state of the server.
 func (c *Client) Status(ctx context.Context) (*kvpb.StatusResponse, error) {

@@ -21,4 +21,8 @@
 //
 // A Pipeline keeps many requests in flight over one stream and is several times as fast as calls
 // one by one. Batches are faster still if many keys are at hand.
+//
+// # Traces
+//
+// Package client/tracing has an option with which calls are spans of OpenTelemetry, and the server's spans are under them.
 package client

@@ -79,6 +79,30 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
+// Current returns what a failed precondition found. It is false for other errors.
+func (e *Error) Current() (Current, bool) {
+	if e.Reason != kvpb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED {
+		return Current{}, false
+	}
+	epoch, err := strconv.ParseUint(e.Metadata["epoch"], 10, 64)
+	if err != nil {
+		return Current{}, false
+	}
+	c := Current{Found: epoch > 0, Epoch: Epoch(epoch)}
+	c.Value, c.HasValue = kvpb.Bytes(e.Metadata, "value")
+	return c, true
+}
+
+// Current is what a failed precondition found.
+type Current struct {
+	// Found says whether the key is present; Epoch wrote its value.
+	Found bool
+	Epoch Epoch
+	// Value is the value, if the write was made with ReturnCurrent and the value has at most 1 KiB.
+	Value    []byte
+	HasValue bool
+}
+
 // Retryable says whether the same request may succeed later without a change.
 func (e *Error) Retryable() bool {
 	switch {
@@ -135,17 +159,6 @@ func newError(err error) *Error {
 			e.RetryAfter = d.GetRetryDelay().AsDuration()
 		}
 	}
-	if quoted, ok := e.Metadata["key"]; ok {
-		e.Key = unquoteKey(quoted)
-	}
+	e.Key, _ = kvpb.Bytes(e.Metadata, "key")
 	return e
-}
-
-// unquoteKey decodes a key of metadata: a Go string literal without its quotes.
-func unquoteKey(quoted string) []byte {
-	key, err := strconv.Unquote(`"` + quoted + `"`)
-	if err != nil {
-		return []byte(quoted)
-	}
-	return []byte(key)
 }

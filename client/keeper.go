@@ -58,7 +58,7 @@ func (k *keepers) keep(l *Lease) {
 	of.enterLocked(l, l.until.Add(-l.ttl*2/3))
 	of.mu.Unlock()
 	if !found {
-		go of.run(k)
+		l.client.background.run(func(ctx context.Context) { of.run(ctx, k) })
 	}
 }
 
@@ -92,11 +92,12 @@ func (k *keeper) wakeUp() {
 	}
 }
 
-func (k *keeper) run(of *keepers) {
-	for {
-		round, pause, left := k.next(time.Now())
+// run runs until there are no more leases. When the client ends, all leases are lost.
+func (k *keeper) run(ctx context.Context, of *keepers) {
+	for ended := ctx.Done(); ; {
+		round, pause, left := k.next(time.Now(), ctx.Err() != nil)
 		if len(round) > 0 {
-			go k.round(round)
+			k.client.background.run(func(ctx context.Context) { k.round(ctx, round) })
 			continue
 		}
 		if left == 0 && of.end(k) {
@@ -106,24 +107,26 @@ func (k *keeper) run(of *keepers) {
 		select {
 		case <-k.wake:
 		case <-timer.C:
+		case <-ended:
+			ended = nil // next loses the leases, also those that come back from a round
 		}
 		timer.Stop()
 	}
 }
 
 // next takes the leases to be sent if the first is due, and the time until then otherwise. Leases that were not kept alive in
-// time are lost.
-func (k *keeper) next(now time.Time) (round []*Lease, pause time.Duration, left int) {
+// time are lost; all are, if the client has ended.
+func (k *keeper) next(now time.Time, ended bool) (round []*Lease, pause time.Duration, left int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	pause = k.ttl
 	for until := now; len(k.due) > 0; {
-		if first := k.due[0]; first.due.After(until) {
+		if first := k.due[0]; !ended && first.due.After(until) {
 			pause = first.due.Sub(now)
 			break
 		}
 		l := heap.Pop(&k.due).(*Lease) //nolint:forcetypeassert // there are no others
-		if !now.Before(l.until) {
+		if ended || !now.Before(l.until) {
 			k.loseLocked(l)
 			continue
 		}
@@ -160,9 +163,9 @@ func (k *keeper) drop(l *Lease) {
 }
 
 // round keeps leases alive with one stream.
-func (k *keeper) round(all []*Lease) {
+func (k *keeper) round(ctx context.Context, all []*Lease) {
 	deadline := slices.MinFunc(all, func(x, y *Lease) int { return x.until.Compare(y.until) }).until // of this round alone
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	stream := keepAliveStream{client: k.client, ctx: ctx}
 	defer stream.close()
@@ -228,7 +231,7 @@ func (d *dueLeases) Pop() any {
 type keepAliveStream struct {
 	client *Client
 	ctx    context.Context
-	stream kvpb.Leases_KeepAliveClient
+	stream kvpb.LeaseService_KeepAliveClient
 	err    error // of an earlier keep-alive
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 	"sync"
 	"testing"
@@ -15,9 +16,9 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// fakeLeases is a Leases service that notes when each lease was kept alive.
+// fakeLeases is a LeaseService that notes when each lease was kept alive.
 type fakeLeases struct {
-	kvpb.LeasesClient
+	kvpb.LeaseServiceClient
 
 	mu       sync.Mutex
 	kept     map[uint64][]time.Time
@@ -267,5 +268,53 @@ func TestClosedLeaseIsNotKeptAlive(t *testing.T) {
 			t.Errorf("%d grants and keep-alives of two leases that are closed; lost: %v, %v", n, isLost(early), isLost(late))
 		}
 		endKeepers(t, c, other)
+	})
+}
+
+// TestCloseEndsWhatTheClientDoesInTheBackground: keepers with leases that are due and leases in a round, whose leases are lost, and
+// undos that the server refuses for ever. The test fails if a goroutine is left.
+func TestCloseEndsWhatTheClientDoesInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := Dial("localhost:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, _ := newFakeLeases()
+		ctx, cancel := context.WithCancel(t.Context())
+		locks := &lostAnswers{refused: 1 << 30, cancel: cancel}
+		c.leases, c.locks = f, locks
+		f.set(func(f *fakeLeases) { f.silent = true })
+		leases := []*Lease{mustGrant(t, c, time.Hour), mustGrant(t, c, 10*time.Second), mustGrant(t, c, 10*time.Second)}
+		time.Sleep(4 * time.Second) // two are in a round
+		if _, err := c.Lock(ctx, []byte("name"), &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}, nil); err == nil {
+			t.Fatal("the lock was acquired")
+		}
+		began := time.Now()
+		if err := c.Close(); err != nil || time.Since(began) > 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		late := &Lease{client: c, ttl: time.Hour, until: time.Now().Add(time.Hour), lost: make(chan struct{}), closed: make(chan struct{})}
+		c.keepers.keep(late) // of a call that Close overtook
+		for i, l := range append(leases, late) {
+			if !isLost(l) {
+				t.Errorf("lease %d is not lost", i)
+			}
+		}
+	})
+}
+
+// TestCloseWaitsForABoundedTime for what does not end.
+func TestCloseWaitsForABoundedTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := Dial("localhost:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		release, began := make(chan struct{}), time.Now()
+		c.background.run(func(context.Context) { <-release })
+		if err := c.Close(); !errors.Is(err, errStillRunning) || time.Since(began) != closeWait {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		close(release)
 	})
 }

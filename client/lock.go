@@ -49,7 +49,7 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 	var unanswered []uint64
 	defer func() {
 		if len(unanswered) > 0 { // with the lock, too: an earlier request that arrives late would acquire it after its release
-			go c.undoAttempts(bytes.Clone(name), l, unanswered)
+			c.undo(name, l, unanswered)
 		}
 	}()
 	for attempt := 1; ; attempt++ {
@@ -84,12 +84,21 @@ func deadlinePassed(ctx context.Context) bool {
 // undoMax is how many attempts are undone. Earlier ones have failed long ago, and the server undoes those of broken connections.
 const undoMax = 64
 
+// undo is undoAttempts in the background.
+func (c *Client) undo(name []byte, l *Lease, attempts []uint64) {
+	name = bytes.Clone(name)
+	c.background.run(func(ctx context.Context) { c.undoAttempts(ctx, name, l, attempts) })
+}
+
 // undoAttempts undoes requests to acquire a lock whose answers were lost, until the server says that it is done, or until the lease
-// ends.
-func (c *Client) undoAttempts(name []byte, l *Lease, attempts []uint64) {
-	ctx, cancel := context.WithCancel(context.Background())
+// or the client ends: the server undoes the attempts of a connection that has ended.
+func (c *Client) undoAttempts(ctx context.Context, name []byte, l *Lease, attempts []uint64) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	defer func() { <-watched }()
 	defer cancel()
 	go func() {
+		defer close(watched)
 		select {
 		case <-l.lost:
 		case <-l.closed:
@@ -118,7 +127,7 @@ func (c *Client) TryLock(ctx context.Context, name []byte, l *Lease, value []byt
 	id := rand.Uint64() | 1
 	lock, holder, err := c.acquire(ctx, name, l.id, value, 0, id)
 	if err != nil {
-		go c.undoAttempts(bytes.Clone(name), l, []uint64{id})
+		c.undo(name, l, []uint64{id})
 	}
 	return lock, holder, err
 }

@@ -16,7 +16,7 @@ import (
 
 // lostAnswers is a server of locks whose answers to acquisitions are lost: the caller is cancelled at that moment.
 type lostAnswers struct {
-	kvpb.LocksClient
+	kvpb.LockServiceClient
 	cancel   context.CancelFunc
 	failures int    // of AcquireLock that may be repeated, before the caller is cancelled
 	token    uint64 // the caller gets this one instead of being cancelled
@@ -89,7 +89,7 @@ func TestCancelledLockUndoesWhatItMayHaveAcquired(t *testing.T) {
 }
 
 // earlyDeadline is a server of locks whose timer is faster than its client's.
-type earlyDeadline struct{ kvpb.LocksClient }
+type earlyDeadline struct{ kvpb.LockServiceClient }
 
 func (earlyDeadline) AcquireLock(context.Context, *kvpb.AcquireLockRequest, ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
 	return nil, status.Error(codes.DeadlineExceeded, "the deadline passed")

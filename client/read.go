@@ -2,7 +2,13 @@ package client
 
 import (
 	"context"
+	"errors"
+	"io"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -52,11 +58,57 @@ func AtTime(t time.Time) ReadOption {
 // Get reads key. A missing key is not an error: see Value.Found.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (Value, error) {
 	o := newReadOptions(options)
-	response, err := call(ctx, c, safe, c.kv.Get, &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time})
+	request := &kvpb.GetRequest{Key: key, SnapshotEpoch: uint64(o.at), SnapshotTimeUs: o.time}
+	response, err := call(ctx, c, safe, c.kv.Get, request)
+	if err != nil && isTooLarge(err) {
+		response, err = call(ctx, c, safe, c.getStream, request)
+	}
 	if err != nil {
 		return Value{}, err
 	}
 	return valueOf(response), nil
+}
+
+// isTooLarge says that the answer is longer than the messages that this client accepts: gRPC raised the error here, so that it has no
+// reason of the server.
+func isTooLarge(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Code == codes.ResourceExhausted && e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED
+}
+
+// streamedBytesMax bounds the memory that is taken before the value has arrived.
+const streamedBytesMax = 16 << 20
+
+// getStream is Get for a value of any size.
+func (c *Client) getStream(ctx context.Context, request *kvpb.GetRequest, options ...grpc.CallOption) (*kvpb.GetResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.kv.GetStream(ctx, &kvpb.GetStreamRequest{
+		Key: request.GetKey(), SnapshotEpoch: request.GetSnapshotEpoch(), SnapshotTimeUs: request.GetSnapshotTimeUs(),
+	}, options...)
+	if err != nil {
+		return nil, err
+	}
+	part, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	response := &kvpb.GetResponse{
+		Found: part.GetFound(), Epoch: part.GetEpoch(), ReadEpoch: part.GetReadEpoch(), ExpiresAtMs: part.GetExpiresAtMs(),
+		Value: make([]byte, 0, min(part.GetSize(), streamedBytesMax)),
+	}
+	size := part.GetSize()
+	for {
+		response.Value = append(response.Value, part.GetChunk()...)
+		switch part, err = stream.Recv(); {
+		case errors.Is(err, io.EOF) && uint64(len(response.GetValue())) == size:
+			return response, nil
+		case errors.Is(err, io.EOF):
+			return nil, status.Errorf(codes.Internal, "%d of %d bytes of the value arrived", len(response.GetValue()), size)
+		case err != nil:
+			return nil, err
+		}
+	}
 }
 
 // BatchGet reads keys at one epoch and answers in their order.

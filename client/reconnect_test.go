@@ -29,7 +29,7 @@ func TestARestartedServerIsFoundQuickly(t *testing.T) {
 	defer func() { _ = c.Close() }()
 
 	g := grpc.NewServer()
-	kvpb.RegisterAdminServer(g, statusServer{})
+	kvpb.RegisterAdminServiceServer(g, statusServer{})
 	served := make(chan error, 1)
 	time.AfterFunc(100*time.Millisecond, func() {
 		listener, err := net.Listen("tcp", endpoint)
@@ -50,7 +50,9 @@ func TestARestartedServerIsFoundQuickly(t *testing.T) {
 	}
 }
 
-type statusServer struct{ kvpb.UnimplementedAdminServer }
+type statusServer struct {
+	kvpb.UnimplementedAdminServiceServer
+}
 
 func (statusServer) Status(_ context.Context, _ *kvpb.StatusRequest) (*kvpb.StatusResponse, error) {
 	return &kvpb.StatusResponse{}, nil

@@ -110,7 +110,7 @@ func (o *outcomes) execute(id []byte) bool {
 	return true
 }
 
-// GetOutcome implements kvpb.TransactionsServer.
+// GetOutcome implements kvpb.TransactionServiceServer.
 func (s *losingServer) GetOutcome(_ context.Context, r *kvpb.GetOutcomeRequest) (*kvpb.GetOutcomeResponse, error) {
 	if s.silent {
 		return nil, status.Error(codes.Unavailable, "still down")
@@ -128,7 +128,7 @@ func (s *losingServer) GetOutcome(_ context.Context, r *kvpb.GetOutcomeRequest) 
 	return &kvpb.GetOutcomeResponse{State: state, Epoch: 8}, nil
 }
 
-// Execute implements kvpb.TransactionsServer: the first attempt is lost, and the second one is refused
+// Execute implements kvpb.TransactionServiceServer: the first attempt is lost, and the second one is refused
 // before its id is looked up, or writes nothing.
 func (s *losingServer) Execute(_ context.Context, r *kvpb.ExecuteRequest) (*kvpb.ExecuteResponse, error) {
 	switch s.attempts.Add(1) {

@@ -96,7 +96,7 @@ func (f *fileCredentials) current() (credentials.TransportCredentials, error) {
 	if f.loaded != nil && stamps == f.stamps {
 		return f.loaded, nil
 	}
-	config, err := f.files.load()
+	config, err := f.files.Config()
 	switch {
 	case err == nil:
 		f.loaded, f.stamps = credentials.NewTLS(config), stamps
@@ -116,7 +116,8 @@ func (f *TLSFiles) stamps() string {
 	return all.String()
 }
 
-func (f *TLSFiles) load() (*tls.Config, error) {
+// Config loads the files.
+func (f *TLSFiles) Config() (*tls.Config, error) {
 	config := &tls.Config{ServerName: f.ServerName, MinVersion: tls.VersionTLS12}
 	if (f.Cert == "") != (f.Key == "") {
 		return nil, errors.New("client: a certificate and its key belong together; give both or neither")

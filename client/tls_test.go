@@ -50,7 +50,7 @@ func TestTLSIsUsedAndChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&certificate)))
-	kvpb.RegisterAdminServer(g, statusServer{})
+	kvpb.RegisterAdminServiceServer(g, statusServer{})
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(listener) }()
 	for _, test := range []struct {

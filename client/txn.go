@@ -226,7 +226,7 @@ func (t *Txn) flush() {
 
 // Get reads key. A missing key is not an error.
 func (t *Txn) Get(key []byte) (Value, error) {
-	response, err := t.call(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Get{Get: &kvpb.GetRequest{Key: key}}})
+	response, err := t.call(&kvpb.TransactRequest{Request: &kvpb.TransactRequest_Get{Get: &kvpb.KeyReadRequest{Key: key}}})
 	if err != nil {
 		return Value{}, err
 	}
@@ -237,7 +237,7 @@ func (t *Txn) Get(key []byte) (Value, error) {
 func (t *Txn) BatchGet(keys [][]byte) ([]Value, error) {
 	return inParts(keys, func(rest [][]byte) (*kvpb.BatchGetResponse, error) {
 		response, err := t.call(&kvpb.TransactRequest{
-			Request: &kvpb.TransactRequest_BatchGet{BatchGet: &kvpb.BatchGetRequest{Keys: rest}},
+			Request: &kvpb.TransactRequest_BatchGet{BatchGet: &kvpb.BatchReadRequest{Keys: rest}},
 		})
 		return response.GetBatchGet(), err
 	})

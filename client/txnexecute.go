@@ -58,7 +58,7 @@ type Op struct{ wire *kvpb.Operation }
 
 // OpGet reads a key.
 func OpGet(key []byte) Op {
-	return Op{&kvpb.Operation{Operation: &kvpb.Operation_Get{Get: &kvpb.GetRequest{Key: key}}}}
+	return Op{&kvpb.Operation{Operation: &kvpb.Operation_Get{Get: &kvpb.KeyReadRequest{Key: key}}}}
 }
 
 // OpScan reads the first entries of a range, or with reverse the last; at most limit of them, or

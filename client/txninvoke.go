@@ -102,7 +102,7 @@ func outcomeOf(r *kvpb.InvokeResult) Outcome {
 // Invoke performs one read-modify-write. The epoch is zero if nothing was written.
 func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOption) (Outcome, Epoch, error) {
 	o := newWriteOptions(options)
-	request := &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability}
+	request := &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability}
 	response, err := writing(ctx, c, &o, c.kv.Invoke, request, &request.RequestId)
 	if err != nil {
 		return Outcome{}, 0, err
@@ -117,7 +117,7 @@ func (c *Client) Invoke(ctx context.Context, i Invocation, options ...WriteOptio
 // their order.
 func (c *Client) InvokeAll(ctx context.Context, all []Invocation, options ...WriteOption) ([]Outcome, Epoch, error) {
 	o := newWriteOptions(options)
-	request := &kvpb.InvokeAllRequest{Preconditions: o.preconditions, Durability: o.durability}
+	request := &kvpb.InvokeAllRequest{Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability}
 	for _, i := range all {
 		request.Invocations = append(request.Invocations, i.wire)
 	}
@@ -158,7 +158,7 @@ func (c *Client) CompareAndSet(ctx context.Context, key, expect, value []byte, o
 func (p *Pipeline) Invoke(i Invocation, done func(Outcome, Epoch, error), options ...WriteOption) error {
 	o := newWriteOptions(options)
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Invoke{
-		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()},
+		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability, RequestId: o.wireID()},
 	}}
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) {
 		done(outcomeOf(r.GetInvoke().GetResult()), Epoch(r.GetInvoke().GetEpoch()), err)

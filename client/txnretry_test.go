@@ -17,7 +17,7 @@ import (
 // losingServer loses its connection when a commit arrives, so many times: before or after it has
 // executed the commit, which the client cannot know.
 type losingServer struct {
-	kvpb.UnimplementedTransactionsServer
+	kvpb.UnimplementedTransactionServiceServer
 	lose     atomic.Int64
 	executed atomic.Int64 // commits with a write
 	before   bool         // the connection is lost before the commit is executed
@@ -71,7 +71,7 @@ func startLosing(t *testing.T, losses int64) (*losingServer, *client.Client) {
 	s, g := new(losingServer), grpc.NewServer()
 	s.outcomes.state = map[string]kvpb.OutcomeState{}
 	s.lose.Store(losses)
-	kvpb.RegisterTransactionsServer(g, s)
+	kvpb.RegisterTransactionServiceServer(g, s)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(listener) }()
 	c, err := client.Dial(listener.Addr().String())

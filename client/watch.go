@@ -259,6 +259,12 @@ func eventsOf(list []*kvpb.ChangeEvent) []Event {
 	return all
 }
 
+// Config returns every option of the server, with its value and where the value comes from.
+func (c *Client) Config(ctx context.Context) ([]*kvpb.ConfigOption, error) {
+	out, err := call(ctx, c, safe, c.admin.GetConfig, &kvpb.GetConfigRequest{})
+	return out.GetOptions(), err
+}
+
 // Watches lists the watches of all clients of the server.
 func (c *Client) Watches(ctx context.Context) ([]*kvpb.WatchInfo, error) {
 	out, err := call(ctx, c, safe, c.admin.ListWatches, &kvpb.ListWatchesRequest{})

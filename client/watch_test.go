@@ -17,9 +17,9 @@ import (
 	"github.com/epochkv/epochkv/client/clienttest"
 )
 
-// feedScript is a Feed service that answers the n-th watch with the n-th script, and notes where the watch wanted to begin.
+// feedScript is a FeedService that answers the n-th watch with the n-th script, and notes where the watch wanted to begin.
 type feedScript struct {
-	kvpb.UnimplementedFeedServer
+	kvpb.UnimplementedFeedServiceServer
 	scripts []func(send func(*kvpb.WatchResponse)) error
 
 	mu     sync.Mutex
@@ -115,15 +115,15 @@ func TestWatchBeginsALostSnapshotAgain(t *testing.T) {
 	}
 }
 
-// dialFeed serves a Feed service until the test ends.
-func dialFeed(t *testing.T, f kvpb.FeedServer) *client.Client {
+// dialFeed serves a FeedService until the test ends.
+func dialFeed(t *testing.T, f kvpb.FeedServiceServer) *client.Client {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := grpc.NewServer()
-	kvpb.RegisterFeedServer(g, f)
+	kvpb.RegisterFeedServiceServer(g, f)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(listener) }()
 	c, err := client.Dial(listener.Addr().String(), client.WithRetry(client.Retry{Attempts: 3, Base: time.Millisecond, Max: time.Millisecond}))

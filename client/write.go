@@ -15,6 +15,7 @@ type writeOptions struct {
 	id            RequestID
 	lease         uint64
 	lifetime      Lifetime
+	current       bool
 }
 
 func newWriteOptions(options []WriteOption) writeOptions {
@@ -43,6 +44,9 @@ func If(conditions ...Condition) WriteOption {
 		}
 	}
 }
+
+// ReturnCurrent makes the error of a failed precondition have the current value; see Error.Current.
+func ReturnCurrent() WriteOption { return func(o *writeOptions) { o.current = true } }
 
 // Condition is a precondition of a write, on the newest committed version of a key.
 type Condition struct{ wire *kvpb.Precondition }
@@ -104,7 +108,7 @@ type RangeDeleted struct {
 // DeleteRange removes the keys of r atomically, at most limit of them (0: all), in key order.
 func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options ...WriteOption) (RangeDeleted, error) {
 	o := newWriteOptions(options)
-	request := &kvpb.DeleteRangeRequest{Range: r.wire(), Limit: limit, Preconditions: o.preconditions, Durability: o.durability}
+	request := &kvpb.DeleteRangeRequest{Range: r.wire(), Limit: limit, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability}
 	response, err := writing(ctx, c, &o, c.kv.DeleteRange, request, &request.RequestId)
 	if err != nil {
 		return RangeDeleted{}, err
@@ -115,12 +119,12 @@ func (c *Client) DeleteRange(ctx context.Context, r Range, limit uint64, options
 func putRequest(key, value []byte, o *writeOptions) *kvpb.PutRequest {
 	ttl, at := o.lifetime.wire()
 	return &kvpb.PutRequest{
-		Key: key, Value: value, Preconditions: o.preconditions, Durability: o.durability, LeaseId: o.lease, TtlMs: ttl, ExpiresAtMs: at, RequestId: o.wireID(),
+		Key: key, Value: value, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability, LeaseId: o.lease, TtlMs: ttl, ExpiresAtMs: at, RequestId: o.wireID(),
 	}
 }
 
 func deleteRequest(key []byte, o *writeOptions) *kvpb.DeleteRequest {
-	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
+	return &kvpb.DeleteRequest{Key: key, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability, RequestId: o.wireID()}
 }
 
 // Batch collects puts and deletes that are applied together. It keeps the given slices without
@@ -163,5 +167,5 @@ func (b *Batch) request(o *writeOptions) *kvpb.BatchWriteRequest {
 			m.LeaseId = o.lease
 		}
 	}
-	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, Durability: o.durability, RequestId: o.wireID()}
+	return &kvpb.BatchWriteRequest{Mutations: b.mutations, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability, RequestId: o.wireID()}
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives bin/kvserver from clients of other languages: the tests in Python, and the examples in Node and Java, which count
+# Drives bin/kvserver from clients of other languages: the tests in Python, and the examples in Node, Java and Rust, which count
 # while the server is killed under them, in plain text and over mutual TLS; the view in SQLite, whose test kills both sides; and
 # openssl, which looks at the handshake. Packages come from the package
 # index of each language, and stay under .cache or, for Go, in its module cache.
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-clients=${CLIENTS:-python node java sqlite openssl}
+clients=${CLIENTS:-python node java rust sqlite openssl}
 work=$(mktemp -d)
 server=
 cleanup() {
@@ -111,6 +111,11 @@ for client in $clients; do
 		mvn --quiet --batch-mode -f examples/java/pom.xml dependency:build-classpath -Dmdep.outputFile="$PWD/.cache/java/classpath"
 		count_both_ways java -cp ".cache/java/classes:$(cat .cache/java/classpath)" ExactlyOnce
 		;;
+	rust)
+		need cargo
+		CARGO_TARGET_DIR=$PWD/.cache/rust cargo build --quiet --release --locked --manifest-path examples/rust/Cargo.toml
+		COUNT=$((COUNT * 4)) count_both_ways .cache/rust/release/epochkv-exactly-once
+		;;
 	sqlite)
 		need go
 		go test -C examples/sqliteview -count=1 ./...
@@ -120,7 +125,7 @@ for client in $clients; do
 		look_at_handshakes
 		;;
 	*)
-		echo "test-clients: unknown client $client; expected python, node, java, sqlite or openssl" >&2
+		echo "test-clients: unknown client $client; expected python, node, java, rust, sqlite or openssl" >&2
 		exit 1
 		;;
 	esac

@@ -100,7 +100,7 @@ func (f *epochKVFeed) watchAfter(ctx context.Context, after *uint64, ranges []*p
 		ranges = []*pb.KeyRange{{}}
 	}
 	f.opened++
-	stream, err := pb.NewFeedClient(f.of(f.opened)).Watch(ctx)
+	stream, err := pb.NewFeedServiceClient(f.of(f.opened)).Watch(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (f *epochKVFeed) watchAfter(ctx context.Context, after *uint64, ranges []*p
 }
 
 func (f *epochKVFeed) lagging(ctx context.Context) (n int, err error) {
-	list, err := pb.NewAdminClient(f.of(0)).ListWatches(ctx, &pb.ListWatchesRequest{})
+	list, err := pb.NewAdminServiceClient(f.of(0)).ListWatches(ctx, &pb.ListWatchesRequest{})
 	for _, w := range list.GetWatches() {
 		if w.GetState() == pb.WatchInfo_STATE_LAGGING {
 			n++

@@ -144,7 +144,7 @@ func (s *server) grantLeases(ctx context.Context, count int) (*grantedLeases, er
 	for i := range count {
 		group.Go(func() error {
 			request := &pb.GrantLeaseRequest{Id: uint64(i + 1), Ttl: durationpb.New(10 * time.Minute), Owner: "bench"}
-			_, err := pb.NewLeasesClient(c.of(i)).GrantLease(ctx, request)
+			_, err := pb.NewLeaseServiceClient(c.of(i)).GrantLease(ctx, request)
 			return err
 		})
 	}
@@ -158,9 +158,9 @@ func keepAlive(ctx context.Context, r *harness.Run, s *server) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var streams []pb.Leases_KeepAliveClient
+	var streams []pb.LeaseService_KeepAliveClient
 	for i := range keepAliveStreams {
-		stream, err := pb.NewLeasesClient(g.of(i)).KeepAlive(ctx)
+		stream, err := pb.NewLeaseServiceClient(g.of(i)).KeepAlive(ctx)
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 )
 
 var directPaths = map[string]int{
-	"/epochkv.v1.KV/Put": directPut, "/epochkv.v1.KV/BatchWrite": directBatchWrite, "/epochkv.v1.KV/Pipeline": directPipeline,
+	"/epochkv.v1.KVService/Put": directPut, "/epochkv.v1.KVService/BatchWrite": directBatchWrite, "/epochkv.v1.KVService/Pipeline": directPipeline,
 }
 
 // directEcho answers writes from constants over the server's own transport, with the server's limits: in the
@@ -64,7 +64,7 @@ func (directEcho) Fast(path string) int { return directPaths[path] }
 func (e directEcho) Lane() transport.Lane { return &echoLane{log: e.log} }
 
 // OpenStream implements transport.Client.
-func (directEcho) OpenStream(string) error { return nil }
+func (directEcho) OpenStream(_, _ string) error { return nil }
 
 // CloseStream implements transport.Client.
 func (directEcho) CloseStream() {}
@@ -165,9 +165,9 @@ func (p *echoPipeline) Execute(_ transport.Lane, message []byte) bool {
 }
 
 // End implements transport.Messages.
-func (p *echoPipeline) End() {
-	if p.log == nil {
-		p.request.EndStream(status.New(codes.OK, ""))
+func (p *echoPipeline) End(st *status.Status) {
+	if p.log == nil || st.Code() != codes.OK {
+		p.request.EndStream(st)
 		return
 	}
 	p.log.add(0, pendingAnswer{request: p.request, ends: true})

@@ -24,11 +24,11 @@ func ServeEcho(ctx context.Context, listener net.Listener) error {
 	return serve(ctx, listener, newEcho(), echoTransactions{})
 }
 
-func serve(ctx context.Context, listener net.Listener, kv pb.KVServer, transactions pb.TransactionsServer) error {
+func serve(ctx context.Context, listener net.Listener, kv pb.KVServiceServer, transactions pb.TransactionServiceServer) error {
 	tune()
 	s := grpc.NewServer(append(server.Options(), grpc.MaxRecvMsgSize(messageBytes))...)
-	pb.RegisterKVServer(s, kv)
-	pb.RegisterTransactionsServer(s, transactions)
+	pb.RegisterKVServiceServer(s, kv)
+	pb.RegisterTransactionServiceServer(s, transactions)
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()
 	return s.Serve(listener)
@@ -36,7 +36,7 @@ func serve(ctx context.Context, listener net.Listener, kv pb.KVServer, transacti
 
 // echoTransactions answers every plan with "done".
 type echoTransactions struct {
-	pb.UnimplementedTransactionsServer
+	pb.UnimplementedTransactionServiceServer
 }
 
 // Execute implements Transactions.
@@ -46,7 +46,7 @@ func (echoTransactions) Execute(context.Context, *pb.ExecuteRequest) (*pb.Execut
 
 // echo answers every request with a message like the one that kvserver would send.
 type echo struct {
-	pb.UnimplementedKVServer
+	pb.UnimplementedKVServiceServer
 	value []byte
 }
 

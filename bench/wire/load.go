@@ -57,7 +57,7 @@ func isValue(v []byte, i int) bool {
 }
 
 // load writes all keys in batches, asynchronously.
-func (k keyspace) load(ctx context.Context, kv pb.KVClient) error {
+func (k keyspace) load(ctx context.Context, kv pb.KVServiceClient) error {
 	for from := 0; from < k.count; from += 1000 {
 		r := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
 		for i := from; i < min(from+1000, k.count); i++ {
@@ -73,7 +73,7 @@ func (k keyspace) load(ctx context.Context, kv pb.KVClient) error {
 }
 
 // verify reads keys back and counts the right ones.
-func (k keyspace) verify(ctx context.Context, kv pb.KVClient, step int) (right, want int, err error) {
+func (k keyspace) verify(ctx context.Context, kv pb.KVServiceClient, step int) (right, want int, err error) {
 	for i := 0; i < k.count; i += step {
 		got, err := kv.Get(ctx, &pb.GetRequest{Key: k.key(nil, i)})
 		if err != nil {
@@ -88,13 +88,13 @@ func (k keyspace) verify(ctx context.Context, kv pb.KVClient, step int) (right, 
 }
 
 // callers runs n unary callers, each doing its share of size calls.
-func callers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, kv pb.KVClient, i int) error) error {
-	return shares(ctx, conns, n, size, pb.NewKVClient, call)
+func callers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, kv pb.KVServiceClient, i int) error) error {
+	return shares(ctx, conns, n, size, pb.NewKVServiceClient, call)
 }
 
 // transactionCallers is callers for the service of transactions.
-func transactionCallers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, t pb.TransactionsClient, i int) error) error {
-	return shares(ctx, conns, n, size, pb.NewTransactionsClient, call)
+func transactionCallers(ctx context.Context, conns []*grpc.ClientConn, n, size int, call func(ctx context.Context, t pb.TransactionServiceClient, i int) error) error {
+	return shares(ctx, conns, n, size, pb.NewTransactionServiceClient, call)
 }
 
 func shares[C any](ctx context.Context, conns []*grpc.ClientConn, n, size int, dial func(grpc.ClientConnInterface) C, call func(context.Context, C, int) error) error {
@@ -129,7 +129,7 @@ type stream struct {
 func streams(ctx context.Context, conns []*grpc.ClientConn, n, size int, fill func() func(*pb.PipelineRequest, int), check func(*pb.PipelineResponse, int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for c := range n {
-		s, err := pb.NewKVClient(conns[c%len(conns)]).Pipeline(ctx)
+		s, err := pb.NewKVServiceClient(conns[c%len(conns)]).Pipeline(ctx)
 		if err != nil {
 			return err
 		}

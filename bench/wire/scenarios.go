@@ -166,14 +166,14 @@ func (a arm) run(r *harness.Run) (err error) {
 	if a.echo {
 		return r.Verified(0, 0) // it answers from constants, and each answer was looked at
 	}
-	written, err := pb.NewKVClient(s.conns[0]).Get(ctx, &pb.GetRequest{Key: s.keys.key(nil, 0)})
+	written, err := pb.NewKVServiceClient(s.conns[0]).Get(ctx, &pb.GetRequest{Key: s.keys.key(nil, 0)})
 	if err == nil && a.work.expires != (written.GetExpiresAtMs() != 0) {
 		err = fmt.Errorf("%w: the deadline of a key is %d", errWrong, written.GetExpiresAtMs())
 	}
 	if err != nil {
 		return err
 	}
-	right, want, err := s.keys.verify(ctx, pb.NewKVClient(s.conns[0]), max(s.keys.count/2000, 1))
+	right, want, err := s.keys.verify(ctx, pb.NewKVServiceClient(s.conns[0]), max(s.keys.count/2000, 1))
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (a arm) serve(ctx context.Context, dir string, keys keyspace) (*served, err
 	if a.work.writes && !a.work.over || a.echo {
 		return s, nil
 	}
-	if err := keys.load(ctx, pb.NewKVClient(s.conns[0])); err != nil {
+	if err := keys.load(ctx, pb.NewKVServiceClient(s.conns[0])); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -223,7 +223,7 @@ const (
 )
 
 var unaryGet = workload{bothTransports: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
-	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
+	return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVServiceClient, i int) error {
 		k := keys.pick(i)
 		out, err := kv.Get(ctx, &pb.GetRequest{Key: keys.key(make([]byte, 0, keyBytes), k)})
 		if err != nil {
@@ -241,7 +241,7 @@ var (
 
 func unaryPuts(id func() []byte, ttl time.Duration) workload {
 	return workload{expires: ttl > 0, writes: true, unarySync: true, bothTransports: true, directEcho: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
-		return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVClient, i int) error {
+		return callers(ctx, conns, n, size, func(ctx context.Context, kv pb.KVServiceClient, i int) error {
 			_, err := kv.Put(ctx, &pb.PutRequest{
 				Key: keys.key(make([]byte, 0, keyBytes), i), Value: fillValue(make([]byte, valueBytes), i), Durability: pb.Durability_DURABILITY_SYNC,
 				RequestId: id(), TtlMs: uint64(ttl.Milliseconds()),
@@ -291,7 +291,7 @@ var pipelinedPut = workload{writes: true, directEcho: true, run: func(ctx contex
 const batchSize = 100
 
 var batchGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, echo bool) error {
-	return callers(ctx, conns, n, size/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
+	return callers(ctx, conns, n, size/batchSize, func(ctx context.Context, kv pb.KVServiceClient, b int) error {
 		r := &pb.BatchGetRequest{Keys: make([][]byte, batchSize)}
 		buf := make([]byte, 0, batchSize*keyBytes)
 		for j := range r.Keys {
@@ -311,7 +311,7 @@ var batchGet = workload{run: func(ctx context.Context, conns []*grpc.ClientConn,
 }}
 
 var batchWrite = workload{writes: true, unarySync: true, directEcho: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
-	return callers(ctx, conns, n, (size+batchSize-1)/batchSize, func(ctx context.Context, kv pb.KVClient, b int) error {
+	return callers(ctx, conns, n, (size+batchSize-1)/batchSize, func(ctx context.Context, kv pb.KVServiceClient, b int) error {
 		r := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_SYNC}
 		for i := b * batchSize; i < min((b+1)*batchSize, size); i++ {
 			r.Mutations = append(r.Mutations, &pb.Mutation{
@@ -325,7 +325,7 @@ var batchWrite = workload{writes: true, unarySync: true, directEcho: true, run: 
 
 // compareAndSet replaces the value of a key by itself, so that every swap finds what it expects.
 var compareAndSet = workload{writes: true, over: true, unarySync: true, run: func(ctx context.Context, conns []*grpc.ClientConn, n, size int, keys keyspace, _ bool) error {
-	return transactionCallers(ctx, conns, n, size, func(ctx context.Context, t pb.TransactionsClient, i int) error {
+	return transactionCallers(ctx, conns, n, size, func(ctx context.Context, t pb.TransactionServiceClient, i int) error {
 		i %= keys.count
 		key, value := keys.key(make([]byte, 0, keyBytes), i), fillValue(make([]byte, valueBytes), i)
 		out, err := t.Execute(ctx, &pb.ExecuteRequest{

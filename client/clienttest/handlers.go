@@ -15,7 +15,7 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Get implements kvpb.KVServer.
+// Get implements kvpb.KVServiceServer.
 func (s *Server) Get(_ context.Context, r *kvpb.GetRequest) (*kvpb.GetResponse, error) {
 	if err := s.enter("Get"); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (s *Server) Get(_ context.Context, r *kvpb.GetRequest) (*kvpb.GetResponse, 
 	return response, checkKey(r.GetKey())
 }
 
-// BatchGet implements kvpb.KVServer.
+// BatchGet implements kvpb.KVServiceServer.
 func (s *Server) BatchGet(_ context.Context, r *kvpb.BatchGetRequest) (*kvpb.BatchGetResponse, error) {
 	if err := s.enter("BatchGet"); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (s *Server) BatchGet(_ context.Context, r *kvpb.BatchGetRequest) (*kvpb.Bat
 	return response, nil
 }
 
-// Put implements kvpb.KVServer.
+// Put implements kvpb.KVServiceServer.
 func (s *Server) Put(_ context.Context, r *kvpb.PutRequest) (*kvpb.PutResponse, error) {
 	epoch, err := s.write("Put", r.GetPreconditions(), []*kvpb.Mutation{
 		{Kind: kvpb.Mutation_KIND_PUT, Key: r.GetKey(), Value: r.GetValue()},
@@ -63,7 +63,7 @@ func (s *Server) Put(_ context.Context, r *kvpb.PutRequest) (*kvpb.PutResponse, 
 	return &kvpb.PutResponse{Epoch: epoch}, err
 }
 
-// Delete implements kvpb.KVServer.
+// Delete implements kvpb.KVServiceServer.
 func (s *Server) Delete(_ context.Context, r *kvpb.DeleteRequest) (*kvpb.DeleteResponse, error) {
 	epoch, err := s.write("Delete", r.GetPreconditions(), []*kvpb.Mutation{
 		{Kind: kvpb.Mutation_KIND_DELETE, Key: r.GetKey()},
@@ -71,13 +71,13 @@ func (s *Server) Delete(_ context.Context, r *kvpb.DeleteRequest) (*kvpb.DeleteR
 	return &kvpb.DeleteResponse{Epoch: epoch}, err
 }
 
-// BatchWrite implements kvpb.KVServer.
+// BatchWrite implements kvpb.KVServiceServer.
 func (s *Server) BatchWrite(_ context.Context, r *kvpb.BatchWriteRequest) (*kvpb.BatchWriteResponse, error) {
 	epoch, err := s.write("BatchWrite", r.GetPreconditions(), r.GetMutations())
 	return &kvpb.BatchWriteResponse{Epoch: epoch}, err
 }
 
-// DeleteRange implements kvpb.KVServer.
+// DeleteRange implements kvpb.KVServiceServer.
 func (s *Server) DeleteRange(_ context.Context, r *kvpb.DeleteRangeRequest) (*kvpb.DeleteRangeResponse, error) {
 	if err := s.enter("DeleteRange"); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (s *Server) DeleteRange(_ context.Context, r *kvpb.DeleteRangeRequest) (*kv
 	return &kvpb.DeleteRangeResponse{Epoch: s.epoch, Deleted: uint64(len(keys)), More: more}, nil
 }
 
-// Status implements kvpb.AdminServer.
+// Status implements kvpb.AdminServiceServer.
 func (s *Server) Status(context.Context, *kvpb.StatusRequest) (*kvpb.StatusResponse, error) {
 	if err := s.enter("Status"); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (s *Server) Status(context.Context, *kvpb.StatusRequest) (*kvpb.StatusRespo
 	return s.status(), nil
 }
 
-// Scan implements kvpb.KVServer. A resume token is the epoch and the last key.
+// Scan implements kvpb.KVServiceServer. A resume token is the epoch and the last key.
 func (s *Server) Scan(r *kvpb.ScanRequest, stream grpc.ServerStreamingServer[kvpb.ScanResponse]) error {
 	if err := s.enter("Scan"); err != nil {
 		return err
@@ -210,7 +210,7 @@ func (s *Server) scanKeysLocked(r *kvpb.ScanRequest) (at uint64, keys [][]byte, 
 	return at, keys, nil
 }
 
-// BulkLoad implements kvpb.KVServer. A fault ends the stream when its commit arrives.
+// BulkLoad implements kvpb.KVServiceServer. A fault ends the stream when its commit arrives.
 func (s *Server) BulkLoad(stream grpc.ClientStreamingServer[kvpb.BulkLoadRequest, kvpb.BulkLoadResponse]) error {
 	var mutations []*kvpb.Mutation
 	for {
@@ -232,7 +232,7 @@ func (s *Server) BulkLoad(stream grpc.ClientStreamingServer[kvpb.BulkLoadRequest
 	}
 }
 
-// Pipeline implements kvpb.KVServer. It answers in the order of the requests, but every third one
+// Pipeline implements kvpb.KVServiceServer. It answers in the order of the requests, but every third one
 // late.
 func (s *Server) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequest, kvpb.PipelineResponse]) error {
 	if err := s.enter("Pipeline"); err != nil {

@@ -32,8 +32,8 @@ const (
 
 // Server is a running fake server.
 type Server struct {
-	kvpb.UnimplementedKVServer
-	kvpb.UnimplementedAdminServer
+	kvpb.UnimplementedKVServiceServer
+	kvpb.UnimplementedAdminServiceServer
 
 	// Endpoint is the address at which it listens.
 	Endpoint string
@@ -73,8 +73,8 @@ func Start(t testing.TB) *Server {
 		calls:    map[string]int{},
 	}
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(72<<20), grpc.UnaryInterceptor(s.noteRequestID))
-	kvpb.RegisterKVServer(g, s)
-	kvpb.RegisterAdminServer(g, s)
+	kvpb.RegisterKVServiceServer(g, s)
+	kvpb.RegisterAdminServiceServer(g, s)
 	healthpb.RegisterHealthServer(g, s.Health)
 	served := make(chan struct{})
 	go func() {

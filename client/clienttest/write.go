@@ -40,10 +40,14 @@ func newError(code codes.Code, reason kvpb.ErrorReason, message string, after ti
 	return s.Err()
 }
 
-// quoteKey encodes a key for metadata.
-func quoteKey(key []byte) string {
-	quoted := strconv.QuoteToASCII(string(key))
-	return quoted[1 : len(quoted)-1]
+// about is metadata with a key.
+func about(key []byte) (pairs []string) {
+	metadata := map[string]string{}
+	kvpb.SetBytes(metadata, "key", key)
+	for name, value := range metadata {
+		pairs = append(pairs, name, value)
+	}
+	return pairs
 }
 
 func (s *Server) write(method string, conditions []*kvpb.Precondition, mutations []*kvpb.Mutation) (uint64, error) {
@@ -82,7 +86,7 @@ func checkMutations(mutations []*kvpb.Mutation) error {
 		}
 		if seen[string(m.GetKey())] {
 			return NewError(codes.InvalidArgument, kvpb.ErrorReason_ERROR_REASON_DUPLICATE_KEY,
-				"the batch names a key twice", "key", quoteKey(m.GetKey()))
+				"the batch names a key twice", about(m.GetKey())...)
 		}
 		seen[string(m.GetKey())] = true
 	}
@@ -128,9 +132,13 @@ func (s *Server) checkPreconditionsLocked(conditions []*kvpb.Precondition) error
 			holds, name = v != nil && v.epoch == c.EpochEquals, "epoch_equals"
 		}
 		if !holds {
+			var epoch uint64
+			if v != nil {
+				epoch = v.epoch
+			}
 			return NewError(codes.FailedPrecondition, kvpb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED,
-				"precondition "+name+" does not hold for key \""+quoteKey(p.GetKey())+"\"",
-				"key", quoteKey(p.GetKey()), "index", strconv.Itoa(i), "condition", name)
+				"precondition "+name+" does not hold for key "+strconv.Quote(string(p.GetKey())),
+				append(about(p.GetKey()), "index", strconv.Itoa(i), "condition", name, "epoch", strconv.FormatUint(epoch, 10))...)
 		}
 	}
 	return nil

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,8 +27,9 @@ type app struct {
 	// Constant after construction.
 	in                       io.Reader
 	out, err                 io.Writer
-	inTerminal               bool // whether a person types standard input
-	outTerminal, errTerminal bool // whether a person is looking
+	inTerminal               bool                       // whether a person types standard input
+	outTerminal, errTerminal bool                       // whether a person is looking
+	screen                   func() (columns, rows int) // of the terminal that out is; nil if it is not known
 	getenv                   func(string) string
 
 	// Set by flags.
@@ -35,6 +39,10 @@ type app struct {
 	timeout  time.Duration
 	format   string
 	hex      bool
+	verb     *cobra.Command // that was executed
+
+	chosen string        // name of the context whose settings are used; empty if none is
+	lines  *bufio.Reader // standard input, once secrets are read from it
 
 	accepted bool // the command line was understood; errors from here on are not about usage
 }
@@ -44,11 +52,39 @@ func (a *app) run(ctx context.Context, args []string) int {
 	a.in = &interruptible{ctx: ctx, in: a.in}
 	root := a.rootCommand()
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	verb, err := root.ExecuteContextC(ctx)
+	a.verb = verb
 	if err != nil && !a.accepted {
+		a.format = formatOf(args, a.format)
 		err = usageError{err}
 	}
+	if ctx.Err() != nil && !errors.As(err, new(commandError)) {
+		return interruptCode(ctx) // the user knows why
+	}
 	return a.report(err)
+}
+
+// interruptCode is the exit code after a signal, as that of shells: 128 and its number.
+func interruptCode(ctx context.Context) int {
+	if strings.HasPrefix(context.Cause(ctx).Error(), syscall.SIGTERM.String()) {
+		return exitTerminated
+	}
+	return exitInterrupted
+}
+
+// formatOf is the output format of a command line that was not understood to its end.
+func formatOf(args []string, format string) string {
+	for i, arg := range args {
+		switch name, value, _ := strings.Cut(arg, "="); {
+		case name == "--output" && value != "":
+			return value
+		case (arg == "-o" || arg == "--output") && i+1 < len(args):
+			return args[i+1]
+		case strings.HasPrefix(arg, "-o") && len(arg) > 2:
+			return strings.TrimPrefix(arg[2:], "=")
+		}
+	}
+	return format
 }
 
 func (a *app) rootCommand() *cobra.Command {
@@ -57,8 +93,10 @@ func (a *app) rootCommand() *cobra.Command {
 		Short: "Read, write and inspect an EpochKV server",
 		Long: `kvctl reads, writes and inspects an EpochKV server.
 
+On a terminal, lists are tables as wide as the terminal at most, and severities have colours unless $NO_COLOR is set; in a pipe nothing is cut.
+
 Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,
-8 corruption, 10 disk full.`,
+8 corruption, 9 not permitted, 10 disk full, 130 interrupted, 143 terminated.`,
 		Example: `  kvctl put greeting hello
   kvctl get greeting
   kvctl scan user/ --limit 10
@@ -72,19 +110,21 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.endpoint, "endpoint", "", "server `host:port` (default: $"+endpointEnv+", or "+endpointDefault+")")
+	flags.StringVar(&a.endpoint, "endpoint", "", "server `HOST[:PORT]` (default: port "+portDefault+"; $"+endpointEnv+", or "+endpointDefault+")")
 	flags.StringVar(&a.context, "context", "", "use the settings of the context `NAME` (default: $"+contextEnv+", or the one that \"kvctl context use\" chose)")
 	a.tls.addFlags(flags)
-	flags.DurationVar(&a.timeout, "timeout", timeoutDefault, "bound on one request; scan, import and export take as long as they need unless it is given")
-	flags.StringVarP(&a.format, "output", "o", "", "output `format`: table, json, jsonl or raw (default: table on a terminal, else raw for get, jsonl for the rest)")
+	flags.DurationVar(&a.timeout, "timeout", timeoutDefault, "bound `DURATION` of one request; scan, import and export take as long as they need unless it is given")
+	flags.StringVarP(&a.format, "output", "o", "", "output `FORMAT`: table, json, jsonl or raw (default: table for reports and on a terminal, else raw for get, jsonl for the rest)")
 	flags.BoolVar(&a.hex, "hex", false, "keys and values are hexadecimal, on the command line and in the output")
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
 		a.watchCommand(), a.feedCommand(), a.incrCommand(), a.casCommand(), a.touchCommand(), a.persistCommand(), a.txnCommand(), a.shellCommand(),
-		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.historyCommand(), a.diffCommand(), a.holdsCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
-		a.benchCommand(), a.checkCommand(), a.statusCommand(), a.healthCommand(), a.versionCommand(), a.completionCommand(),
+		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.backupCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.restoreCommand(), a.archiveCommand(), a.historyCommand(), a.diffCommand(), a.holdsCommand(), a.slowCommand(), a.auditCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
+		a.loginCommand(), a.logoutCommand(), a.authCommand(), a.userCommand(), a.roleCommand(), a.tokenCommand(), a.offlineCommand(),
+		a.configCommand(), a.benchCommand(), a.checkCommand(), a.statusCommand(), a.topCommand(), a.debugCommand(), a.healthCommand(), a.doctorCommand(), a.versionCommand(), a.completionCommand(),
 	)
 	root.SetHelpCommand(helpCommand())
+	a.addCompletions(root)
 	for _, group := range root.Commands() {
 		if group.HasSubCommands() && !group.Runnable() { // cobra prints help for a misspelled subcommand, with exit code 0
 			group.Args = cobra.NoArgs
@@ -113,6 +153,10 @@ func helpCommand() *cobra.Command {
 
 // accept checks the global flags. It runs once arguments and flags have been parsed.
 func (a *app) accept(cmd *cobra.Command) error {
+	if cmd.Name() == cobra.ShellCompRequestCmd { // the flags of the command line that is completed are parsed later
+		a.accepted = true
+		return nil
+	}
 	if err := cmd.ValidateFlagGroups(); err != nil { // cobra does it too, but later, when it would not count as usage
 		return err
 	}
@@ -125,6 +169,10 @@ func (a *app) accept(cmd *cobra.Command) error {
 		return fmt.Errorf("--timeout %v: must be positive", a.timeout)
 	}
 	if err := a.chooseServer(cmd); err != nil {
+		return err
+	}
+	var err error
+	if a.endpoint, err = withPort(a.endpoint); err != nil {
 		return err
 	}
 	if err := rejectEmptyKeys(cmd); err != nil {

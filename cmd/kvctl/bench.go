@@ -69,17 +69,17 @@ interrupted.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.DurationVar(&f.duration, "duration", 10*time.Second, "how long requests are sent")
-	flags.IntVar(&f.callers, "callers", 16, "requests in flight at most")
-	flags.Float64Var(&f.rate, "rate", 0, "requests per `second`, whatever the answers do; 0 sends as they come")
-	flags.IntVar(&f.keys, "keys", 10_000, "keys that requests choose from")
-	flags.IntVar(&f.valueBytes, "value-size", 100, "`bytes` of a value")
-	flags.IntVar(&f.batch, "batch", 100, "keys of a batch")
-	flags.IntVar(&f.scan, "scan", 100, "entries of a scan")
-	flags.IntVar(&f.readPercent, "read-percent", 50, "share of gets in the mixed workload")
+	flags.DurationVar(&f.duration, "duration", 10*time.Second, "`DURATION` in which requests are sent")
+	flags.IntVar(&f.callers, "callers", 16, "at most `N` requests in flight")
+	flags.Float64Var(&f.rate, "rate", 0, "send `REQUESTS_PER_SECOND`, whatever the answers do; 0 sends as they come")
+	flags.IntVar(&f.keys, "keys", 10_000, "`N` keys that requests choose from")
+	flags.IntVar(&f.valueBytes, "value-size", 100, "`BYTES` of a value")
+	flags.IntVar(&f.batch, "batch", 100, "`N` keys in a batch")
+	flags.IntVar(&f.scan, "scan", 100, "`N` entries in a scan")
+	flags.IntVar(&f.readPercent, "read-percent", 50, "`PERCENT` of gets in the mixed workload")
 	flags.BoolVar(&f.async, "async", false, "writes are answered once they are visible, not once they are durable")
-	flags.StringVar(&f.prefix, "prefix", "kvctl-bench/", "`prefix` of the keys that it writes")
-	flags.Uint64Var(&f.seed, "seed", 1, "seed of the choice of keys")
+	flags.StringVar(&f.prefix, "prefix", "kvctl-bench/", "`PREFIX` of the keys that it writes")
+	flags.Uint64Var(&f.seed, "seed", 1, "`SEED` of the choice of keys")
 	return cmd
 }
 
@@ -142,7 +142,7 @@ type benchReport struct {
 }
 
 func (a *app) printBench(r *benchReport) error {
-	format := a.formatOr(formatJSONL)
+	format := a.formatOr(formatTable)
 	if format == formatJSON || format == formatJSONL {
 		return a.printJSON(format, r)
 	}

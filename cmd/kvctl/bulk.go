@@ -49,7 +49,7 @@ func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, 
 	defer load.Close()
 	im := &importer{limits: limits, progress: a.newProgress("loaded", total), leased: leasedRecords{skip: f.skipLeased}}
 	for _, name := range names {
-		if err := im.bulkFile(a, f, name, load); err != nil {
+		if err := im.bulkFile(ctx, a, f, name, load); err != nil {
 			return err
 		}
 	}
@@ -62,8 +62,8 @@ func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, 
 	return a.written(loaded.Epoch)
 }
 
-func (im *importer) bulkFile(a *app, f *importFlags, name string, load *client.BulkLoad) error {
-	source, name, done, err := im.open(a, f, name)
+func (im *importer) bulkFile(ctx context.Context, a *app, f *importFlags, name string, load *client.BulkLoad) error {
+	source, name, done, err := im.open(ctx, a, f, name)
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ keys that it writes begin with "` + latencyPrefix + `" and are deleted.`,
 // printFindings prints all findings and fails if one of them did.
 func (a *app) printFindings(findings []finding) error {
 	var err error
-	switch format := a.formatOr(formatJSONL); format {
+	switch format := a.formatOr(formatTable); format {
 	case formatJSON:
 		err = a.printJSON(format, findings)
 	case formatJSONL:

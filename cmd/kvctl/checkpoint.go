@@ -25,7 +25,7 @@ useful before a copy of the data directory, or to make the next start faster.`,
 					return err
 				}
 				took := done.GetDuration().AsDuration()
-				if a.formatOr(formatJSONL) == formatTable {
+				if a.formatOr(formatTable) == formatTable {
 					return a.print("everything up to epoch %d is in the data file, after %s\n", done.GetEpoch(), took.Round(time.Millisecond))
 				}
 				return a.print("{\"epoch\":%d,\"seconds\":%.3f}\n", done.GetEpoch(), took.Seconds())

@@ -39,7 +39,7 @@ func (a *app) clock(ctx context.Context, accept bool) error {
 		if err != nil {
 			return err
 		}
-		if a.formatOr(formatJSONL) != formatTable {
+		if a.formatOr(formatTable) != formatTable {
 			return a.print("{\"time_us\":%d,\"difference_us\":%d,\"advanced_us\":%d}\n", now.GetTimeUs(), now.GetDifferenceUs(), now.GetAdvancedUs())
 		}
 		at := time.UnixMicro(int64(now.GetTimeUs())).Format(time.RFC3339Nano)

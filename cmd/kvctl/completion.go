@@ -10,6 +10,10 @@ func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for your shell",
+		Long: `Print a script with which a shell completes verbs, flags and their values, names of contexts and options, and keys.
+
+Keys and options come from the server that the command line names. If it does not answer within half a second, none are offered. Keys that a
+shell would have to quote are not offered; with --hex keys are hexadecimal, so all of them are.`,
 		Example: `  source <(kvctl completion bash)
   kvctl completion zsh > "${fpath[1]}/_kvctl"
   kvctl completion fish > ~/.config/fish/completions/kvctl.fish`,

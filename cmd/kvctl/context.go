@@ -120,8 +120,8 @@ func (a *app) writeContexts(all *contexts) error {
 func (a *app) contextCommand() *cobra.Command {
 	group := &cobra.Command{
 		Use:   "context",
-		Short: "Keep endpoints and TLS settings under names",
-		Long: `Keep endpoints and TLS settings under names. They are in a file of mode 0600: $` + contextsEnv + `, or epochkv/contexts.json in
+		Short: "Keep endpoints, TLS settings and tokens under names",
+		Long: `Keep endpoints, TLS settings and tokens under names. They are in a file of mode 0600: $` + contextsEnv + `, or epochkv/contexts.json in
 $XDG_CONFIG_HOME or ~/.config. A command uses the context of --context or $` + contextEnv + `, or the one that "kvctl context use" chose
 unless --endpoint or $` + endpointEnv + ` is given. Flags override settings of a context.`,
 		Example: `  kvctl context add prod --endpoint db1.example:7400 --tls-ca ca.crt --tls-cert client.crt --tls-key client.key
@@ -214,6 +214,7 @@ func (a *app) listContexts() error {
 			}
 			continue
 		}
+		c.Token = "" // a secret
 		line, err := json.Marshal(struct {
 			Name    string `json:"name"`
 			Current bool   `json:"current"`
@@ -235,6 +236,7 @@ func (s *tlsSettings) describe() string {
 		switch {
 		case one.yes != nil && *one.yes:
 			parts = append(parts, "--"+one.flag)
+		case one.flag == "": // a token is not shown
 		case one.text != nil && *one.text != "":
 			parts = append(parts, "--"+one.flag+" "+*one.text)
 		}

@@ -13,23 +13,31 @@ func (a *app) delCommand() *cobra.Command {
 	var f writeFlags
 	var r rangeFlags
 	var limit uint64
+	var g deleteGuard
 	cmd := &cobra.Command{
-		Use:   "del KEY... | --prefix P | --start S --end E",
+		Use:   "del KEY... | --prefix P | --start S --end E | --all",
 		Short: "Delete keys or a range of keys",
 		Long: `Delete the given keys, or all keys of a range, atomically, and print the epoch. A key that does not exist is no error.
+
+On a terminal, kvctl counts the keys of a range and asks before it deletes them; --yes answers, --dry-run only counts. In scripts nothing is asked.
+--all deletes every key, in several commits.
 
 With a condition (for one key) that does not hold, nothing is deleted and the exit code is 4.`,
 		Example: `  kvctl del greeting
   kvctl del user/1 user/2
   kvctl del --if-present greeting
+  kvctl del --prefix session/ --dry-run
   kvctl del --prefix session/
   kvctl del --start log/2024 --end log/2025 --limit 100000`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := rejectEmptyBounds(cmd); err != nil {
 				return err
 			}
-			if (len(args) > 0) == r.given() {
-				return errors.New("del: give either keys or a range (--prefix, or --start and --end)")
+			if (len(args) > 0) == (r.given() || g.all) {
+				return errors.New("give either keys or a range (--prefix, or --start and --end), or --all")
+			}
+			if len(args) > 0 && g.dryRun {
+				return errors.New("--dry-run counts the keys of a range; give --prefix, --start and --end, or --all")
 			}
 			return nil
 		},
@@ -50,8 +58,8 @@ With a condition (for one key) that does not hold, nothing is deleted and the ex
 				return usageError{errors.New("del: a condition needs exactly one key")}
 			}
 			return a.withClient(func(c *client.Client) error {
-				if r.given() {
-					return a.deleteRange(cmd, c, &r, limit, options)
+				if r.given() || g.all {
+					return a.deleteRange(cmd, c, &r, &g, limit, options)
 				}
 				return a.deleteKeys(cmd, c, keys, options)
 			})
@@ -59,7 +67,8 @@ With a condition (for one key) that does not hold, nothing is deleted and the ex
 	}
 	f.add(cmd)
 	r.add(cmd)
-	cmd.Flags().Uint64Var(&limit, "limit", 0, "delete at most this `many` keys of a range; 0 means all")
+	cmd.Flags().Uint64Var(&limit, "limit", 0, "delete at most `N` keys of a range; 0 means all")
+	g.add(cmd)
 	return cmd
 }
 
@@ -87,13 +96,21 @@ func (a *app) deleteKeys(cmd *cobra.Command, c *client.Client, keys [][]byte, op
 }
 
 func (a *app) deleteRange(
-	cmd *cobra.Command, c *client.Client, r *rangeFlags, limit uint64, options []client.WriteOption,
+	cmd *cobra.Command, c *client.Client, r *rangeFlags, g *deleteGuard, limit uint64, options []client.WriteOption,
 ) error {
 	keyRange, err := r.keyRange(a)
 	if err != nil {
 		return err
 	}
-	deleted, err := c.DeleteRange(cmd.Context(), keyRange, limit, options...)
+	if allowed, err := g.allow(cmd, a, c, keyRange, limit); !allowed {
+		return err
+	}
+	var deleted client.RangeDeleted
+	if g.all {
+		deleted, err = a.deleteEverything(cmd, c, options)
+	} else {
+		deleted, err = c.DeleteRange(cmd.Context(), keyRange, limit, options...)
+	}
 	if err != nil {
 		return err
 	}
@@ -126,9 +143,9 @@ type rangeFlags struct{ prefix, start, end string }
 
 func (r *rangeFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&r.prefix, "prefix", "", "all keys that begin with these `bytes`")
-	flags.StringVar(&r.start, "start", "", "first `key` of the range")
-	flags.StringVar(&r.end, "end", "", "first `key` beyond the range")
+	flags.StringVar(&r.prefix, "prefix", "", "all keys that begin with this `PREFIX`")
+	flags.StringVar(&r.start, "start", "", "first `KEY` of the range")
+	flags.StringVar(&r.end, "end", "", "first `KEY` beyond the range")
 	cmd.MarkFlagsMutuallyExclusive("prefix", "start")
 	cmd.MarkFlagsMutuallyExclusive("prefix", "end")
 }

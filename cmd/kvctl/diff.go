@@ -53,9 +53,9 @@ Raw output is what happened (added, changed or deleted) and the key, with a tab.
 	}
 	r.add(cmd)
 	flags := cmd.Flags()
-	flags.Var(&from, "from", "the first state, by `EPOCH or TIME`; as "+momentForms)
-	flags.Var(&to, "to", "the second state, by `EPOCH or TIME`; the newest if it is not given")
-	flags.Uint64Var(&limit, "limit", 0, "end after this `many` keys; 0 means all")
+	flags.Var(&from, "from", "the first state, by `EPOCH|TIME`; as "+momentForms)
+	flags.Var(&to, "to", "the second state, by `EPOCH|TIME`; the newest if it is not given")
+	flags.Uint64Var(&limit, "limit", 0, "end after `N` keys; 0 means all")
 	flags.BoolVar(&o.KeysOnly, "keys-only", false, "leave out the values")
 	return cmd
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -8,6 +9,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
@@ -21,7 +23,10 @@ const (
 	exitUnavailable = 6 // or a timeout
 	exitLimit       = 7
 	exitCorruption  = 8
+	exitDenied      = 9 // no credentials, wrong ones, or a right is missing
 	exitDiskFull    = 10
+	exitInterrupted = 130 // as shells say: 128 and the number of SIGINT
+	exitTerminated  = 143 // and of SIGTERM
 )
 
 // usageError is a command line that was not understood.
@@ -45,11 +50,45 @@ func (a *app) report(err error) int {
 	if errors.As(err, &said) {
 		return exitCode(err)
 	}
-	_, _ = fmt.Fprintf(a.err, "kvctl: %s\n", printable(err.Error()))
-	if advice := a.advice(err); advice != "" {
+	text, advice := err.Error(), a.advice(err)
+	if errors.As(err, new(usageError)) {
+		text = inOurWords(text)
+	}
+	if a.format == formatJSON || a.format == formatJSONL {
+		a.reportJSON(err, text, advice)
+		return exitCode(err)
+	}
+	_, _ = fmt.Fprintf(a.err, "kvctl: %s\n", printable(text))
+	if advice != "" {
 		_, _ = fmt.Fprintf(a.err, "       %s\n", advice)
 	}
 	return exitCode(err)
+}
+
+// reportedError is an error as JSON. Metadata have bytes as the server sends them: NAME, or NAME_base64.
+type reportedError struct {
+	Message  string            `json:"message"`
+	Exit     int               `json:"exit"`
+	Code     string            `json:"code,omitempty"`   // of gRPC
+	Reason   string            `json:"reason,omitempty"` // docs/errors.md lists them
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Advice   string            `json:"advice,omitempty"`
+}
+
+// reportJSON says what went wrong as one line of JSON on standard error.
+func (a *app) reportJSON(err error, text, advice string) {
+	r := reportedError{Message: text, Exit: exitCode(err), Advice: advice}
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		r.Code, r.Metadata = e.Code.String(), e.Metadata
+		if e.Reason != kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
+			r.Reason = e.Reason.Reason()
+		}
+	}
+	encoder := json.NewEncoder(a.err)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(struct { // nothing is left to report it to
+		Error reportedError `json:"error"`
+	}{r})
 }
 
 func exitCode(err error) int {
@@ -61,9 +100,9 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNotFound):
+	case errors.Is(err, errNotFound), errors.Is(err, backup.ErrNoBackup):
 		return exitNotFound
-	case errors.Is(err, errDamaged), errors.As(err, &damage):
+	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged):
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable
@@ -96,6 +135,8 @@ func exitCodeOf(e *client.Error) int {
 		return exitLimit
 	case codes.DataLoss:
 		return exitCorruption
+	case codes.Unauthenticated, codes.PermissionDenied:
+		return exitDenied
 	}
 	return exitError
 }
@@ -106,7 +147,7 @@ func (a *app) advice(err error) string {
 	var e *client.Error
 	switch {
 	case errors.As(err, &usage):
-		return "See: kvctl --help"
+		return usageAdvice(a.verb)
 	case errors.Is(err, errNotServing):
 		return "The server is starting or shutting down, or it stopped writing after an I/O error. kvctl status shows which."
 	case !errors.As(err, &e):
@@ -114,6 +155,11 @@ func (a *app) advice(err error) string {
 	}
 	if text, ok := adviceByReason[e.Reason]; ok {
 		return text
+	}
+	if e.Code == codes.Unavailable && e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
+		if text := a.portAdvice(e); text != "" {
+			return text
+		}
 	}
 	if text := e.TLSAdvice(); text != "" {
 		return "The connection failed: " + text + "."
@@ -141,6 +187,7 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS:        "Close connections that are not needed, or try again later.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: "Too many scans keep a snapshot for their next page. Try again later.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:            "Read without --at, or raise the server's --retention.",
+	kvpb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:           "One backup is made at a time. kvctl backup status shows it.",
 	kvpb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:           "The hold has ended. kvctl holds list shows those that exist.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:           "kvctl holds list shows them, kvctl holds end ends one.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       "No commit has that epoch yet. kvctl status shows the newest visible epoch.",
@@ -157,7 +204,11 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_REQUEST_CANCELLED:        "The write did not happen: its outcome was asked for with a fence. Run the command again.",
 	kvpb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:            "The server's clock never goes back. It runs slower until it agrees with the system's time.",
 	kvpb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:       "Start the server with --tls-cert and --tls-key. kvctl tls init makes certificates for a trial.",
+	kvpb.ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE:        "Make room on the disk of the server's audit log, or correct its permissions. The request was not executed.",
 	kvpb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:        "Correct the file. New connections get the certificates that the server had before.",
+	kvpb.ErrorReason_ERROR_REASON_UNAUTHENTICATED:          "kvctl login USER gets a token; --token-file, KVCTL_TOKEN or a context gives one that exists.",
+	kvpb.ErrorReason_ERROR_REASON_TOKEN_EXPIRED:            "kvctl login USER gets a new token.",
+	kvpb.ErrorReason_ERROR_REASON_PERMISSION_DENIED:        "kvctl auth status shows what you may do; an administrator can give your user a role that has the right.",
 	kvpb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND:          "The lease has ended, and its keys and locks are gone. kvctl lease list shows those that exist.",
 	kvpb.ErrorReason_ERROR_REASON_FENCED:                   "The lock was lost: acquire it again before the write.",
 	kvpb.ErrorReason_ERROR_REASON_FEATURE_LEVEL:            "The data files are of an older program's format. kvctl upgrade finalize raises it; older programs cannot open them afterwards.",

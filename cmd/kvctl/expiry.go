@@ -17,8 +17,8 @@ type lifetimeFlags struct {
 }
 
 func (f *lifetimeFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.ttl, "ttl", 0, "the key expires after this `time`: 1s to 100 years (876000h)")
-	cmd.Flags().StringVar(&f.expiresAt, "expires-at", "", "the key expires at this `time`, as 2026-01-02T15:04:05Z")
+	cmd.Flags().DurationVar(&f.ttl, "ttl", 0, "the key expires after this `DURATION`: 1s to 100 years (876000h)")
+	cmd.Flags().StringVar(&f.expiresAt, "expires-at", "", "the key expires at this `TIME`, as 2026-01-02T15:04:05Z")
 	cmd.MarkFlagsMutuallyExclusive("ttl", "expires-at")
 }
 

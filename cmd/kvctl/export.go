@@ -65,12 +65,12 @@ with --metadata, and is refused without for such keys. Leases and locks are not 
 	}
 	f.keyRange.add(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&f.fileFormat, "format", formatJSONL, "file `format`: jsonl or csv")
+	flags.StringVar(&f.fileFormat, "format", formatJSONL, "`FORMAT` of the file: jsonl or csv")
 	flags.BoolVar(&f.base64, "base64", false, "CSV: keys and values in base64")
 	flags.BoolVar(&f.metadata, "metadata", false, "CSV: add the columns expires_at_ms and lease_id")
 	flags.BoolVar(&f.epochs, "epochs", false, "JSON lines: add the epoch that wrote each value")
-	flags.StringVar(&f.file, "file", "", "write to this `path` instead of standard output")
-	flags.Uint64Var(&f.at, "at", 0, "read at this `epoch` instead of the newest")
+	flags.StringVar(&f.file, "file", "", "write to this `FILE` instead of standard output")
+	flags.Uint64Var(&f.at, "at", 0, "read at this `EPOCH` instead of the newest")
 	return cmd
 }
 

@@ -79,7 +79,7 @@ func (a *app) listWatches(cmd *cobra.Command, c *client.Client) error {
 			fmt.Sprint(r.ID), r.State, fmt.Sprint(r.Epoch), fmt.Sprint(r.Lag), fmt.Sprint(r.Queued), r.Age, r.Idle, r.Peer, ranges,
 		})
 	}
-	return writeRows(a.out, table, make([]int, len(table[0])))
+	return a.writeTable(table)
 }
 
 func (a *app) feedEndCommand() *cobra.Command {

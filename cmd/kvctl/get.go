@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -15,7 +17,8 @@ func (a *app) getCommand() *cobra.Command {
 		Short: "Read keys",
 		Long: `Read one or more keys, all at one epoch. If any is missing, the exit code is 3.
 
-Raw output (the default in a pipe) is the value, byte for byte; of several keys, each value on a line. JSON is an object for one key
+One key prints its value and nothing else: byte for byte in a pipe, and on a terminal with a line end and with escapes for what would change the terminal. Several keys
+print a table on a terminal, and each value on a line in a pipe. JSON is an object for one key
 and a list for several. JSON has expires_at_ms, in milliseconds since 1970, for a key that expires.`,
 		Example: `  kvctl get greeting
   kvctl get photo > photo.jpg
@@ -29,7 +32,7 @@ and a list for several. JSON has expires_at_ms, in milliseconds since 1970, for 
 				return err
 			}
 			return a.withClient(func(c *client.Client) error {
-				values, err := c.BatchGet(cmd.Context(), keys, at.option())
+				values, err := readValues(cmd.Context(), c, keys, at.option())
 				if err != nil {
 					return err
 				}
@@ -41,10 +44,23 @@ and a list for several. JSON has expires_at_ms, in milliseconds since 1970, for 
 	return cmd
 }
 
+// readValues reads one key with Get, whose value may have any size, or several at one epoch.
+func readValues(ctx context.Context, c *client.Client, keys [][]byte, at client.ReadOption) ([]client.Value, error) {
+	if len(keys) == 1 {
+		v, err := c.Get(ctx, keys[0], at)
+		return []client.Value{v}, err
+	}
+	return c.BatchGet(ctx, keys, at)
+}
+
 // printValues prints what was found, and fails if something was not.
 func (a *app) printValues(keys [][]byte, values []client.Value) error {
 	p := a.newEntryPrinter(false)
 	p.format = a.formatOr(formatRaw)
+	if a.format == "" && len(keys) == 1 {
+		p.format = formatRaw // the value and nothing else, on a terminal, too
+	}
+	p.whole, p.columns = true, 0
 	if p.format == formatJSON && len(keys) == 1 {
 		p.format = formatJSONL // one key, one object: a list is for several
 	}
@@ -79,8 +95,12 @@ func (p *entryPrinter) printValue(key []byte, v client.Value, several bool) erro
 		return p.print(client.Entry{Key: key, Value: v.Data, Epoch: v.Epoch, ExpiresAt: v.ExpiresAt})
 	}
 	p.count++
-	_, _ = p.w.Write(p.app.rawBytes(v.Data)) // Flush has the error
-	if several || p.app.outTerminal || p.app.hex {
+	data := p.app.rawBytes(v.Data)
+	if p.app.outTerminal && p.app.format == "" {
+		data = []byte(printable(string(data))) // so that a value cannot change the terminal; -o raw shows it byte for byte
+	}
+	_, _ = p.w.Write(data) // Flush has the error
+	if several || p.app.hex || p.app.outTerminal && !bytes.HasSuffix(data, []byte("\n")) {
 		_ = p.w.WriteByte('\n')
 	}
 	return nil

@@ -45,7 +45,7 @@ says which requests are refused, and "kvctl status" shows it with the sizes.`,
 
 // printHealth prints the outcome, and the conditions that hold, the worst first.
 func (a *app) printHealth(serving bool, conditions []*kvpb.Condition) error {
-	format := a.formatOr(formatJSONL)
+	format := a.formatOr(formatTable)
 	switch format {
 	case formatTable, formatRaw:
 		text := ""
@@ -55,7 +55,7 @@ func (a *app) printHealth(serving bool, conditions []*kvpb.Condition) error {
 		for _, c := range conditions {
 			text += conditionText(c) + "\n"
 		}
-		return a.print("%s", text)
+		return a.print("%s", a.painted(text))
 	}
 	type condition struct {
 		Name     string `json:"name"`

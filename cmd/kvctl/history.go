@@ -61,9 +61,9 @@ Raw output is the epoch, what happened (set or delete), the key and the value, w
 	}
 	r.add(cmd)
 	flags := cmd.Flags()
-	flags.Var(&from, "from", "begin after this `EPOCH or TIME`; as "+momentForms)
-	flags.Var(&to, "to", "end with this `EPOCH or TIME`")
-	flags.Uint64Var(&limit, "limit", 0, "end after this `many` versions; 0 means all")
+	flags.Var(&from, "from", "begin after this `EPOCH|TIME`; as "+momentForms)
+	flags.Var(&to, "to", "end with this `EPOCH|TIME`")
+	flags.Uint64Var(&limit, "limit", 0, "end after `N` versions; 0 means all")
 	flags.BoolVar(&o.KeysOnly, "keys-only", false, "leave out the values")
 	return cmd
 }

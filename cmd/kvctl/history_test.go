@@ -55,3 +55,37 @@ func TestHoldsAreRenewedAndEndedByTheIdThatTakePrints(t *testing.T) {
 		t.Fatal(list)
 	}
 }
+
+// TestTheShellReadsTheStateOfATime until "at now", and writes nothing meanwhile.
+func TestTheShellReadsTheStateOfATime(t *testing.T) {
+	endpoint := startReal(t, retaining)
+	shell := func(lines string) (string, int) {
+		var out bytes.Buffer
+		a := &app{in: strings.NewReader(lines), out: &out, err: &out, getenv: func(string) string { return "" }}
+		code := a.run(t.Context(), []string{"shell", "-o", "raw", "--endpoint", endpoint})
+		return out.String(), code
+	}
+	const apart = 20 * time.Millisecond
+	shell("put k one")
+	time.Sleep(apart)
+	between := time.Now().UTC().Format(time.RFC3339Nano)
+	time.Sleep(apart)
+	shell("put k two")
+	if out, code := shell("at " + between + "\nget k\nscan k\nat now\nget k\n"); code != exitOK || out != "one\nk\tone\ntwo\n" {
+		t.Errorf("exit %d, %q", code, out)
+	}
+	if out, code := shell("at " + between + "\nput k three\n"); code != exitUsage || !strings.Contains(out, "at now") {
+		t.Errorf("a write in the past: exit %d, %q", code, out)
+	}
+	for _, wrong := range []string{"0", "yesterday"} {
+		if out, code := shell("at " + wrong); code != exitUsage || !strings.Contains(out, "expected an epoch or a time") {
+			t.Errorf("at %s: exit %d, %q", wrong, code, out)
+		}
+	}
+	if out, code := shell("conditions"); code != exitOK || !strings.Contains(out, "erving") {
+		t.Errorf("conditions: exit %d, %q", code, out)
+	}
+	if out, code := shell("status"); code != exitOK || !strings.Contains(out, `"visible"`) {
+		t.Errorf("status: exit %d, %q", code, out)
+	}
+}

@@ -53,7 +53,7 @@ func (a *app) holdsListCommand() *cobra.Command {
 				if printed, err := printRows(a, rows); printed {
 					return err
 				}
-				return writeRows(a.out, table, make([]int, len(table[0])))
+				return a.writeTable(table)
 			})
 		},
 	}
@@ -91,8 +91,8 @@ func (a *app) holdsTakeCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&owner, "owner", "", "`text` that holds list shows")
-	cmd.Flags().Var(&at, "at", "keep the past from this `EPOCH or TIME` on; as "+momentForms)
+	cmd.Flags().StringVar(&owner, "owner", "", "`TEXT` that holds list shows")
+	cmd.Flags().Var(&at, "at", "keep the past from this `EPOCH|TIME` on; as "+momentForms)
 	return cmd
 }
 

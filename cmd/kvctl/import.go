@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 
 const (
 	formatCSV  = "csv"
+	formatEtcd = "etcd-snapshot"
 	formatAuto = "auto"
 
 	batchRecordsDefault = 500
@@ -35,8 +37,8 @@ func lineBytesMax(limits *kvpb.Limits) int {
 func (a *app) importCommand() *cobra.Command {
 	var f importFlags
 	cmd := &cobra.Command{
-		Use:   "import FILE|-...",
-		Short: "Put the records of files into the store",
+		Use:   "import FILE|-|redis://HOST:PORT/DATABASE...",
+		Short: "Put the records of files, of a snapshot of etcd or of a Redis into the store",
 		Long: `Put every record of the files, "-" being standard input, in batches over a pipeline. Records take effect in their order: of
 two with the same key the later one wins. An overloaded or restarting server does not end the import: it repeats what was not
 acknowledged, and gives up when nothing gets through for 30 seconds.
@@ -47,6 +49,12 @@ lease, which is reported at the end, or left out with --skip-leased.
 
 The format is JSON Lines or CSV, as export writes them (see there); by default CSV for files named *.csv. A broken line ends the
 import and is named with its file; everything before its batch has then been imported, and nothing from there on.
+
+--format etcd-snapshot reads what "etcdctl snapshot save" wrote: all keys with their newest values, those of leases as above. It keeps all keys in
+memory, as etcd does, and refuses a file whose checksum is missing or differs. redis://HOST:PORT/DATABASE (rediss:// for TLS) reads the strings of
+a running Redis, or Valkey, with SCAN, and their deadlines; load an RDB file into one to import it. Keys that change meanwhile may be imported with
+their old or their new value: stop the writers first. A key of another type ends the import, or is left out and counted with --skip-unsupported.
+The password may be in the address, or in the variable REDISCLI_AUTH.
 
 An import uses batches or a bulk load; --bulk chooses. With batches, as above, acknowledged records remain if the import ends early. A bulk
 load bypasses the server's log: all records become visible together after the last one was read, or none does. The server sorts them in
@@ -61,13 +69,18 @@ on all pages of such a store took 0.44 s in bulk and 0.18 s in batches.`,
 		Example: `  kvctl import users.jsonl
   kvctl import --durability async a.csv b.csv
   kvctl import --bulk dump.jsonl
-  zcat dump.jsonl.gz | kvctl import -`,
+  zcat dump.jsonl.gz | kvctl import -
+  kvctl import --format etcd-snapshot backup.db
+  kvctl import redis://10.0.0.7:6379/0`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch f.fileFormat {
-			case formatAuto, formatJSONL, formatCSV:
+			case formatAuto, formatJSONL, formatCSV, formatEtcd:
 			default:
-				return usageError{fmt.Errorf("--format %q: must be auto, jsonl or csv", f.fileFormat)}
+				return usageError{fmt.Errorf("--format %q: must be auto, jsonl, csv or etcd-snapshot", f.fileFormat)}
+			}
+			if f.fileFormat == formatEtcd && slices.Contains(args, "-") {
+				return usageError{errors.New("--format etcd-snapshot: a snapshot is read from a file, not from standard input")}
 			}
 			if f.batchRecords <= 0 {
 				return usageError{fmt.Errorf("--batch %d: must be positive", f.batchRecords)}
@@ -96,11 +109,12 @@ on all pages of such a store took 0.44 s in bulk and 0.18 s in batches.`,
 	}
 	addDurability(cmd, &f.durability)
 	flags := cmd.Flags()
-	flags.StringVar(&f.fileFormat, "format", formatAuto, "file `format`: auto, jsonl or csv")
-	flags.IntVar(&f.batchRecords, "batch", batchRecordsDefault, "records per batch, which is applied as a `whole`")
-	flags.StringVar(&f.bulk, "bulk", bulkAuto, "`when` to load everything at once, or nothing: auto, always or never")
+	flags.StringVar(&f.fileFormat, "format", formatAuto, "`FORMAT` of the file: auto, jsonl, csv or etcd-snapshot")
+	flags.IntVar(&f.batchRecords, "batch", batchRecordsDefault, "apply `N` records as one batch")
+	flags.StringVar(&f.bulk, "bulk", bulkAuto, "`WHEN` to load everything at once, or nothing: auto, always or never")
 	flags.Lookup("bulk").NoOptDefVal = bulkAlways
 	flags.BoolVar(&f.skipLeased, "skip-leased", false, "leave out keys that belonged to a lease")
+	flags.BoolVar(&f.skipUnsupported, "skip-unsupported", false, "leave out keys of Redis that are not strings, and count them")
 	return cmd
 }
 
@@ -109,7 +123,8 @@ type importFlags struct {
 	durability   string
 	batchRecords int
 	bulk         string
-	skipLeased   bool
+
+	skipLeased, skipUnsupported bool
 }
 
 // recordSource reads the records of a file, with the line on which each begins. It ends with io.EOF.
@@ -158,7 +173,7 @@ func (a *app) importBatches(
 		progress: a.newProgress("imported", total),
 		leased:   leasedRecords{skip: f.skipLeased},
 	}
-	err = im.run(a, f, names)
+	err = im.run(ctx, a, f, names)
 	if failed := sender.close(); failed != nil {
 		err = failed // a batch failed before a line did
 	}
@@ -172,7 +187,7 @@ func (a *app) importBatches(
 func totalSize(names []string) (int64, error) {
 	var total int64
 	for _, name := range names {
-		if name == "-" {
+		if name == "-" || isRedis(name) {
 			return -1, nil
 		}
 		info, err := os.Stat(name)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,18 +23,40 @@ type importer struct {
 	file  string              // being read
 }
 
-func (im *importer) run(a *app, f *importFlags, names []string) error {
+func (im *importer) run(ctx context.Context, a *app, f *importFlags, names []string) error {
 	for _, name := range names {
-		if err := im.importFile(a, f, name); err != nil {
+		if err := im.importFile(ctx, a, f, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// open opens a file, or standard input, and says how to call it. Its records are parsed ahead.
-func (im *importer) open(a *app, f *importFlags, name string) (source recordSource, called string, done func(), err error) {
-	in, closeFile := a.in, func() {}
+// open opens a file, a database of Redis, or standard input, and says how to call it. Its records are parsed ahead.
+func (im *importer) open(
+	ctx context.Context, a *app, f *importFlags, name string,
+) (source recordSource, called string, done func(), err error) {
+	source, called, closeFile, err := im.openSource(ctx, a, f, name)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	records := newReadAhead(source)
+	return records, called, func() { records.stop(); closeFile() }, nil
+}
+
+func (im *importer) openSource(
+	ctx context.Context, a *app, f *importFlags, name string,
+) (source recordSource, called string, closeFile func(), err error) {
+	closeFile = func() {}
+	switch {
+	case isRedis(name):
+		source, called, err = openRedis(ctx, name, f.skipUnsupported, a.err)
+		return source, called, closeFile, err
+	case f.fileFormat == formatEtcd:
+		source, err = openEtcdSnapshot(name, im.progress.advance)
+		return source, name, closeFile, err
+	}
+	in := a.in
 	if name == "-" {
 		name = "standard input"
 	} else {
@@ -43,12 +66,12 @@ func (im *importer) open(a *app, f *importFlags, name string) (source recordSour
 		}
 		in, closeFile = file, func() { _ = file.Close() } // it was only read
 	}
-	records := newReadAhead(newSource(f.fileFormat, name, lineBytesMax(im.limits), &countingReader{r: in, advance: im.progress.advance}))
-	return records, name, func() { records.stop(); closeFile() }, nil
+	source = newSource(f.fileFormat, name, lineBytesMax(im.limits), &countingReader{r: in, advance: im.progress.advance})
+	return source, name, closeFile, nil
 }
 
-func (im *importer) importFile(a *app, f *importFlags, name string) error {
-	source, name, done, err := im.open(a, f, name)
+func (im *importer) importFile(ctx context.Context, a *app, f *importFlags, name string) error {
+	source, name, done, err := im.open(ctx, a, f, name)
 	if err != nil {
 		return err
 	}
@@ -76,6 +99,9 @@ func (im *importer) importFile(a *app, f *importFlags, name string) error {
 
 // checkLimits finds a record that the server would refuse while its line is still known.
 func (im *importer) checkLimits(r *record) error {
+	if len(r.key) == 0 { // Redis allows it
+		return errors.New("the key is empty")
+	}
 	if n, limit := uint64(len(r.key)), im.limits.GetKeyBytes(); limit > 0 && n > limit {
 		return fmt.Errorf("the key has %d bytes; the limit is %d", n, limit)
 	}

@@ -50,8 +50,8 @@ If the value is not an integer, or the sum is outside --min and --max, nothing i
 			})
 		},
 	}
-	cmd.Flags().Int64Var(&low, "min", math.MinInt64, "the `least` sum that is allowed")
-	cmd.Flags().Int64Var(&high, "max", math.MaxInt64, "the `largest` sum that is allowed")
+	cmd.Flags().Int64Var(&low, "min", math.MinInt64, "the smallest sum `N` that is allowed")
+	cmd.Flags().Int64Var(&high, "max", math.MaxInt64, "the largest sum `N` that is allowed")
 	addDurability(cmd, &durability)
 	return cmd
 }

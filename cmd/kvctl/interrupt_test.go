@@ -27,8 +27,8 @@ func TestSignalEndsAReadOfStandardInput(t *testing.T) {
 		time.AfterFunc(20*time.Millisecond, cancel)
 		select {
 		case code := <-ended:
-			if code == exitOK {
-				t.Errorf("%v: exit 0", args)
+			if code != exitInterrupted || strings.Contains(errs.String(), "kvctl:") {
+				t.Errorf("%v: exit %d, %s", args, code, errs.String())
 			}
 		case <-time.After(10 * time.Second):
 			t.Errorf("%v does not end", args)

@@ -50,7 +50,7 @@ func (a *app) leaseGrantCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&owner, "owner", "", "`text` that lease list shows")
+	cmd.Flags().StringVar(&owner, "owner", "", "`TEXT` that lease list shows")
 	return cmd
 }
 
@@ -162,7 +162,7 @@ func (a *app) printLeases(rows []leaseRow) error {
 		}
 		table = append(table, []string{fmt.Sprint(r.ID), r.TTL, r.Remaining, r.Granted, printable(r.Owner)})
 	}
-	return writeRows(a.out, table, make([]int, len(table[0])))
+	return a.writeTable(table)
 }
 
 // leaseKeysMax is how many keys lease show prints.

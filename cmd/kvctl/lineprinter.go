@@ -14,13 +14,16 @@ type linePrinter struct {
 	count  uint64     // of lines
 	rows   [][]string // a table's rows that wait for their widths
 	widths []int      // of a table's columns; they only grow
+
+	columns int // of the terminal; 0: a table may be as wide as it likes
 }
 
 // rowsPerChunk is how many rows a table looks at to find its widths: enough for a screen, and bounded.
 const rowsPerChunk = 200
 
 func (a *app) newLinePrinter(header ...string) *linePrinter {
-	return &linePrinter{w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), header: header, widths: make([]int, len(header))}
+	columns, _ := a.screenSize()
+	return &linePrinter{columns: columns, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), header: header, widths: make([]int, len(header))}
 }
 
 // printLines prints lines, of which describe returns all forms, until there are no more or limit is reached; zero is no limit.
@@ -78,7 +81,7 @@ func (p *linePrinter) addRow(row []string) error {
 }
 
 func (p *linePrinter) flushRows() error {
-	err := writeRows(p.w, p.rows, p.widths)
+	err := writeFitted(p.w, p.rows, p.widths, p.columns)
 	p.rows = p.rows[:0]
 	return err
 }

@@ -25,8 +25,8 @@ type lockFlags struct {
 }
 
 func (f *lockFlags) add(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.ttl, "ttl", 15*time.Second, "time to live of the lease: how long others wait if this process dies")
-	cmd.Flags().DurationVar(&f.wait, "wait", 0, "give up after this `time`, with exit code 4; 0 waits as long as it takes")
+	cmd.Flags().DurationVar(&f.ttl, "ttl", 15*time.Second, "time to live of the lease, a `DURATION`: how long others wait if this process dies")
+	cmd.Flags().DurationVar(&f.wait, "wait", 0, "give up after this `DURATION`, with exit code 4; 0 waits as long as it takes")
 }
 
 // errLockHeld ends a command that has waited in vain.
@@ -61,8 +61,8 @@ fencing token in KVCTL_LOCK_TOKEN, and the name in KVCTL_LOCK_NAME (put --fence 
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().DurationVar(&f.killAfter, "kill-after", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
-	cmd.Flags().StringVar(&f.value, "value", "", "`text` that others see of the holder; default: host name and process id")
+	cmd.Flags().DurationVar(&f.killAfter, "kill-after", 5*time.Second, "`DURATION` between SIGTERM and SIGKILL if the lock is lost")
+	cmd.Flags().StringVar(&f.value, "value", "", "`TEXT` that others see of the holder; default: host name and process id")
 	return cmd
 }
 

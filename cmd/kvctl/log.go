@@ -65,5 +65,5 @@ func (a *app) printHolders(holders []*kvpb.LogHolder) error {
 		}
 		rows = append(rows, []string{h.GetName(), h.GetOwner(), strconv.FormatUint(h.GetEpoch(), 10), size(h.GetBytes()), most, ends, fmt.Sprint(h.GetYields())})
 	}
-	return writeRows(a.out, rows, make([]int, len(rows[0])))
+	return a.writeTable(rows)
 }

@@ -26,9 +26,21 @@ func main() {
 		inTerminal:  term.IsTerminal(int(os.Stdin.Fd())),
 		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		screen:      screenOf(os.Stdout),
 		getenv:      os.Getenv,
 	}
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
+}
+
+// screenOf returns the size of the terminal that a file is, or zeros.
+func screenOf(file *os.File) func() (columns, rows int) {
+	return func() (columns, rows int) {
+		columns, rows, err := term.GetSize(int(file.Fd()))
+		if err != nil {
+			return 0, 0
+		}
+		return columns, rows
+	}
 }

@@ -66,19 +66,20 @@ func (a *app) rawBytes(b []byte) []byte {
 	return b
 }
 
-// cell is how a table shows bytes: printable, on one line, and cut if they are long.
-func (a *app) cell(b []byte) string {
+// wholeCell is how a table shows bytes: printable, and on one line.
+func (a *app) wholeCell(b []byte) string {
 	text := string(b)
 	if a.hex {
 		text = hex.EncodeToString(b)
 	} else if !isPlain(b) {
 		text = strconv.Quote(text)
 	}
-	if utf8.RuneCountInString(text) <= tableCellRunesMax {
-		return text
-	}
-	runes := []rune(text)
-	return string(runes[:tableCellRunesMax-1]) + "…"
+	return text
+}
+
+// cell is wholeCell, cut if it is long.
+func (a *app) cell(b []byte) string {
+	return cut(a.wholeCell(b), tableCellRunesMax)
 }
 
 // isPlain reports whether a table can show b as it is.
@@ -145,6 +146,7 @@ type entryPrinter struct {
 	*linePrinter
 	app      *app
 	keysOnly bool
+	whole    bool // a table shows values as they are, however long
 	line     []byte
 }
 
@@ -189,24 +191,41 @@ func (p *entryPrinter) printJSON(e client.Entry) error {
 }
 
 func (p *entryPrinter) addEntry(e client.Entry) error {
-	row := []string{p.app.cell(e.Key), p.app.cell(e.Value), strconv.FormatUint(uint64(e.Epoch), 10)}
+	cell := p.app.cell
+	if p.whole {
+		cell = p.app.wholeCell
+	}
+	row := []string{cell(e.Key), cell(e.Value), strconv.FormatUint(uint64(e.Epoch), 10)}
 	if p.keysOnly {
 		row = []string{row[0], row[2]}
 	}
 	return p.addRow(row)
 }
 
+// writeTable prints a list with its header. On a terminal its rows are as wide as the terminal at most.
+func (a *app) writeTable(rows [][]string) error {
+	columns, _ := a.screenSize()
+	return writeFitted(a.out, rows, make([]int, len(rows[0])), columns)
+}
+
 // writeRows writes rows in columns at least as wide as widths, which it widens.
 func writeRows(w io.Writer, rows [][]string, widths []int) error {
+	return writeFitted(w, rows, widths, 0)
+}
+
+// writeFitted is writeRows with a bound for the width of rows, which the widest cells are cut for; zero is no bound.
+func writeFitted(w io.Writer, rows [][]string, widths []int, columns int) error {
 	for _, row := range rows {
 		for i, cell := range row {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
+	widths = fitted(widths, columns)
 	var line strings.Builder
 	for _, row := range rows {
 		line.Reset()
 		for i, cell := range row {
+			cell = cut(cell, widths[i])
 			line.WriteString(cell)
 			if i < len(row)-1 {
 				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))

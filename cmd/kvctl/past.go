@@ -10,7 +10,7 @@ import (
 )
 
 // pastUsage describes a flag that names a state of the past.
-const pastUsage = "read the state at this `EPOCH or TIME` instead of the newest: " + momentForms
+const pastUsage = "read the state at this `EPOCH|TIME` instead of the newest: " + momentForms
 
 // momentForms are the forms of an epoch or a time.
 const momentForms = "41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m"
@@ -58,6 +58,14 @@ func (p *past) Set(text string) error {
 }
 
 func (p *past) moment() client.Moment { return client.Moment{Epoch: p.epoch, Time: p.time} }
+
+// begin makes a transaction read-only, at the state.
+func (p *past) begin() client.TxnOption {
+	if !p.time.IsZero() {
+		return client.ReadAtTime(p.time)
+	}
+	return client.ReadAt(p.epoch)
+}
 
 // option reads at the state.
 func (p *past) option() client.ReadOption {

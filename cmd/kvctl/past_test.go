@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"strings"
 	"testing"
 	"time"
 )
@@ -26,6 +28,27 @@ func TestPastIsAnEpochOrATime(t *testing.T) {
 	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x"} {
 		if err := p.Set(text); err == nil {
 			t.Errorf("%q is accepted", text)
+		}
+	}
+}
+
+// TestTransactionsTakeATime: the answer to a time that cannot be read names the time.
+func TestTransactionsTakeATime(t *testing.T) {
+	endpoint := startReal(t, retaining)
+	for _, test := range []struct {
+		at, want string
+		code     int
+	}{
+		{"2001-02-03T04:05:06Z", "2001-02-03T04:05:06Z can no longer be read", exitError},
+		{"noon", "noon", exitUsage},
+	} {
+		for _, way := range []struct{ stdin, args string }{{"begin at " + test.at + "\nget k\n", "shell"}, {"get k\n", "txn --at " + test.at}} {
+			var out bytes.Buffer
+			a := &app{in: strings.NewReader(way.stdin), out: &out, err: &out, getenv: func(string) string { return "" }}
+			code := a.run(t.Context(), append(strings.Fields(way.args), "--endpoint", endpoint))
+			if code != test.code || !strings.Contains(out.String(), test.want) {
+				t.Errorf("%s: exit code %d, want %d, and %q: %s", way.args, code, test.code, test.want, out.String())
+			}
 		}
 	}
 }

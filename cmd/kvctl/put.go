@@ -40,8 +40,8 @@ func (f *writeFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.BoolVar(&f.absent, "if-absent", false, "only if the key is not there")
 	flags.BoolVar(&f.present, "if-present", false, "only if the key is there")
-	flags.StringVar(&f.ifValue, "if-value", "", "only if the key has this `value`")
-	flags.Uint64Var(&f.ifEpoch, "if-epoch", 0, "only if the key's value was written at this `epoch`")
+	flags.StringVar(&f.ifValue, "if-value", "", "only if the key has this `VALUE`")
+	flags.Uint64Var(&f.ifEpoch, "if-epoch", 0, "only if the key's value was written at this `EPOCH`")
 	flags.StringVar(&f.fence, "fence", "", "only if the lock is held with this token: `NAME=TOKEN`")
 	cmd.MarkFlagsMutuallyExclusive("if-absent", "if-present", "if-value", "if-epoch")
 }
@@ -85,7 +85,7 @@ func (a *app) fenceArg(arg string) (client.Condition, error) {
 }
 
 func addDurability(cmd *cobra.Command, durability *string) {
-	cmd.Flags().StringVar(durability, "durability", "", "`when` the write is acknowledged: sync (on disk) or async (visible); default: the server's setting")
+	cmd.Flags().StringVar(durability, "durability", "", "`WHEN` the write is acknowledged: sync (on disk) or async (visible); default: the server's setting")
 }
 
 func durabilityOption(durability string) ([]client.WriteOption, error) {
@@ -151,7 +151,7 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().Uint64Var(&lease, "lease", 0, "delete the key when the lease with this `id` ends")
+	cmd.Flags().Uint64Var(&lease, "lease", 0, "delete the key when the lease with this `ID` ends")
 	l.add(cmd)
 	return cmd
 }

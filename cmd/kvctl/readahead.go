@@ -21,6 +21,9 @@ type parsed struct {
 	err    error
 }
 
+// closableSource is a source with something to close when its last record was parsed. No other goroutine uses it.
+type closableSource interface{ close() }
+
 func newReadAhead(source recordSource) *readAhead {
 	r := &readAhead{parts: make(chan []parsed, readAheadParts), quit: make(chan struct{})}
 	go r.run(source)
@@ -29,6 +32,9 @@ func newReadAhead(source recordSource) *readAhead {
 
 // run parses until the source has an error or its end, which is the last thing that next returns.
 func (r *readAhead) run(source recordSource) {
+	if s, ok := source.(closableSource); ok {
+		defer s.close()
+	}
 	records := 0
 	for last := false; !last; {
 		part := make([]parsed, 0, records)

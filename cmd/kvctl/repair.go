@@ -39,7 +39,7 @@ An incomplete record at the end of the log is no damage and needs no repair: the
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "repair the log in this `directory`; no server may run on it")
+	flags.StringVar(&dataDir, "data-dir", "", "repair the log in this `DIR`; no server may run on it")
 	flags.BoolVar(&yes, "yes", false, "do not ask")
 	return cmd
 }

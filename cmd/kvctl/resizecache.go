@@ -32,7 +32,7 @@ size permanently. The cache cannot use the memory that --memory reserves for mem
 				if err != nil {
 					return err
 				}
-				if a.formatOr(formatJSONL) == formatTable {
+				if a.formatOr(formatTable) == formatTable {
 					return a.print("page cache: %d bytes, before %d\n", size, before)
 				}
 				return a.print("{\"cache_bytes\":%d,\"previous_bytes\":%d}\n", size, before)

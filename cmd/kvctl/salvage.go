@@ -36,8 +36,8 @@ If no superblock is readable, or neither the allocation map nor an inner page, t
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "read the files in this `directory`; no server may run on it")
-	flags.StringVar(&out, "out", "", "write to this `path`, which must not exist")
+	flags.StringVar(&dataDir, "data-dir", "", "read the files in this `DIR`; no server may run on it")
+	flags.StringVar(&out, "out", "", "write to this `FILE`, which must not exist")
 	return cmd
 }
 
@@ -88,7 +88,7 @@ func (a *app) printSalvage(r *inspect.SalvageReport) error {
 		Epoch: uint64(r.Epoch), Keys: r.Keys, Bytes: r.Bytes, FromTree: r.FromTree, FromScan: r.FromScan, FromLog: r.FromLog, Expiring: r.Expiring, Leased: r.Leased,
 		LostTotal: r.LostTotal, Lost: damageLines(r.Lost), Notes: r.Notes,
 	}
-	format := a.formatOr(formatJSONL)
+	format := a.formatOr(formatTable)
 	if format != formatTable {
 		if err := a.printJSON(format, &out); err != nil {
 			return err

@@ -49,7 +49,7 @@ A table cuts long values; the other formats do not. Raw output is the key, a tab
 	r.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&o.Reverse, "reverse", false, "from the last key to the first")
-	flags.Uint64Var(&o.Limit, "limit", 0, "end after this `many` entries; 0 means all")
+	flags.Uint64Var(&o.Limit, "limit", 0, "end after `N` entries; 0 means all")
 	flags.BoolVar(&o.KeysOnly, "keys-only", false, "leave out the values")
 	flags.BoolVar(&count, "count", false, "only count the entries")
 	flags.Var(&at, "at", pastUsage)

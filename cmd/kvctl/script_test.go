@@ -30,7 +30,8 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	file NAME             the lines up to "----" are written to the file
 //	pass COUNT            so many answers of the server are left alone
 //	fail CODE REASON      the server's next answer is this error
-//	terminal on|off       whether standard output is a terminal
+//	terminal on|off|N     whether standard output is a terminal, and of how many columns
+//	typing on|off         whether a person types standard input and reads standard error
 //	kvctl ARGS...         a command; words may be Go string literals
 //	----
 //	standard output, then standard error with "! " before each line, then the exit code unless it is 0
@@ -52,6 +53,8 @@ type script struct {
 	dir      string
 	stdin    string
 	terminal bool
+	columns  int  // of the terminal; 0: it has no size
+	typing   bool // a person types standard input, and reads standard error
 }
 
 func runScript(t *testing.T, path string, server *clienttest.Server) {
@@ -95,7 +98,10 @@ func (s *script) step(input string) string {
 		case "stdin":
 			s.stdin = words[1]
 		case "terminal":
-			s.terminal = words[1] == "on"
+			s.columns, _ = strconv.Atoi(words[1])
+			s.terminal = words[1] == "on" || s.columns > 0
+		case "typing":
+			s.typing = words[1] == "on"
 		case "pass":
 			count, err := strconv.Atoi(words[1])
 			if err != nil {
@@ -144,10 +150,14 @@ func (s *script) kvctl(args []string) string {
 	}
 	var out, errs bytes.Buffer
 	a := &app{
-		in: strings.NewReader(s.stdin), out: &out, err: &errs, outTerminal: s.terminal,
+		in: strings.NewReader(s.stdin), out: &out, err: &errs, outTerminal: s.terminal, inTerminal: s.typing, errTerminal: s.typing,
+		screen: func() (int, int) { return s.columns, 0 },
 		getenv: func(name string) string {
-			if name == endpointEnv {
+			switch name {
+			case endpointEnv:
 				return s.server.Endpoint
+			case "NO_COLOR":
+				return "1"
 			}
 			return ""
 		},
@@ -160,6 +170,9 @@ func (s *script) kvctl(args []string) string {
 	}
 	for line := range strings.Lines(errs.String()) {
 		printed += "! " + line
+	}
+	if errs.Len() > 0 && !strings.HasSuffix(printed, "\n") { // after a question
+		printed += "\n"
 	}
 	if code != 0 {
 		printed += fmt.Sprintf("exit %d\n", code)

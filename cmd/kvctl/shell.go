@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/peterh/liner"
@@ -21,9 +19,6 @@ import (
 
 const (
 	historyEnv = "KVCTL_HISTORY"
-	// Keys offered after Tab: a screen at most, and no noticeable wait.
-	completionsMax = 64
-	completionWait = 500 * time.Millisecond
 	// typedBytesMax bounds a line that is not typed in: a value of the largest size, escaped.
 	typedBytesMax = 4*valueBytesDefault + 4096
 )
@@ -32,7 +27,7 @@ func (a *app) shellCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "shell",
 		Short: "Execute statements line by line",
-		Long: `Read statements and execute each at once: outside a transaction, or inside one between "begin" and "commit". "at EPOCH" reads an earlier state.
+		Long: `Read statements and execute each at once: outside a transaction, or inside one between "begin" and "commit". "at EPOCH" and "at TIME" read an earlier state.
 "help" lists the statements, Tab completes them and keys, and the arrow keys bring back former lines, which are kept in ~/.kvctl_history
 ($` + historyEnv + ` names another file; empty keeps none).
 
@@ -105,8 +100,8 @@ func (s *statements) prompt() string {
 	switch {
 	case s.tx != nil:
 		return "txn> "
-	case s.at != 0:
-		return fmt.Sprintf("@%d> ", s.at)
+	case s.at != (past{}):
+		return fmt.Sprintf("@%s> ", s.at.text)
 	}
 	return "> "
 }
@@ -283,13 +278,10 @@ func (s *statements) keysBeginningWith(word string) []string {
 	ctx, cancel := context.WithTimeout(s.ctx, completionWait)
 	defer cancel()
 	var found []string
-	for e, err := range s.client.Scan(ctx, client.Prefix(prefix), client.ScanOptions{KeysOnly: true, Limit: completionsMax, At: s.at}) {
-		if err != nil {
-			break // no help is no harm
-		}
-		found = append(found, s.quoteWord(e.Key))
+	for _, key := range keysToOffer(ctx, s.client, prefix, s.at) {
+		found = append(found, s.quoteWord(key))
 	}
-	return slices.Compact(found)
+	return found
 }
 
 // quoteWord writes bytes as a word of a statement.

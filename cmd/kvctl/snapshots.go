@@ -68,7 +68,7 @@ func (a *app) listSnapshots(cmd *cobra.Command, c *client.Client) error {
 	for _, r := range rows {
 		table = append(table, []string{fmt.Sprint(r.ID), r.Kind, fmt.Sprint(r.Epoch), r.Age, r.Idle, r.ExpiresIn, r.Peer})
 	}
-	return writeRows(a.out, table, make([]int, len(table[0])))
+	return a.writeTable(table)
 }
 
 // shownDuration is empty for a duration that is not set.

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -55,28 +53,24 @@ Pages that cannot be read are listed with the range of keys that they may contai
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.byPrefix, "by-prefix", false, "read the tree and sum up by prefix")
-	flags.Uint32Var(&f.depth, "depth", 1, "how many `parts` of a key make a prefix")
-	flags.StringVar(&f.delimiter, "delimiter", "/", "what ends a part of a key; hexadecimal with --hex")
-	flags.Uint32Var(&f.rate, "pages-per-second", 0, "read at most so many pages per `second` (default: as fast as it goes)")
+	flags.Uint32Var(&f.depth, "depth", 1, "`N` parts of a key make a prefix")
+	flags.StringVar(&f.delimiter, "delimiter", "/", "`TEXT` that ends a part of a key; hexadecimal with --hex")
+	flags.Uint32Var(&f.rate, "pages-per-second", 0, "read at most `PAGES_PER_SECOND` (default: as fast as it goes)")
 	return cmd
 }
 
-// printMessage prints a message by the rules of protobuf's JSON, without the white space that its package varies on purpose.
+// printMessage prints a message as JSON.
 func (a *app) printMessage(format string, m proto.Message) error {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	text, err := appendMessageJSON(nil, m.ProtoReflect(), a.hex)
 	if err != nil {
 		return err
 	}
-	var out bytes.Buffer
-	if err := json.Compact(&out, text); err != nil {
-		return err
-	}
-	return a.printJSON(format, json.RawMessage(out.Bytes()))
+	return a.printJSON(format, json.RawMessage(text))
 }
 
 // tellSpace prints the answer; sums that lack something end in errDamaged.
 func (a *app) tellSpace(s *kvpb.SpaceResponse, byPrefix bool) (err error) {
-	if format := a.formatOr(formatJSONL); format != formatTable {
+	if format := a.formatOr(formatTable); format != formatTable {
 		err = a.printMessage(format, s)
 	} else {
 		err = a.printSpace(s, byPrefix)

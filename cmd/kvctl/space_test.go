@@ -17,7 +17,7 @@ func TestIncompleteSpaceIsPrintedAndEndsWithCodeOfDamage(t *testing.T) {
 	}
 	for format, want := range map[string]string{
 		formatTable: `INCOMPLETE    page in data.ekv at 8192, keys from "user/3" up to the end: checksum mismatch`,
-		formatJSONL: `"unreadable_total":"1"`,
+		formatJSONL: `"unreadable_total":1`,
 	} {
 		var out, errs bytes.Buffer
 		a := &app{out: &out, err: &errs, format: format}

@@ -25,14 +25,18 @@ func (a *app) statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				format := a.formatOr(formatJSONL)
-				if format == formatTable {
-					return writeRows(a.out, statusRows(status), make([]int, 2))
-				}
-				return a.printMessage(format, status)
+				return a.printStatus(status)
 			})
 		},
 	}
+}
+
+func (a *app) printStatus(s *kvpb.StatusResponse) error {
+	format := a.formatOr(formatTable)
+	if format == formatTable {
+		return a.writeReport(statusRows(s))
+	}
+	return a.printMessage(format, s)
 }
 
 func statusRows(s *kvpb.StatusResponse) [][]string {

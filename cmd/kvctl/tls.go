@@ -51,8 +51,8 @@ Keys have mode 0600. Nothing is overwritten.`,
 			return a.tlsInit(dir, hosts, time.Duration(days)*24*time.Hour)
 		},
 	}
-	initialize.Flags().StringArrayVar(&hosts, "host", nil, "further `name` or address of the server; may be repeated")
-	initialize.Flags().IntVar(&days, "days", days, "how many days the certificates are valid")
+	initialize.Flags().StringArrayVar(&hosts, "host", nil, "further `NAME` or address of the server; may be repeated")
+	initialize.Flags().IntVar(&days, "days", days, "the certificates are valid for `N` days")
 	group.AddCommand(initialize, &cobra.Command{
 		Use:   "reload",
 		Short: "Let the server read its certificate files again",
@@ -151,7 +151,7 @@ func (a *app) tlsReload(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if a.formatOr(formatJSONL) != formatTable {
+		if a.formatOr(formatTable) != formatTable {
 			return a.print("{\"changed\":%v,\"subject\":%q,\"serial\":%q,\"not_after\":%q,\"client_authorities\":%d}\n",
 				done.GetChanged(), done.GetSubject(), done.GetSerial(), done.GetNotAfter().AsTime().Format(time.RFC3339), done.GetClientAuthorities())
 		}

@@ -54,7 +54,7 @@ func TestTrialCertificatesServeATrial(t *testing.T) {
 	if _, errs, code := runWith(t, nil, append(on, "put", "k", "v")...); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
-	if out, errs, code := runWith(t, nil, append(on, "tls", "reload")...); code != 0 || !strings.Contains(out, `"changed":false`) || !strings.Contains(out, "CN=kvserver") {
+	if out, errs, code := runWith(t, nil, append(on, "tls", "reload", "-o", "jsonl")...); code != 0 || !strings.Contains(out, `"changed":false`) || !strings.Contains(out, "CN=kvserver") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 	for _, name := range []string{fileCAKey, fileServerKey, fileClientKey} {

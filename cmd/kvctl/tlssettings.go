@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"strconv"
 
@@ -20,20 +22,23 @@ type tlsSettings struct {
 	Cert       string `json:"tls_cert,omitempty"`
 	Key        string `json:"tls_key,omitempty"`
 	ServerName string `json:"tls_server_name,omitempty"`
+	TokenFile  string `json:"token_file,omitempty"`
+	Token      string `json:"token,omitempty"` // of kvctl login; no flag has it, because others see command lines
 }
 
 func (s *tlsSettings) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&s.TLS, "tls", false, "use TLS, which is the default unless the endpoint is on loopback ($KVCTL_TLS)")
-	flags.StringVar(&s.CA, "tls-ca", "", "PEM `file` of the authorities that the server's certificate is checked with (default: $KVCTL_TLS_CA, or those of the system)")
-	flags.StringVar(&s.Cert, "tls-cert", "", "PEM `file` of the client's certificate ($KVCTL_TLS_CERT)")
-	flags.StringVar(&s.Key, "tls-key", "", "PEM `file` of its key ($KVCTL_TLS_KEY)")
-	flags.StringVar(&s.ServerName, "tls-server-name", "", "`name` that the server's certificate must have (default: $KVCTL_TLS_SERVER_NAME, or the host of the endpoint)")
+	flags.StringVar(&s.CA, "tls-ca", "", "PEM `FILE` of the authorities that the server's certificate is checked with (default: $KVCTL_TLS_CA, or those of the system)")
+	flags.StringVar(&s.Cert, "tls-cert", "", "PEM `FILE` of the client's certificate ($KVCTL_TLS_CERT)")
+	flags.StringVar(&s.Key, "tls-key", "", "PEM `FILE` of its key ($KVCTL_TLS_KEY)")
+	flags.StringVar(&s.ServerName, "tls-server-name", "", "`NAME` that the server's certificate must have (default: $KVCTL_TLS_SERVER_NAME, or the host of the endpoint)")
+	flags.StringVar(&s.TokenFile, "token-file", "", "`FILE` with the token that says which user the client is (default: $KVCTL_TOKEN_FILE, or the token in $KVCTL_TOKEN)")
 	flags.BoolVar(&s.PlainText, "insecure", false, "connect in plain text, also off loopback ($KVCTL_INSECURE)")
 }
 
 // setting is one setting in all its places.
 type setting struct {
-	flag, env string
+	flag, env string // no flag has an empty name
 	text      *string
 	yes       *bool
 }
@@ -46,6 +51,8 @@ func (s *tlsSettings) all() []setting {
 		{flag: "tls-cert", env: "KVCTL_TLS_CERT", text: &s.Cert},
 		{flag: "tls-key", env: "KVCTL_TLS_KEY", text: &s.Key},
 		{flag: "tls-server-name", env: "KVCTL_TLS_SERVER_NAME", text: &s.ServerName},
+		{flag: "token-file", env: "KVCTL_TOKEN_FILE", text: &s.TokenFile},
+		{env: "KVCTL_TOKEN", text: &s.Token},
 	}
 }
 
@@ -59,7 +66,7 @@ func (s *tlsSettings) adopt(cmd *cobra.Command, getenv func(string) string, from
 			value = getenv(mine.env)
 		}
 		switch {
-		case cmd.Flags().Changed(mine.flag):
+		case mine.flag != "" && cmd.Flags().Changed(mine.flag):
 		case mine.yes != nil && value != "":
 			yes, err := strconv.ParseBool(value)
 			if err != nil {
@@ -93,7 +100,7 @@ func (s *tlsSettings) wantsTLS() bool {
 
 // absolute makes file names independent of the directory in which kvctl runs.
 func (s *tlsSettings) absolute() error {
-	for _, name := range []*string{&s.CA, &s.Cert, &s.Key} {
+	for _, name := range []*string{&s.CA, &s.Cert, &s.Key, &s.TokenFile} {
 		if *name == "" {
 			continue
 		}
@@ -106,15 +113,31 @@ func (s *tlsSettings) absolute() error {
 	return nil
 }
 
+// speaksTLS says whether connections are over TLS: unless told otherwise, off loopback.
+func (a *app) speaksTLS() bool {
+	if a.tls.wantsTLS() || a.tls.PlainText {
+		return a.tls.wantsTLS()
+	}
+	host, _, _ := net.SplitHostPort(a.endpoint)
+	ip := net.ParseIP(host)
+	return host != "localhost" && (ip == nil || !ip.IsLoopback())
+}
+
 // options are those of the client.
-func (s *tlsSettings) options() []client.Option {
+func (s *tlsSettings) options() (options []client.Option) {
 	switch {
 	case s.wantsTLS():
-		return []client.Option{client.WithTLSFiles(client.TLSFiles{CA: s.CA, Cert: s.Cert, Key: s.Key, ServerName: s.ServerName})}
+		options = append(options, client.WithTLSFiles(client.TLSFiles{CA: s.CA, Cert: s.Cert, Key: s.Key, ServerName: s.ServerName}))
 	case s.PlainText:
-		return []client.Option{client.WithPlainText()}
+		options = append(options, client.WithPlainText())
 	}
-	return nil
+	switch {
+	case s.TokenFile != "":
+		options = append(options, client.WithTokenFile(s.TokenFile))
+	case s.Token != "":
+		options = append(options, client.WithToken(s.Token))
+	}
+	return options
 }
 
 // chooseServer finds endpoint and settings: flags, then a context that is named, then the environment,
@@ -138,6 +161,9 @@ func (a *app) chooseServer(cmd *cobra.Command) error {
 		}
 		if chosen, err = file.find(name); err != nil {
 			return err
+		}
+		if chosen.Endpoint != "" {
+			a.chosen = cmp.Or(name, file.Current)
 		}
 	}
 	if name != "" && a.endpoint == "" { // a context that was named is before the environment

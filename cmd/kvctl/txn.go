@@ -19,7 +19,7 @@ const scriptBytesMax = 64 << 20
 
 type txnFlags struct {
 	snapshot, readOnly bool
-	at                 uint64
+	at                 past
 	durability         string
 	retries            int
 }
@@ -32,8 +32,8 @@ func (f *txnFlags) options() ([]client.TxnOption, error) {
 	if f.readOnly {
 		options = append(options, client.ReadOnly())
 	}
-	if f.at != 0 {
-		options = append(options, client.ReadAt(client.Epoch(f.at)))
+	if f.at != (past{}) {
+		options = append(options, f.at.begin())
 	}
 	durability, err := durabilityOption(f.durability)
 	for _, o := range durability {
@@ -85,8 +85,8 @@ If a concurrent commit was faster, the exit code is 4; --retries runs the script
 	flags := cmd.Flags()
 	flags.BoolVar(&f.snapshot, "snapshot", false, "snapshot isolation instead of serializable")
 	flags.BoolVar(&f.readOnly, "read-only", false, "refuse writes; such a transaction never conflicts")
-	flags.Uint64Var(&f.at, "at", 0, "read-only, at this `epoch`")
-	flags.IntVar(&f.retries, "retries", 0, "run the script again at most this `often` after conflicts")
+	flags.Var(&f.at, "at", "read-only, at this `EPOCH|TIME`: "+momentForms)
+	flags.IntVar(&f.retries, "retries", 0, "run the script again at most `N` times after conflicts")
 	addDurability(cmd, &f.durability)
 	cmd.AddCommand(a.txnListCommand(), a.txnEndCommand())
 	return cmd
@@ -217,7 +217,7 @@ func (a *app) listTransactions(cmd *cobra.Command, c *client.Client) error {
 			fmt.Sprint(r.ID), r.Peer, isolation, fmt.Sprint(r.ReadEpoch), r.Age, r.Idle, fmt.Sprint(r.Requests), fmt.Sprint(r.Bytes),
 		})
 	}
-	return writeRows(a.out, table, make([]int, len(table[0])))
+	return a.writeTable(table)
 }
 
 func (a *app) txnEndCommand() *cobra.Command {

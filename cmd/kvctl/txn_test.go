@@ -33,6 +33,11 @@ func TestTransactionScripts(t *testing.T) {
 // startReal runs a server until the test ends.
 func startReal(t *testing.T, adjust ...func(*config.Config)) (endpoint string) {
 	t.Helper()
+	return startServer(t, adjust...).Address()
+}
+
+func startServer(t *testing.T, adjust ...func(*config.Config)) *server.Server {
+	t.Helper()
 	c := config.Default()
 	c.DataDir, c.Listen, c.HTTP, c.Memory = t.TempDir(), "127.0.0.1:0", "", 64*config.MiB
 	for _, f := range adjust {
@@ -51,7 +56,7 @@ func startReal(t *testing.T, adjust ...func(*config.Config)) (endpoint string) {
 			t.Error(err)
 		}
 	})
-	return s.Address()
+	return s
 }
 
 func TestStatementsSplitIntoWords(t *testing.T) {
@@ -90,8 +95,8 @@ func TestTabCompletesVerbsAndKeys(t *testing.T) {
 	}
 	s := &statements{app: &app{}, ctx: t.Context(), client: c}
 	cases := []struct{ line, want string }{
-		{"", "get put del scan delrange incr append cas begin savepoint rollback commit at help exit"},
-		{"s", "scan savepoint"},
+		{"", "get put del scan delrange incr append cas begin savepoint rollback commit at status conditions help exit"},
+		{"s", "scan savepoint status"},
 		{"get user/", `user/1|user/2|"user/two words"`},
 		{"get user/1 vi", "visits"},
 		{"put v", "visits"},

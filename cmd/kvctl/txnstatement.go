@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
 )
 
@@ -65,20 +66,22 @@ var verbs map[string]verb
 
 func init() {
 	verbs = map[string]verb{
-		"get":       {"get KEY...", "read keys", 1, -1, true, false, (*statements).get},
-		"put":       {"put KEY VALUE", "set a key", 2, 2, true, false, (*statements).put},
-		"del":       {"del KEY...", "remove keys", 1, -1, true, false, (*statements).del},
-		"scan":      {"scan [PREFIX] [limit N] [reverse]", "list entries in key order", 0, 4, true, false, (*statements).scan},
-		"delrange":  {"delrange START END", "remove the keys from START to before END", 2, 2, true, false, (*statements).deleteRange},
-		"incr":      {"incr KEY [DELTA]", "add to an integer", 1, 2, true, false, (*statements).increment},
-		"append":    {"append KEY SUFFIX", "add to the end of a value", 2, 2, true, false, (*statements).append},
-		"cas":       {"cas KEY OLD NEW", "set a key that has the value OLD", 3, 3, true, false, (*statements).compareAndSet},
-		"savepoint": {"savepoint NAME", "name the state of the transaction", 1, 1, false, false, (*statements).savepoint},
-		"rollback":  {"rollback [to NAME]", "undo the transaction, or what came after a savepoint", 0, 2, false, false, (*statements).rollback},
-		"commit":    {"commit", "end the transaction", 0, 0, false, false, (*statements).commit},
-		"begin":     {"begin [snapshot] [readonly] [at EPOCH]", "open a transaction; serializable unless it says snapshot", 0, 4, false, true, (*statements).begin},
-		"at":        {"at EPOCH|now", "read at an epoch from here on", 1, 1, false, true, (*statements).setAt},
-		"help":      {"help", "this list", 0, 0, false, true, (*statements).help},
+		"get":        {"get KEY...", "read keys", 1, -1, true, false, (*statements).get},
+		"put":        {"put KEY VALUE", "set a key", 2, 2, true, false, (*statements).put},
+		"del":        {"del KEY...", "remove keys", 1, -1, true, false, (*statements).del},
+		"scan":       {"scan [PREFIX] [limit N] [reverse]", "list entries in key order", 0, 4, true, false, (*statements).scan},
+		"delrange":   {"delrange START END", "remove the keys from START to before END", 2, 2, true, false, (*statements).deleteRange},
+		"incr":       {"incr KEY [DELTA]", "add to an integer", 1, 2, true, false, (*statements).increment},
+		"append":     {"append KEY SUFFIX", "add to the end of a value", 2, 2, true, false, (*statements).append},
+		"cas":        {"cas KEY OLD NEW", "set a key that has the value OLD", 3, 3, true, false, (*statements).compareAndSet},
+		"savepoint":  {"savepoint NAME", "name the state of the transaction", 1, 1, false, false, (*statements).savepoint},
+		"rollback":   {"rollback [to NAME]", "undo the transaction, or what came after a savepoint", 0, 2, false, false, (*statements).rollback},
+		"commit":     {"commit", "end the transaction", 0, 0, false, false, (*statements).commit},
+		"begin":      {"begin [snapshot] [readonly] [at EPOCH|TIME]", "open a transaction; serializable unless it says snapshot", 0, 4, false, true, (*statements).begin},
+		"at":         {"at EPOCH|TIME|now", "read an earlier state from here on: " + momentForms, 1, 1, false, true, (*statements).setAt},
+		"status":     {"status", "the state of the server", 0, 0, false, true, (*statements).status},
+		"conditions": {"conditions", "the active conditions of the server", 0, 0, false, true, (*statements).conditions},
+		"help":       {"help", "this list", 0, 0, false, true, (*statements).help},
 	}
 }
 
@@ -92,14 +95,14 @@ type statements struct {
 
 	tx         *client.Txn // nil: none is open
 	savepoints map[string]uint64
-	at         client.Epoch // outside transactions; 0: the newest
+	at         past // outside transactions
 }
 
 // errNoTransaction and errInTransaction are statements in the wrong place.
 var (
 	errNoTransaction = usageError{errors.New("no transaction is open; start one with begin")}
 	errInTransaction = usageError{errors.New("a transaction is open; commit or rollback first")}
-	errReadingPast   = usageError{errors.New("the shell reads at an earlier epoch; type `at now` before you write")}
+	errReadingPast   = usageError{errors.New("the shell reads an earlier state; type `at now` before you write")}
 )
 
 // errNotApplied ends a comparison that did not hold.
@@ -137,7 +140,8 @@ func (s *statements) names() []string {
 
 // verbOrder is the order of help.
 var verbOrder = []string{
-	"get", "put", "del", "scan", "delrange", "incr", "append", "cas", "begin", "savepoint", "rollback", "commit", "at", "help",
+	"get", "put", "del", "scan", "delrange", "incr", "append", "cas", "begin", "savepoint", "rollback", "commit", "at",
+	"status", "conditions", "help",
 }
 
 func (s *statements) get(words []string) error {
@@ -149,7 +153,7 @@ func (s *statements) get(words []string) error {
 	if s.tx != nil {
 		values, err = s.tx.BatchGet(keys)
 	} else {
-		values, err = s.client.BatchGet(s.ctx, keys, client.At(s.at))
+		values, err = s.client.BatchGet(s.ctx, keys, s.at.option())
 	}
 	if err != nil {
 		return err
@@ -206,7 +210,7 @@ func (s *statements) write(inside func() error, outside func() (client.Epoch, er
 		}
 		return s.app.done(0)
 	}
-	if s.at != 0 {
+	if s.at != (past{}) {
 		return errReadingPast
 	}
 	epoch, err := outside()
@@ -218,7 +222,7 @@ func (s *statements) write(inside func() error, outside func() (client.Epoch, er
 
 func (s *statements) scan(words []string) error {
 	var r client.Range
-	o := client.ScanOptions{At: s.at}
+	o := client.ScanOptions{At: s.at.epoch, AtTime: s.at.time}
 	for i := 0; i < len(words); i++ {
 		switch {
 		case words[i] == "reverse":
@@ -317,7 +321,7 @@ func (s *statements) invoke(key []byte, i client.Invocation) (err error) {
 	switch {
 	case s.tx != nil:
 		out, err = s.tx.Invoke(i.ReturnNew())
-	case s.at != 0:
+	case s.at != (past{}):
 		return errReadingPast
 	default:
 		out, epoch, err = s.client.Invoke(s.ctx, i.ReturnNew())
@@ -344,11 +348,11 @@ func (s *statements) begin(words []string) error {
 		case words[i] == "readonly":
 			options = append(options, client.ReadOnly())
 		case words[i] == "at" && i+1 < len(words):
-			n, err := strconv.ParseUint(words[i+1], 10, 64)
-			if err != nil {
-				return usageError{fmt.Errorf("%q: expected an epoch (a number)", words[i+1])}
+			var at past
+			if err := at.Set(words[i+1]); err != nil {
+				return usageError{err}
 			}
-			options = append(options, client.ReadAt(client.Epoch(n)))
+			options = append(options, at.begin())
 			i++
 		default:
 			return usageError{fmt.Errorf("usage: %s", verbs["begin"].usage)}
@@ -419,24 +423,44 @@ func (s *statements) setAt(words []string) error {
 		return errInTransaction
 	}
 	if words[0] == "now" {
-		s.at = 0
+		s.at = past{}
 		return nil
 	}
-	n, err := strconv.ParseUint(words[0], 10, 64)
-	if err != nil || n == 0 {
-		return usageError{fmt.Errorf("%q: expected an epoch (a number) or now", words[0])}
+	var at past
+	if err := at.Set(words[0]); err != nil || at.epoch == 0 && at.time.IsZero() {
+		return usageError{fmt.Errorf("%q: expected an epoch or a time (%s), or now", words[0], momentForms)}
 	}
-	s.at = client.Epoch(n)
+	s.at = at
 	return nil
+}
+
+func (s *statements) status([]string) error {
+	status, err := s.client.Status(s.ctx)
+	if err != nil {
+		return err
+	}
+	return s.app.printStatus(status)
+}
+
+func (s *statements) conditions([]string) error {
+	status, err := s.client.Status(s.ctx)
+	if err != nil {
+		return err
+	}
+	h := status.GetHealth()
+	if len(h.GetConditions()) == 0 && s.app.formatOr(formatTable) == formatTable {
+		return s.app.print("%s; no condition is active\n", healthText(h))
+	}
+	return s.app.printHealth(h.GetState() == kvpb.Health_STATE_SERVING, h.GetConditions())
 }
 
 func (s *statements) help([]string) error {
 	for _, name := range s.names() {
-		if err := s.app.print("  %-40s %s\n", verbs[name].usage, verbs[name].about); err != nil {
+		if err := s.app.print("  %-43s %s\n", verbs[name].usage, verbs[name].about); err != nil {
 			return err
 		}
 	}
-	return s.app.print("  %-40s %s\n", "exit", "leave; an open transaction is rolled back")
+	return s.app.print("  %-43s %s\n", "exit", "leave; an open transaction is rolled back")
 }
 
 // printFound prints one value that was read, or that it was not there.

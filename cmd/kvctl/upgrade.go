@@ -33,7 +33,7 @@ the earlier version can open it again. After this command earlier versions refus
 				if err != nil {
 					return err
 				}
-				if a.formatOr(formatJSONL) == formatTable {
+				if a.formatOr(formatTable) == formatTable {
 					return a.print("feature level %d, before %d\n", done.GetFeatureLevel(), done.GetPreviousLevel())
 				}
 				return a.print("{\"feature_level\":%d,\"previous_level\":%d}\n", done.GetFeatureLevel(), done.GetPreviousLevel())

@@ -44,8 +44,8 @@ Damage is listed with the keys that it may hide, and the exit code is 8.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "check the files in this `directory`; no server may run on it")
-	flags.Uint32Var(&rate, "pages-per-second", 0, "read at most so many pages per `second` (default: as fast as it goes)")
+	flags.StringVar(&dataDir, "data-dir", "", "check the files in this `DIR`; no server may run on it")
+	flags.Uint32Var(&rate, "pages-per-second", 0, "read at most `PAGES_PER_SECOND` (default: as fast as it goes)")
 	return cmd
 }
 
@@ -173,7 +173,7 @@ func keyText(key []byte) string {
 }
 
 func (a *app) printVerify(r *verifyResult) error {
-	format := a.formatOr(formatJSONL)
+	format := a.formatOr(formatTable)
 	if format != formatTable {
 		if err := a.printJSON(format, r); err != nil {
 			return err

@@ -65,7 +65,7 @@ Each line of jsonl output is a change: its epoch, what happened (set, delete, lo
 	r.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&tokenFile, "from-token", "", "continue with the token in `FILE`, if it exists, and write it there after each change that was printed")
-	flags.Var(&after, "after", "begin after the commit with this `EPOCH or TIME`: 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m; 0 is before the first commit")
+	flags.Var(&after, "after", "begin after the commit with this `EPOCH|TIME`: 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z, -5m; 0 is before the first commit")
 	flags.BoolVar(&o.ExpandLoads, "expand-loads", false, "print the entries of bulk loads instead of their ranges")
 	flags.BoolVar(&o.Snapshot, "snapshot", false, "print the current entries first")
 	flags.BoolVar(&o.Difference, "difference", false, "if the server's log does not reach back far enough, print what has changed instead of failing")

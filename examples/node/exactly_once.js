@@ -18,8 +18,8 @@ const read = (name) => fs.readFileSync(path.join(process.env.TLS_DIR, name));
 const credentials = process.env.TLS_DIR
   ? grpc.credentials.createSsl(read('ca.crt'), read('client.key'), read('client.crt'))
   : grpc.credentials.createInsecure();
-const kv = new epochkv.v1.KV(process.env.ENDPOINT, credentials);
-const transactions = new epochkv.v1.Transactions(process.env.ENDPOINT, credentials);
+const kv = new epochkv.v1.KVService(process.env.ENDPOINT, credentials);
+const transactions = new epochkv.v1.TransactionService(process.env.ENDPOINT, credentials);
 
 const sleep = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"sync"
+	"time"
 )
 
 // batch is the state of one Pages call.
@@ -53,6 +54,11 @@ func (c *Cache) Pages(ids []ID, h Hint, out [][]byte, v *Visitor) error {
 	case v.NoWait:
 		return ErrWouldWait
 	}
+	start := time.Now()
+	defer func() {
+		v.Reads += uint64(missing)
+		v.ReadTime += time.Since(start)
+	}()
 	b := batches.Get().(*batch)
 	defer b.free()
 	c.startAll(b, ids, h, out)

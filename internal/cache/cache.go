@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/pin"
@@ -148,6 +149,26 @@ type Visitor struct {
 
 	// NoWait makes visits fail with ErrWouldWait where they would wait for a page to be read.
 	NoWait bool
+
+	// What the visits have waited for, until the owner takes it.
+	Reads    uint64 // pages that were not in memory
+	ReadTime time.Duration
+}
+
+// TakeReads returns the reads since the last call, and begins anew.
+func (v *Visitor) TakeReads() (pages uint64, took time.Duration) {
+	pages, took = v.Reads, v.ReadTime
+	v.Reads, v.ReadTime = 0, 0
+	return pages, took
+}
+
+// read is a miss whose duration the visitor notes.
+func (v *Visitor) read(c *Cache, id ID, h Hint) ([]byte, error) {
+	start := time.Now()
+	p, err := c.miss(id, h)
+	v.Reads++
+	v.ReadTime += time.Since(start)
+	return p, err
 }
 
 // ErrWouldWait is the error of a visit without waiting to a page that is not in memory.
@@ -167,7 +188,7 @@ func (c *Cache) Visit(id ID, h Hint, v *Visitor) ([]byte, error) {
 	if v.NoWait {
 		return nil, ErrWouldWait
 	}
-	return c.miss(id, h)
+	return v.read(c, id, h)
 }
 
 // Page is Visit for callers whose hits are not counted.

@@ -21,6 +21,7 @@ import (
 type Files struct {
 	Cert, Key  string // PEM: the certificate with its intermediates, and its key
 	ClientCA   string // PEM: the authorities of client certificates, any number; empty if there is none
+	ClientCRL  string // PEM: their revocation lists, any number; empty if there is none, or no ClientCA
 	ClientAuth tls.ClientAuthType
 	MinVersion uint16
 }
@@ -36,6 +37,8 @@ type Info struct {
 
 	ClientAuthorities         int
 	ClientAuthoritiesNotAfter time.Time // when the last of them expires; zero without any
+	Revoked                   int       // certificates in the revocation lists
+	RevocationNextUpdate      time.Time // when the first of the lists should have been replaced; zero if none says so
 }
 
 // state is the result of one load.
@@ -59,15 +62,25 @@ type stamp struct {
 	unreachable string // why there is none
 }
 
+// filesMax is how many files a source has at most, and the indexes of files that it may have.
+const (
+	filesMax  = 4
+	fileCA    = 2
+	fileLists = 3
+)
+
 func (f *Files) names() []string {
 	names := []string{f.Cert, f.Key}
 	if f.ClientCA != "" {
 		names = append(names, f.ClientCA)
+		if f.ClientCRL != "" {
+			names = append(names, f.ClientCRL)
+		}
 	}
 	return names
 }
 
-func (f *Files) stamps() (stamps [3]stamp) {
+func (f *Files) stamps() (stamps [filesMax]stamp) {
 	for i, name := range f.names() {
 		info, err := os.Stat(name)
 		if err != nil {
@@ -82,8 +95,8 @@ func (f *Files) stamps() (stamps [3]stamp) {
 // load reads and checks all files.
 func (f *Files) load(now func() time.Time) (*state, error) {
 	before := f.stamps()
-	var texts [3][]byte
-	var modes [3]fs.FileMode
+	var texts [filesMax][]byte
+	var modes [filesMax]fs.FileMode
 	digest := sha256.New()
 	for i, name := range f.names() {
 		var err error
@@ -131,7 +144,7 @@ func readFile(name string) ([]byte, fs.FileMode, error) {
 	return text, info.Mode(), err
 }
 
-func (f *Files) parse(texts [3][]byte, now time.Time) (*state, error) {
+func (f *Files) parse(texts [filesMax][]byte, now time.Time) (*state, error) {
 	chain, err := parseCertificates(f.Cert, texts[0])
 	if err != nil {
 		return nil, err
@@ -153,7 +166,7 @@ func (f *Files) parse(texts [3][]byte, now time.Time) (*state, error) {
 	if f.ClientCA == "" {
 		return s, nil
 	}
-	authorities, err := parseCertificates(f.ClientCA, texts[2])
+	authorities, err := parseCertificates(f.ClientCA, texts[fileCA])
 	if err == nil {
 		err = checkAuthorities(authorities, now)
 	}
@@ -168,6 +181,15 @@ func (f *Files) parse(texts [3][]byte, now time.Time) (*state, error) {
 		}
 	}
 	s.info.ClientAuthorities = len(authorities)
+	if f.ClientCRL == "" {
+		return s, nil
+	}
+	lists, err := parseRevocations(f.ClientCRL, texts[fileLists], authorities)
+	if err != nil {
+		return nil, err
+	}
+	config.VerifyConnection = lists.verify // tickets are off, so that no connection is without
+	s.info.Revoked, s.info.RevocationNextUpdate = len(lists.revoked), lists.next
 	return s, nil
 }
 
@@ -185,39 +207,48 @@ func infoOf(chain []*x509.Certificate) Info {
 	return info
 }
 
-// parseCertificates reads every certificate of a file. A block that cannot be read is an error: pem.Decode
-// passes over it, so that a file that is damaged or half written would have fewer authorities.
+// parseCertificates reads every certificate of a file.
 func parseCertificates(name string, text []byte) (all []*x509.Certificate, err error) {
-	rest := text
-	for number := 1; ; number++ {
-		block, after := pem.Decode(rest)
-		if block == nil {
-			if bytes.Contains(rest, []byte("-----")) {
-				return nil, fmt.Errorf("%s: PEM block %d is not complete", name, number)
-			}
-			break
-		}
-		read := rest[:len(rest)-len(after)]
-		if bytes.Count(read, []byte("-----BEGIN")) != 1 || bytes.Count(read, []byte("-----END")) != 1 {
-			return nil, fmt.Errorf("%s: PEM block %d cannot be read: it is damaged, or does not begin at the beginning of a line", name, number)
-		}
-		rest = after
+	err = eachBlock(name, text, func(number int, block *pem.Block) error {
 		if block.Type != "CERTIFICATE" {
 			if strings.HasSuffix(block.Type, "CERTIFICATE") {
-				return nil, fmt.Errorf("%s: PEM block %d is a %s; expected CERTIFICATE (openssl x509 converts it)", name, number, block.Type)
+				return fmt.Errorf("%s: PEM block %d is a %s; expected CERTIFICATE (openssl x509 converts it)", name, number, block.Type)
 			}
-			continue // a key beside its certificate
+			return nil // a key beside its certificate
 		}
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("%s: certificate %d: %w", name, len(all)+1, err)
+			return fmt.Errorf("%s: certificate %d: %w", name, len(all)+1, err)
 		}
 		all = append(all, c)
+		return nil
+	})
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("%s has no certificate in PEM form", name)
 	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("%s has no certificate in PEM form", name)
+	return all, err
+}
+
+// eachBlock calls do for each PEM block of a file. A block that cannot be read is an error: pem.Decode passes over it, so that a
+// file that is damaged or half written would have fewer authorities, or revocations.
+func eachBlock(name string, text []byte, do func(number int, block *pem.Block) error) error {
+	for number := 1; ; number++ {
+		block, after := pem.Decode(text)
+		if block == nil {
+			if bytes.Contains(text, []byte("-----")) {
+				return fmt.Errorf("%s: PEM block %d is not complete", name, number)
+			}
+			return nil
+		}
+		read := text[:len(text)-len(after)]
+		if bytes.Count(read, []byte("-----BEGIN")) != 1 || bytes.Count(read, []byte("-----END")) != 1 {
+			return fmt.Errorf("%s: PEM block %d cannot be read: it is damaged, or does not begin at the beginning of a line", name, number)
+		}
+		if err := do(number, block); err != nil {
+			return err
+		}
+		text = after
 	}
-	return all, nil
 }
 
 // checkChain refuses a chain that no client could verify: the first certificate is the server's, and

@@ -31,9 +31,9 @@ type Source struct {
 
 	reading sync.Mutex // held while files are read, which may take long; before mu
 
-	mu   sync.Mutex // a leaf; guards what follows
-	seen [3]stamp   // of the last load, also of one that failed
-	err  error      // of the last load
+	mu   sync.Mutex      // a leaf; guards what follows
+	seen [filesMax]stamp // of the last load, also of one that failed
+	err  error           // of the last load
 }
 
 // Open loads the files for the first time.
@@ -126,7 +126,7 @@ func (s *Source) take(next *state, err error) (changed bool, _ error) {
 }
 
 // changed reports whether the files differ from the last load, and their stamps.
-func (s *Source) changed() (stamps [3]stamp, changed bool) {
+func (s *Source) changed() (stamps [filesMax]stamp, changed bool) {
 	stamps = s.files.stamps()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *Source) stable(ctx context.Context) bool {
 			return false
 		case <-time.After(s.settles):
 		}
-		var now [3]stamp
+		var now [filesMax]stamp
 		if now, changed = s.changed(); now == before {
 			return changed
 		}

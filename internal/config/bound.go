@@ -66,5 +66,5 @@ func (c *Config) MemoryBound() Size { return c.memoryWithoutWatches() + c.WatchM
 
 func (c *Config) memoryWithoutWatches() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
-	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections)
+	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory()
 }

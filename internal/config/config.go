@@ -22,6 +22,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
@@ -32,7 +33,8 @@ import (
 type Config struct {
 	DataDir string // directory of the log and the data file
 	Listen  string // address of the gRPC listener
-	HTTP    string // address of metrics, health and profiles; empty turns it off
+	HTTP    string // address of metrics, health, profiles and the console; empty turns it off
+	Console Console
 
 	Memory       Size // bounds cache, memtables and log buffers together
 	CacheSize    Size // of it, the page cache
@@ -59,11 +61,21 @@ type Config struct {
 	LogLevel  slog.Level
 	LogFormat LogFormat
 
+	SlowRequests SlowRequests
+
+	Traces Traces
+
+	Audit Audit
+
 	TLS TLS
 
 	Limits Limits
 
 	Feed Feed
+
+	Archive Archive
+
+	BackupMaxAge time.Duration // of the last backup, before that is a condition; 0: any age
 
 	TxnIdleTimeout time.Duration // how long an interactive transaction may wait for its next request
 	TxnTimeout     time.Duration // how long an interactive transaction may be open
@@ -78,6 +90,8 @@ type Config struct {
 	SnapshotLeaseTTL time.Duration // how long a scan's resume token keeps its epoch readable
 
 	SnapshotTimeout time.Duration // how long a scan may wait for its client before its snapshot is closed; 0: no limit
+
+	origins *origins // of Load; nil: all options have their defaults
 }
 
 // Limits bound single requests, and all requests together.
@@ -115,6 +129,7 @@ func Default() Config {
 		DataDir:      "./data",
 		Listen:       "127.0.0.1:7400",
 		HTTP:         "127.0.0.1:7401",
+		Console:      ConsoleRead,
 		Memory:       1 * GiB,
 		PageSize:     8 * KiB,
 		Durability:   DurabilitySync,
@@ -125,9 +140,13 @@ func Default() Config {
 		GCInterval:         100 * time.Millisecond,
 		IO:                 IOAuto,
 
-		LogLevel:  slog.LevelInfo,
-		LogFormat: LogText,
-		TLS:       TLS{ClientAuth: ClientAuthNone, Min: TLS13},
+		LogLevel:     slog.LevelInfo,
+		LogFormat:    LogText,
+		Audit:        Audit{Keys: audit.KeysHash, Full: audit.FullDrop, FileSize: 64 * MiB, Files: 8, QueueSize: 4 * MiB},
+		SlowRequests: SlowRequests{Threshold: 100 * time.Millisecond, Entries: 128, Size: 64 * KiB},
+		Traces:       Traces{Ratio: 0.01},
+
+		TLS: TLS{ClientAuth: ClientAuthNone, ClientUser: ClientUserNone, Min: TLS13},
 		Limits: Limits{
 			ValueSize:        16 * MiB,
 			BatchSize:        64 * MiB,
@@ -151,6 +170,7 @@ func Default() Config {
 			WatchesPerStream: 10_000,
 			StreamsPerClient: 1000,
 		},
+		Archive:          Archive{Interval: 5 * time.Second, FileSize: 16 * MiB, OnLowDisk: ArchiveGap},
 		TxnIdleTimeout:   30 * time.Second,
 		TxnTimeout:       5 * time.Minute,
 		ProbeInterval:    5 * time.Second,
@@ -173,6 +193,16 @@ type Transport string
 const (
 	TransportDirect Transport = "direct"  // one goroutine a connection executes its unary requests
 	TransportGRPC   Transport = "grpc-go" // the one of the gRPC library, with a goroutine a request
+)
+
+// Console is what the console on the HTTP listener can do. It is a flag value.
+type Console string
+
+// Consoles.
+const (
+	ConsoleOff  Console = "off"
+	ConsoleRead Console = "read" // shows
+	ConsoleFull Console = "full" // also ends transactions, snapshots, watches and holds
 )
 
 // Durability is when a write is acknowledged. It is a flag value.
@@ -206,20 +236,24 @@ const (
 // newOptions binds each option to its field. With the struct and its defaults above, this file has
 // all that an option is, except its check (validate.go).
 func newOptions() *options {
-	o := &options{config: Default(), flags: pflag.NewFlagSet("kvserver", pflag.ContinueOnError)}
+	o := &options{config: Default(), origins: origins{}, flags: pflag.NewFlagSet("kvserver", pflag.ContinueOnError)}
 	c, f := &o.config, o.flags
 	derived := storage.DefaultSizes(int64(c.Memory)) // the texts name the engine's own values
 	f.SortFlags = false
 	f.Usage = func() {}
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
 	f.StringVar(&c.Listen, "listen", c.Listen, "address of the gRPC service")
-	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
+	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /console/, /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
+	f.Var((*choice)(&c.Console), "console", "pages for browsers at /console/: off; read, which change nothing; or full, which can also end transactions, snapshots, watches and holds")
 	f.StringVar(&c.TLS.Cert, "tls-cert", "", "PEM file with the certificate of both listeners and its intermediates; empty for no TLS. It is read again when it changes, and on SIGHUP")
 	f.StringVar(&c.TLS.Key, "tls-key", "", "PEM file with the key of --tls-cert")
 	f.StringVar(&c.TLS.ClientCA, "tls-client-ca", "", "PEM file with the authorities that sign client certificates, one or several")
 	f.Var((*choice)(&c.TLS.ClientAuth), "tls-client-auth", "client certificates: none; request, valid if the client has one; or require")
+	f.Var((*choice)(&c.TLS.ClientUser), "tls-client-user", "which name of a client certificate is that of its user: none; san-uri or san-dns, the only one of the kind; or cn, the common name")
+	f.StringVar(&c.TLS.ClientCRL, "tls-client-crl", c.TLS.ClientCRL, "PEM file of revocation lists, signed by authorities of --tls-client-ca; clients whose certificates are in them are refused")
+	f.DurationVar(&c.TLS.MaxConnectionAge, "tls-max-connection-age", c.TLS.MaxConnectionAge, "age from which on a connection over TLS is ended gracefully, so that its client's certificate is checked again; 0: never")
 	f.Var((*choice)(&c.TLS.Min), "tls-min", "lowest version of TLS: 1.2 or 1.3")
-	f.BoolVar(&c.TLS.Insecure, "insecure", false, "let other machines reach a listener that does not require client certificates over TLS, with a warning at each start")
+	f.BoolVar(&c.TLS.Insecure, "insecure", false, "let other machines reach a listener that has no TLS, or neither requires client certificates nor checks users, with a warning at each start")
 	f.Var(&c.Memory, "memory", fmt.Sprintf("bound of page cache, memtables and log buffers together, at least %v; see docs/operations.md for resident memory", memoryMin))
 	f.Var(&c.CacheSize, "cache-size", derivedText("page cache", derived.Cache))
 	f.Var(&c.MemtableSize, "memtable-size", derivedText("one memtable", derived.Memtable))
@@ -241,7 +275,7 @@ func newOptions() *options {
 	f.Var(&c.Limits.ValueSize, "max-value-size", "longest value, at most --max-batch-size; a quarter of --page-size bounds keys")
 	f.Var(&c.Limits.BatchSize, "max-batch-size", "most bytes of keys and values in one request and in the answer to BatchGet")
 	f.IntVar(&c.Limits.BatchOps, "max-batch-ops", c.Limits.BatchOps, "most operations in one batch")
-	f.IntVar(&c.Limits.InflightRequests, "max-inflight-requests", c.Limits.InflightRequests, "most requests executed at once, and engine sessions; further ones are refused with advice to retry")
+	f.IntVar(&c.Limits.InflightRequests, "max-inflight-requests", c.Limits.InflightRequests, "most requests executed at once, and of scans a quarter of it; further ones are refused with advice to retry")
 	f.Var(&c.Limits.InflightBytes, "max-inflight-bytes", fmt.Sprintf("most bytes of requests and answers in flight; further ones are refused with advice to retry; "+
 		"0 is a quarter of --memory or --max-batch-size, whichever is more (%v by default)", c.Inflight()))
 	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "most client connections")
@@ -272,6 +306,11 @@ func newOptions() *options {
 	f.TextVar(&levelText{&c.LogLevel}, "log-level", &levelText{&c.LogLevel}, "debug, info, warn or error")
 	f.Var((*choice)(&c.LogFormat), "log-format", "text or json")
 	f.StringVar(&o.file, "config", "", "YAML file with these names as keys")
+	c.SlowRequests.flags(f)
+	c.Traces.flags(f)
+	c.Archive.flags(f)
+	f.DurationVar(&c.BackupMaxAge, "backup-max-age", c.BackupMaxAge, "age of the last backup from which on the condition backup-old says so; 0 is any age")
+	c.Audit.flags(f)
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
 	f.BoolVarP(&o.help, "help", "h", false, "print this help and exit")
 	return o

@@ -58,6 +58,8 @@ func Load(args, environ []string) (Invocation, error) {
 	if err := o.flags.Parse(args); err != nil {
 		return Invocation{}, err
 	}
+	o.flags.Visit(func(f *pflag.Flag) { o.origins[f.Name] = OriginFlag })
+	o.config.origins = &o.origins
 	return Invocation{Config: o.config, Ignored: o.ignored}, o.config.Validate()
 }
 
@@ -70,6 +72,7 @@ type options struct {
 	version bool
 	ignored []string
 	flags   *pflag.FlagSet
+	origins origins
 }
 
 // choice makes a string type a flag value; Validate knows its allowed words.
@@ -117,6 +120,7 @@ func (o *options) fromEnviron(environ []string, only string) error {
 		if err := o.set(name, value); err != nil {
 			return fmt.Errorf("environment variable %s: %w", variable, err)
 		}
+		o.origins[name] = OriginEnvironment
 	}
 	return nil
 }
@@ -154,6 +158,7 @@ func (o *options) fromFile(name string) error {
 			return fmt.Errorf("configuration file %s:%d: %s: %w", name, key.Line, key.Value, err)
 		}
 		seen[key.Value] = true
+		o.origins[key.Value] = fmt.Sprintf("%s %s:%d", OriginFile, name, key.Line)
 	}
 	return nil
 }
@@ -218,11 +223,9 @@ Options (in a file: "memory: 4GiB"; in the environment: KVSERVER_MEMORY=4GiB):
 
 // LogValue is the effective configuration, under the options' names.
 func (c Config) LogValue() slog.Value {
-	o := newOptions()
-	o.config = c
 	var attrs []slog.Attr
-	for _, name := range o.names() {
-		attrs = append(attrs, slog.String(name, o.flags.Lookup(name).Value.String()))
+	for _, o := range c.Options() {
+		attrs = append(attrs, slog.String(o.Name, o.Value))
 	}
 	return slog.GroupValue(attrs...)
 }

@@ -12,8 +12,13 @@ type TLS struct {
 	Key        string // file of its key
 	ClientCA   string // file of the authorities of client certificates
 	ClientAuth ClientAuth
+	ClientUser ClientUser
 	Min        TLSVersion
-	Insecure   bool // allows what Validate refuses off loopback
+
+	ClientCRL        string        // file of revocation lists of the authorities; empty: none
+	MaxConnectionAge time.Duration // from which on a client must connect again; 0: never
+
+	Insecure bool // allows what Validate refuses off loopback
 }
 
 // Enabled reports whether the listeners speak TLS.
@@ -29,6 +34,17 @@ const (
 	ClientAuthRequire ClientAuth = "require" // a valid one
 )
 
+// ClientUser says which name of a client's certificate is that of its user. It is a flag value; package auth/users has the rules.
+type ClientUser string
+
+// The names.
+const (
+	ClientUserNone ClientUser = "none" // a certificate says that a client may connect, and nothing more
+	ClientUserURI  ClientUser = "san-uri"
+	ClientUserDNS  ClientUser = "san-dns"
+	ClientUserCN   ClientUser = "cn"
+)
+
 // TLSVersion is the lowest version of TLS. It is a flag value.
 type TLSVersion string
 
@@ -37,6 +53,9 @@ const (
 	TLS12 TLSVersion = "1.2"
 	TLS13 TLSVersion = "1.3"
 )
+
+// connectionAgeMin is the smallest --tls-max-connection-age: a tenth of it is left to requests that are under way.
+const connectionAgeMin = time.Minute
 
 // Handshakes at once, and the time of one. Beyond the number the oldest ends.
 const (
@@ -76,28 +95,41 @@ func (c *Config) validateTLS(v *validation) {
 	default:
 		v.check(false, "tls-client-auth", fmt.Sprintf("is %q; choose none, request or require", t.ClientAuth))
 	}
+	v.check(t.ClientCRL == "" || t.ClientCA != "", "tls-client-crl", "is used with --tls-client-ca only; give the authorities that have signed the lists")
+	v.check(t.MaxConnectionAge == 0 || t.MaxConnectionAge >= connectionAgeMin, "tls-max-connection-age",
+		fmt.Sprintf("is %v; give at least %v, or 0 for no limit", t.MaxConnectionAge, connectionAgeMin))
+	v.check(t.MaxConnectionAge == 0 || t.Enabled(), "tls-max-connection-age", "is for connections over TLS; give --tls-cert and --tls-key")
+	switch t.ClientUser {
+	case "", ClientUserNone:
+	case ClientUserURI, ClientUserDNS, ClientUserCN:
+		v.check(t.ClientAuth != ClientAuthNone, "tls-client-user", fmt.Sprintf("is %s without client certificates; give --tls-client-auth request or require", t.ClientUser))
+	default:
+		v.check(false, "tls-client-user", fmt.Sprintf("is %q; choose none, san-uri, san-dns or cn", t.ClientUser))
+	}
 	for _, exposed := range c.Exposed() {
-		v.check(t.Insecure, exposed.Option, fmt.Sprintf("%s: other machines can reach this listener, and %s; give --tls-cert, --tls-key, --tls-client-ca and "+
+		v.check(t.Insecure || exposed.UsersSuffice, exposed.Option, fmt.Sprintf("%s: other machines can reach this listener, and %s; give --tls-cert, --tls-key, --tls-client-ca and "+
 			"--tls-client-auth require (kvctl tls init makes a set for a trial), listen on 127.0.0.1, or accept the risk with --insecure", exposed.Address, exposed.Missing))
 	}
 }
 
 // Exposed is a listener that other machines can reach, although it does not know its clients.
-type Exposed struct{ Option, Address, Missing string }
+type Exposed struct {
+	Option, Address, Missing string
+	UsersSuffice             bool // it is encrypted: it knows its clients if the store has users that are checked
+}
 
-// Exposed lists the listeners that need --insecure. The server has no users yet, so only a client
-// certificate tells that a client may connect.
+// Exposed lists the listeners that need --insecure, or users that are checked, of which the configuration knows nothing.
 func (c *Config) Exposed() (all []Exposed) {
-	missing := "it has neither encryption nor authentication"
-	switch {
-	case c.TLS.Enabled() && c.TLS.ClientAuth == ClientAuthRequire:
+	missing, encrypted := "it has neither encryption nor authentication", c.TLS.Enabled()
+	if encrypted && c.TLS.ClientAuth == ClientAuthRequire {
 		return nil
-	case c.TLS.Enabled():
+	}
+	if encrypted {
 		missing = "it requires no client certificates, so that every client may read and write everything"
 	}
 	for _, l := range []Exposed{{Option: "listen", Address: c.Listen}, {Option: "http", Address: c.HTTP}} {
 		if l.Address != "" && !isLoopback(l.Address) {
-			l.Missing = missing
+			l.Missing, l.UsersSuffice = missing, encrypted
 			all = append(all, l)
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -19,7 +20,7 @@ func TestListenersOffLoopbackNeedCertificatesOrInsecure(t *testing.T) {
 		"--http=0.0.0.0:7401":                                "--http 0.0.0.0:7401",
 		"--listen=0.0.0.0:7400 --insecure":                   "",
 		"--listen=0.0.0.0:7400 --http=:7401 " + secure:       "",
-		"--listen=0.0.0.0:7400 --tls-cert=c --tls-key=k":     "requires no client certificates",
+		"--listen=0.0.0.0:7400 --tls-cert=c --tls-key=k":     "", // the start is refused if the store checks no users
 		"--tls-cert=c --tls-key=k":                           "",
 		"--tls-cert=c":                                       "--tls-key belong together",
 		"--tls-key=k":                                        "--tls-key belong together",
@@ -28,6 +29,9 @@ func TestListenersOffLoopbackNeedCertificatesOrInsecure(t *testing.T) {
 		"--tls-cert=c --tls-key=k --tls-client-auth=request": "give --tls-client-ca",
 		"--tls-cert=c --tls-key=k --tls-client-ca=a":         "choose one of them",
 		secure + " --tls-client-auth=perhaps":                "none, request or require",
+		secure + " --tls-client-user=cn":                     "",
+		secure + " --tls-client-user=dn":                     "none, san-uri, san-dns or cn",
+		"--tls-cert=c --tls-key=k --tls-client-user=cn":      "without client certificates",
 		secure + " --tls-min=1.2":                            "",
 		secure + " --tls-min=1.1":                            "--tls-min",
 	} {
@@ -35,8 +39,9 @@ func TestListenersOffLoopbackNeedCertificatesOrInsecure(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}
-		if exposed := len(in.Config.Exposed()) > 0; err == nil && exposed != in.Config.TLS.Insecure {
-			t.Errorf("%s: %v exposed", args, in.Config.Exposed())
+		exposed := slices.DeleteFunc(in.Config.Exposed(), func(e Exposed) bool { return e.UsersSuffice })
+		if err == nil && len(exposed) > 0 != in.Config.TLS.Insecure {
+			t.Errorf("%s: %v exposed", args, exposed)
 		}
 	}
 }

@@ -39,6 +39,8 @@ func (c *Config) Validate() error {
 		v.address("http", c.HTTP)
 		v.check(c.HTTP != c.Listen || zeroPort(c.HTTP), "http", "is the address of --listen; choose another port")
 	}
+	v.check(c.Console == ConsoleOff || c.Console == ConsoleRead || c.Console == ConsoleFull, "console",
+		fmt.Sprintf("is %q; choose off, read or full", c.Console))
 	c.validateTLS(v)
 	c.validateMemory(v)
 	v.check(c.Durability == DurabilitySync || c.Durability == DurabilityAsync, "durability",
@@ -72,6 +74,11 @@ func (c *Config) Validate() error {
 	v.duration("txn-timeout", c.TxnTimeout, durationMin, 24*time.Hour)
 	c.validateLimits(v)
 	c.validateFeed(v)
+	c.SlowRequests.validate(v)
+	c.Traces.validate(v)
+	c.Archive.validate(v)
+	v.duration("backup-max-age", c.BackupMaxAge, 0, 10*365*24*time.Hour)
+	c.Audit.validate(v)
 	return errors.Join(v.errs...)
 }
 

@@ -53,6 +53,18 @@ func TestBoundsAreExact(t *testing.T) {
 		{"http", "", "localhost"},
 		{"http", "127.0.0.1:7401", "127.0.0.1:7400"}, // that is --listen
 		{"data-dir", "x", ""},
+		{"trace-endpoint", "grpc://127.0.0.1:4317", "127.0.0.1:4317"},
+		{"trace-endpoint", "https://[::1]:4318/v1/traces", "https://collector"}, // no port
+		{"trace-endpoint", "grpcs://collector:4317/", "grpcs://collector:4317/path"},
+		{"trace-endpoint", "http://collector:4318", "http://user:secret@collector:4318"},
+		{"trace-endpoint", "", "http://collector:4318?x=y"},
+		{"trace-endpoint", "", "ftp://collector:4318"},
+		{"trace-endpoint", "", "grpc://:4317"},
+		{"trace-endpoint", "", "%"},
+		{"trace-ratio", "0", "-0.1"},
+		{"trace-ratio", "1", "1.1"},
+		{"trace-ratio", "0.5", "NaN"},
+		{"trace-tls-ca", "", "ca.pem"}, // without an endpoint
 	} {
 		args := []string{"--" + row.option + "=" + row.inside}
 		if row.option == "segment-size" || row.option == "memory" {
@@ -65,6 +77,25 @@ func TestBoundsAreExact(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), row.option) {
 			t.Errorf("--%s=%s: got %v, want an error that names the option", row.option, row.outside, err)
 		}
+	}
+}
+
+// TestTraceFilesNeedTLS, and no complaint about an endpoint shows a password that is in it.
+func TestTraceFilesNeedTLS(t *testing.T) {
+	for _, args := range [][]string{
+		{"--trace-endpoint=grpc://c:4317", "--trace-tls-ca=ca.pem"},
+		{"--trace-endpoint=http://c:4318", "--trace-tls-cert=c.pem", "--trace-tls-key=k.pem"},
+		{"--trace-endpoint=grpcs://c:4317", "--trace-tls-cert=c.pem"},
+		{"--trace-endpoint=https://c:4318", "--trace-tls-key=k.pem"},
+		{"--trace-endpoint=grpc://user:secret@c:4317", "--trace-tls-ca=ca.pem"},
+		{"--trace-endpoint=://user:secret@c"},
+	} {
+		if _, err := Load(args, nil); err == nil || !strings.Contains(err.Error(), "trace-") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+	if c, err := Load([]string{"--trace-endpoint=grpcs://c:4317", "--trace-tls-ca=ca.pem", "--trace-tls-cert=c.pem", "--trace-tls-key=k.pem"}, nil); err != nil || !c.Config.Traces.Enabled() {
+		t.Error(err)
 	}
 }
 

@@ -147,7 +147,7 @@ func put(key string, counter int) *pb.PutRequest {
 }
 
 // putOneByOne writes until the connection breaks.
-func (l *ledger) putOneByOne(ctx context.Context, kv pb.KVClient, rng *rand.Rand) {
+func (l *ledger) putOneByOne(ctx context.Context, kv pb.KVServiceClient, rng *rand.Rand) {
 	for {
 		key, counter := l.begin(rng)
 		if _, err := kv.Put(ctx, put(key, counter)); err != nil {
@@ -157,7 +157,7 @@ func (l *ledger) putOneByOne(ctx context.Context, kv pb.KVClient, rng *rand.Rand
 	}
 }
 
-func (l *ledger) writeBatches(ctx context.Context, kv pb.KVClient, rng *rand.Rand) {
+func (l *ledger) writeBatches(ctx context.Context, kv pb.KVServiceClient, rng *rand.Rand) {
 	for {
 		key, counter := l.begin(rng)
 		value := []byte(strconv.Itoa(counter))
@@ -175,7 +175,7 @@ func (l *ledger) writeBatches(ctx context.Context, kv pb.KVClient, rng *rand.Ran
 // pipelineWindow is how many requests the pipelining worker has in flight.
 const pipelineWindow = 64
 
-func (l *ledger) pipeline(ctx context.Context, kv pb.KVClient, rng *rand.Rand) {
+func (l *ledger) pipeline(ctx context.Context, kv pb.KVServiceClient, rng *rand.Rand) {
 	stream, err := kv.Pipeline(ctx)
 	if err != nil {
 		return
@@ -202,7 +202,7 @@ func (l *ledger) pipeline(ctx context.Context, kv pb.KVClient, rng *rand.Rand) {
 
 // check reads every key back: nothing acknowledged is missing, nothing is there that was never
 // sent, no batch is torn.
-func (l *ledger) check(ctx context.Context, kv pb.KVClient, batches bool) error {
+func (l *ledger) check(ctx context.Context, kv pb.KVServiceClient, batches bool) error {
 	for key, sent := range l.sent {
 		out, err := kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: [][]byte{[]byte(key), []byte(twin(key))}})
 		if err != nil {
@@ -250,7 +250,7 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 	for round := range rounds + 1 {
 		p := mustRun(t, binary, dir, "--memory", "256MiB", "--memtable-size", "2MiB", "--segment-size", "1MiB")
 		conn := mustDial(t, p.address)
-		kv := pb.NewKVClient(conn)
+		kv := pb.NewKVServiceClient(conn)
 		for _, l := range ledgers {
 			if err := l.check(ctx, kv, l == batches); err != nil {
 				t.Fatalf("after %d kills: %v", round, err)
@@ -258,7 +258,7 @@ func TestKillMinusNineLosesNothingAcknowledged(t *testing.T) {
 		}
 		if round < rounds {
 			var workers sync.WaitGroup
-			for i, work := range []func(context.Context, pb.KVClient, *rand.Rand){single.putOneByOne, other.putOneByOne, batches.writeBatches, piped.pipeline} {
+			for i, work := range []func(context.Context, pb.KVServiceClient, *rand.Rand){single.putOneByOne, other.putOneByOne, batches.writeBatches, piped.pipeline} {
 				mine := rand.New(rand.NewPCG(seed, uint64(100*round+i+1)))
 				workers.Go(func() { work(ctx, kv, mine) })
 			}

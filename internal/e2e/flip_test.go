@@ -31,13 +31,13 @@ func TestKilledServerStartsWithAFlippedBitInASuperblock(t *testing.T) {
 	for round := range rounds + 1 {
 		p := mustRun(t, binary, dir, "--memory", "256MiB", "--memtable-size", "1MiB", "--segment-size", "256KiB", "--page-size", "4KiB")
 		conn := mustDial(t, p.address)
-		kv := pb.NewKVClient(conn)
+		kv := pb.NewKVServiceClient(conn)
 		for _, l := range []*ledger{batches, piped} {
 			if err := l.check(ctx, kv, l == batches); err != nil {
 				t.Fatalf("after %d kills: %v", round, err)
 			}
 		}
-		status, err := pb.NewAdminClient(conn).Status(ctx, &pb.StatusRequest{})
+		status, err := pb.NewAdminServiceClient(conn).Status(ctx, &pb.StatusRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,13 +46,13 @@ func TestKilledServerStartsWithAFlippedBitInASuperblock(t *testing.T) {
 		}
 		if round < rounds {
 			var workers sync.WaitGroup
-			for i, work := range []func(context.Context, pb.KVClient, *rand.Rand){batches.writeBatches, piped.pipeline} {
+			for i, work := range []func(context.Context, pb.KVServiceClient, *rand.Rand){batches.writeBatches, piped.pipeline} {
 				mine := rand.New(rand.NewPCG(seed, uint64(100*round+i+1)))
 				workers.Go(func() { work(ctx, kv, mine) })
 			}
 			for range 3 {
 				time.Sleep(100 * time.Millisecond)
-				if _, err := pb.NewAdminClient(conn).Checkpoint(ctx, &pb.CheckpointRequest{}); err != nil {
+				if _, err := pb.NewAdminServiceClient(conn).Checkpoint(ctx, &pb.CheckpointRequest{}); err != nil {
 					t.Error(err)
 				}
 			}

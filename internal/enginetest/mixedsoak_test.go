@@ -122,10 +122,14 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 			t.Errorf("not a single %s", mixedNames[i])
 		}
 	}
+	bound := *soakMemory * 5 / 4
+	if *soakMixed < longForm {
+		bound += before + shortOverhead // what earlier tests of the process have left, and what the race detector shadows
+	}
 	all := m.store.Stats()
 	s := all.Storage
-	t.Logf("%d keys, file %d MiB; resident before %d, peak %d MiB of %d; stalls in the engine %d (%v), refused %d", m.count, s.Pages.FileBytes>>20,
-		before>>20, peak>>20, *soakMemory>>20, s.Backpressure.Stalls, s.Backpressure.StallTime, s.Backpressure.Refused)
+	t.Logf("%d keys, file %d MiB; resident before %d, peak %d MiB of %d, bound %d; %d bulk loads; %d operations longer than %v; stalls in the engine %d (%v), refused %d", m.count, s.Pages.FileBytes>>20,
+		before>>20, peak>>20, *soakMemory>>20, bound>>20, m.loads, stalls, stallMax, s.Backpressure.Stalls, s.Backpressure.StallTime, s.Backpressure.Refused)
 	slow := slowReads(files.Stats()) - laid
 	t.Logf("single reads of the device longer than %v: %d; syncs of the log: %d; longest commit pause %v", stallMax/2, slow, slowSyncs(&s.Log), all.CommitPauseMax)
 	if *soakMixed >= longForm && stalls > 0 {
@@ -135,10 +139,6 @@ func TestMixedLoadStaysInItsBudget(t *testing.T) {
 		if worst := m.kinds[i].worst; worst > stallMaxShort {
 			t.Errorf("a %s took %v", mixedNames[i], worst)
 		}
-	}
-	bound := *soakMemory * 5 / 4
-	if *soakMixed < longForm {
-		bound += before + shortOverhead // what earlier tests of the process have left, and what the race detector shadows
 	}
 	if peak > bound {
 		t.Errorf("%d MiB were resident, with a budget of %d; the bound is %d", peak>>20, *soakMemory>>20, bound>>20)

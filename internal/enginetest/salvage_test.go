@@ -283,3 +283,37 @@ func TestSalvageMissesNothingThatTheLogNeedNotHave(t *testing.T) {
 		t.Errorf("salvage: %v, %+v", err, salvaged)
 	}
 }
+
+// TestSalvageRestoresNothingOfABulkLoadWhoseNumberWasUsedAgain: the checkpoint after an interrupted bulk load has the
+// same number, and may leave pages of the bulk load in the file.
+func TestSalvageRestoresNothingOfABulkLoadWhoseNumberWasUsedAgain(t *testing.T) {
+	for op := int64(1); ; op += 2 {
+		o := modelOptions(vfs.NewMem())
+		s := mustReopen(t, o)
+		want := map[string]string{}
+		put := func(i int, v string) {
+			mustPut(t, s, fmt.Sprintf("k%03d", i), v)
+			want[fmt.Sprintf("k%03d", i)] = v
+		}
+		for i := range 100 {
+			put(i, fmt.Sprint("committed ", i))
+		}
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		loaded := loadWithCrash(t, s, o.Storage.FS.(*vfs.Mem), op)
+		o.Storage.FS = o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
+		_ = s.Close() // on a disk that is gone
+		if loaded {
+			return
+		}
+		s = mustReopen(t, o)
+		put(0, "committed again")
+		mustClose(t, s)
+		damageKind(t, nil, o.Storage.FS, o.Storage.PageSize, "map and inner pages")
+		got, report := mustSalvage(t, o.Storage.FS)
+		if err := equalMaps(want, got); err != nil {
+			t.Fatalf("crash at operation %d: %v; report %+v", op, err, report)
+		}
+	}
+}

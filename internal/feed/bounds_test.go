@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -34,9 +37,9 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 		}
 		pinned := int64(0)
 		for _, p := range d.Parts {
-			pinned += p.Commit.size
+			pinned += p.Commit.size + int64(p.Bytes())
 		}
-		if most := int64(pinnedFactor<<10 + size + 4<<10); pinned > most {
+		if most := int64((keptFactor+1)<<10) + int64(len(d.Parts))*commitBytes; pinned > most {
 			t.Fatalf("a delivery of %d parts keeps %d bytes of commits, want at most %d", len(d.Parts), pinned, most)
 		}
 		delivered, at = delivered+len(d.Parts), d.Position
@@ -44,6 +47,92 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 	if delivered != commits {
 		t.Fatalf("%d commits of %d", delivered, commits)
 	}
+}
+
+// TestALargeCommitIsInMemoryOnce: clients of many addresses watch everything, and each of their streams keeps what came out of
+// Next, because its client takes nothing for a while. The commit is read again and again, for one of them after the other.
+func TestALargeCommitIsInMemoryOnce(t *testing.T) {
+	const clients, operations, size = 8, 8, 512 << 10
+	s := newStore(t, 16<<20)
+	var ops []op
+	for i := range operations {
+		ops = append(ops, set(fmt.Sprintf("k%02d", i), string(bytes.Repeat([]byte{byte(i)}, size))))
+	}
+	for range 2 {
+		s.commit(batch.Header{}, ops...)
+	}
+	f := New(s, Options{MemoryBytes: 1 << 20, CatchUpBytesPerSecond: 1 << 40})
+	defer f.Close()
+	before := liveHeap()
+	for last := int64(0); before != last; { // files of the log are still being prepared in memory
+		time.Sleep(50 * time.Millisecond)
+		last, before = before, liveHeap()>>20<<20
+	}
+	kept := make([]Delivery, clients)
+	var streams sync.WaitGroup
+	var running sync.RWMutex // while it is locked the streams take nothing, as if none of their clients did
+	for i := range clients {
+		streams.Go(func() {
+			c := f.NewConsumer(fmt.Sprint("client ", i))
+			defer c.Close()
+			w := mustWatch(t, c, WatchOptions{})
+			for got := 0; got < 2*operations; {
+				running.RLock()
+				d, ok := c.Next(Limit{Bytes: 64 << 10, Large: 64 << 10})
+				if d.Large > 0 {
+					d, ok = c.Take(w, Limit{Bytes: 64 << 10, Large: d.Large})
+				}
+				if ok {
+					kept[i] = d
+				}
+				running.RUnlock()
+				if !ok {
+					select {
+					case <-c.Wake():
+					case <-time.After(time.Millisecond):
+					}
+					continue
+				}
+				for i := range d.Parts {
+					got += d.Parts[i].Count()
+				}
+			}
+		})
+	}
+	ended, most := make(chan struct{}), int64(0)
+	go func() { streams.Wait(); close(ended) }()
+	for over := false; !over; {
+		select {
+		case <-ended:
+			over = true
+		case <-time.After(20 * time.Millisecond):
+		}
+		running.Lock()
+		f.awaitReaders()
+		most = max(most, liveHeap()-before)
+		running.Unlock()
+	}
+	t.Logf("%d MiB", most>>20)
+	// A commit, and an operation for each stream.
+	if bound := int64(operations*size + clients*size + 2<<20); most > bound {
+		t.Errorf("%d clients kept %d MiB alive, want at most %d", clients, most>>20, bound>>20)
+	}
+}
+
+// awaitReaders returns when no reader reads for a watch.
+func (f *Feed) awaitReaders() {
+	for reading := true; reading; time.Sleep(time.Millisecond) {
+		f.lock()
+		reading = f.catchUp.readers > 0
+		f.unlock()
+	}
+}
+
+func liveHeap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // TestWhatIsAttachedIsWithinTheBound: previous values that are left at commits make room for themselves.

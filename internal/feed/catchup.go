@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"errors"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -169,7 +170,8 @@ func (f *Feed) startOf(g *group) (start Position, mark wal.TailMark, needed bool
 
 // readFor reads the log from a position on for a group.
 func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
-	log, began := f.source.ReadLog(start.Epoch+1, mark), time.Now()
+	log, began := f.readLog(f.ctx, g, start.Epoch+1, mark), time.Now()
+	defer log.close()
 	most := min(groupBytes, max(f.memory.queuesMax/8, 1))
 	for full := false; !full && log.BytesRead() <= most && time.Since(began) < groupTime; {
 		after, at := log.Position()-1, log.Mark()
@@ -177,7 +179,11 @@ func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
 		if after >= from {
 			break // the ring has the rest
 		}
-		rec, ok, err := log.Next(stable)
+		rec, ok, err := log.next(stable)
+		if errors.Is(err, errQueued) {
+			f.markGroup(g, log.Position(), at)
+			return log.BytesRead()
+		}
 		if ok && rec.Skipped {
 			f.refuseRemoved(g, &rec)
 		}
@@ -186,6 +192,7 @@ func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
 			commits, err = f.commitsOf(&rec, after)
 		}
 		if err != nil {
+			log.release() // the tree may have to become safe first, and others may read meanwhile
 			f.gapFor(g, log.Position(), err)
 			break
 		}
@@ -194,8 +201,7 @@ func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
 		}
 		full = !f.offerGroup(g, after, at, rec.Epoch, commits)
 	}
-	f.markGroup(g, log)
-	_ = log.Close() // it was only read
+	f.markGroup(g, log.Position(), log.Mark())
 	return log.BytesRead()
 }
 
@@ -255,12 +261,12 @@ func (f *Feed) offerAllLocked(w *Watch, commits []*Commit) bool {
 }
 
 // markGroup records where the log was read to for those that got all of it.
-func (f *Feed) markGroup(g *group, log *wal.TailReader) {
+func (f *Feed) markGroup(g *group, at keys.Epoch, mark wal.TailMark) {
 	f.lock()
 	defer f.unlock()
 	for _, w := range g.watches {
-		if w.group == g && w.queued.Epoch+1 == log.Position() {
-			w.mark = log.Mark()
+		if w.group == g && w.queued.Epoch+1 == at {
+			w.mark = mark
 		}
 	}
 }

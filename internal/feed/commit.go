@@ -9,6 +9,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Commit is a commit as all watches share it. It is never changed, but for what is attached to it.
@@ -21,6 +22,7 @@ type Commit struct {
 	feed     *Feed
 	body     []byte
 	spans    []span
+	large    bool // its record was larger than a read of the log: see room.go
 	attached atomic.Pointer[any]
 
 	// Guarded by Feed.mu.
@@ -40,10 +42,14 @@ const (
 	spanBytes   = int64(unsafe.Sizeof(span{}))
 )
 
-// decode decodes the record of a commit, and copies its body.
-func (f *Feed) decode(e keys.Epoch, body []byte) (*Commit, error) {
+// decode decodes the record of a commit, and copies its body unless it may keep it.
+func (f *Feed) decode(rec *wal.TailRecord) (*Commit, error) {
 	var r batch.Reader
-	c := &Commit{Epoch: e, feed: f, body: bytes.Clone(body)}
+	e, body := rec.Epoch, rec.Body
+	if !rec.Owned {
+		body = bytes.Clone(body)
+	}
+	c := &Commit{Epoch: e, feed: f, body: body, large: rec.Owned}
 	if err := r.Read(c.body); err != nil {
 		return nil, fmt.Errorf("feed: epoch %d: %w", e, err)
 	}
@@ -66,6 +72,11 @@ func (f *Feed) decode(e keys.Epoch, body []byte) (*Commit, error) {
 	}
 	c.size = commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
 	return c, nil
+}
+
+// head is the commit without its operations.
+func (c *Commit) head() *Commit {
+	return &Commit{Epoch: c.Epoch, Time: c.Time, Origin: c.Origin, feed: c.feed, size: commitBytes}
 }
 
 // load is the commit of a bulk load.
@@ -140,6 +151,14 @@ const (
 
 func (r *ref) end() uint32  { return r.to &^ lastRun }
 func (r *ref) isLast() bool { return r.to&lastRun != 0 }
+
+// firstBytes is the size of the key and value of the first operation of the reference.
+func (r *ref) firstBytes() int {
+	if r.commit.Loaded != nil {
+		return 0
+	}
+	return r.commit.bytesOf(int(r.from))
+}
 
 // bytes is about how much of the commit the reference is for.
 func (r *ref) bytes() int64 {

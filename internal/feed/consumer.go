@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"math"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -101,24 +102,27 @@ func (c *Consumer) Close() {
 const (
 	eventsMax     = 1000
 	eventBytesMax = 256 << 10
-	// pinnedFactor bounds the commits of a delivery by so many times Limit.Bytes, but for one commit that is larger.
-	pinnedFactor = 4
+	// keptFactor bounds the commits that a delivery keeps in memory by so many times Limit.Bytes. Of larger ones it has copies.
+	keptFactor = 2
 )
 
-// Limit bounds what Next returns. One operation is returned whatever its size is.
+// Limit bounds what Next and Take return.
 type Limit struct {
 	Events int // 1,000
-	Bytes  int // of keys and values, and of what follows; 256 KiB
+	Bytes  int // of keys and values, and of what follows; 256 KiB. One operation may be larger
+	Large  int // bytes of a larger operation; 0: of any size
 
 	EventBytes, CommitBytes int // that an operation and a commit count beside
 
-	pinned int64 // of commits
+	kept int64 // of commits
 }
 
-// Delivery is what one watch delivers: parts of commits in order, or, without parts, a change of its state.
+// Delivery is what one watch delivers: parts of commits in order, or, without parts, a change of its state or the size of a large
+// operation that is next. What waits for a client keeps commits of at most twice Limit.Bytes in memory: of those that are larger it
+// has copies of the operations.
 type Delivery struct {
-	pinned   int64 // size of the commits
 	Watch    *Watch
+	Large    int // bytes of the next operation, which is larger than Limit.Large: Take takes it
 	Parts    []Part
 	Position Position // after the parts
 	State    State
@@ -129,18 +133,48 @@ type Delivery struct {
 type Part struct {
 	Commit *Commit
 	End    bool // nothing more of the commit follows for this watch
+	Copied bool // the commit is too large to be kept: it has no operations here, but for those of the part
+
 	runs   []run
+	copies []batch.Op
 }
 
 // Operations are the operations of the part, with their indexes in the commit.
 func (p *Part) Operations(yield func(index int, op batch.Op) bool) {
+	n := 0
 	for _, r := range p.runs {
 		for i := r.from; i < r.to; i++ {
-			if !yield(int(i), p.Commit.Operation(int(i))) {
+			if !yield(int(i), p.operation(n, int(i))) {
 				return
 			}
+			n++
 		}
 	}
+}
+
+// operation is the nth operation of the part, which has an index in the commit.
+func (p *Part) operation(n, index int) batch.Op {
+	if p.copies != nil {
+		return p.copies[n]
+	}
+	return p.Commit.Operation(index)
+}
+
+// copyOperations lets the part keep no more of its commit than its operations.
+func (p *Part) copyOperations() {
+	list, memory := make([]batch.Op, 0, p.Count()), make([]byte, 0, p.Bytes())
+	keep := func(b []byte) []byte {
+		if b == nil {
+			return nil
+		}
+		at := len(memory)
+		memory = append(memory, b...)
+		return memory[at:len(memory):len(memory)]
+	}
+	for _, op := range p.Operations {
+		list = append(list, batch.Op{Kind: op.Kind, Key: keep(op.Key), Value: keep(op.Value)})
+	}
+	p.Commit, p.copies = p.Commit.head(), list
 }
 
 // Count is the number of operations of the part.
@@ -149,6 +183,14 @@ func (p *Part) Count() (n int) {
 		n += int(r.to - r.from)
 	}
 	return n
+}
+
+// Span are the index of the first operation of the part, and the one after the last.
+func (p *Part) Span() (first, end int) {
+	if len(p.runs) == 0 {
+		return 0, 0
+	}
+	return int(p.runs[0].from), int(p.runs[len(p.runs)-1].to)
 }
 
 // Bytes is the size of the keys and values of the part.
@@ -162,20 +204,53 @@ func (p *Part) Bytes() (n int) {
 // Next returns what the next watch has to deliver, or false if there is nothing now. It does not wait.
 func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
 	f := c.feed
-	orDefault(&l.Events, eventsMax)
-	orDefault(&l.Bytes, eventBytesMax)
-	l.pinned = pinnedFactor * int64(l.Bytes)
+	l.setDefaults()
 	f.lock()
-	defer f.unlock()
 	f.feedHungryLocked(c)
-	for c.ready.len() > 0 {
+	for c.ready.len() > 0 && !ok {
 		w := c.ready.pop()
 		w.ready = false
-		if d, ok = f.deliverLocked(w, l); ok {
-			return d, true
-		}
+		d, ok = f.deliverLocked(w, l)
 	}
-	return Delivery{}, false
+	f.unlock()
+	f.copyParts(&d)
+	return d, ok
+}
+
+// Take returns what one watch of the consumer has to deliver, like Next.
+func (c *Consumer) Take(w *Watch, l Limit) (d Delivery, ok bool) {
+	f := c.feed
+	l.setDefaults()
+	f.lock()
+	d, ok = f.deliverLocked(w, l)
+	f.unlock()
+	f.copyParts(&d)
+	return d, ok
+}
+
+func (l *Limit) setDefaults() {
+	orDefault(&l.Events, eventsMax)
+	orDefault(&l.Bytes, eventBytesMax)
+	orDefault(&l.Large, math.MaxInt)
+	l.kept = keptFactor * int64(l.Bytes)
+}
+
+// copyParts copies the operations of large commits, which count as memory of the queues until then.
+func (f *Feed) copyParts(d *Delivery) {
+	for i := range d.Parts {
+		p := &d.Parts[i]
+		if !p.Copied {
+			continue
+		}
+		c := p.Commit
+		p.copyOperations()
+		f.lock()
+		if c.large {
+			f.memory.copied--
+		}
+		f.releaseLocked(c)
+		f.unlock()
+	}
 }
 
 // feedHungryLocked lets readers read for the watches of a consumer that lost their queues.
@@ -199,6 +274,10 @@ func (f *Feed) deliverLocked(w *Watch, l Limit) (Delivery, bool) {
 		w.consumer.forget(w)
 		return Delivery{Watch: w, Position: w.delivered, State: StateEnded, Err: w.reason}, true
 	case w.queue.len() > 0:
+		if large := w.queue.first().firstBytes() + l.EventBytes; large > max(l.Bytes, l.Large) {
+			f.readyLocked(w)
+			return Delivery{Watch: w, Large: large, Position: w.delivered, State: w.state}, true
+		}
 		return f.takeLocked(w, l), true
 	case w.gap != nil && !w.told:
 		w.told = true
@@ -236,7 +315,7 @@ func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
 func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	r := w.queue.first()
 	c, taken, end := r.commit, run{from: r.from, to: r.from}, r.end()
-	if c.Loaded != nil && l.Events <= 0 || d.pins(c, l.pinned) {
+	if c.Loaded != nil && l.Events <= 0 {
 		return false
 	}
 	if !d.ends(c) {
@@ -260,7 +339,7 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 		l.Events--
 		f.counters.events++
 	}
-	d.add(c, taken, last)
+	f.addPartLocked(d, c, taken, last, l)
 	switch {
 	case last:
 		w.delivered = Position{Epoch: c.Epoch}
@@ -275,23 +354,26 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	return whole
 }
 
-// pins reports whether the commits of the delivery would be too large together with another one. The memory of a commit is
-// kept for as long as a response refers to some of it, and no queue counts it any more.
-func (d *Delivery) pins(c *Commit, most int64) bool {
-	return len(d.Parts) > 0 && !d.ends(c) && d.pinned+c.size > most
-}
-
 // ends reports whether the last part is of a commit.
 func (d *Delivery) ends(c *Commit) bool {
 	n := len(d.Parts)
 	return n > 0 && d.Parts[n-1].Commit == c
 }
 
-// add adds a run, to the part of its commit if there is one.
-func (d *Delivery) add(c *Commit, r run, last bool) {
+// addPartLocked adds a run, to the part of its commit if there is one. A commit is kept in memory for as long as a response refers
+// to some of it, and no queue counts it any more: more than the limit is not kept but copied.
+func (f *Feed) addPartLocked(d *Delivery, c *Commit, r run, last bool, l *Limit) {
 	if !d.ends(c) {
-		d.Parts = append(d.Parts, Part{Commit: c})
-		d.pinned += c.size
+		p := Part{Commit: c}
+		if l.kept -= c.size; l.kept < 0 && c.Loaded == nil {
+			p.Copied = true
+			l.kept += c.size
+			f.retainLocked(c)
+			if c.large {
+				f.memory.copied++
+			}
+		}
+		d.Parts = append(d.Parts, p)
 	}
 	p := &d.Parts[len(d.Parts)-1]
 	p.runs = append(p.runs, r)

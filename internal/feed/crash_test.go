@@ -50,9 +50,9 @@ func (m *model) crash(seed uint64) {
 	stable := m.Stable()
 	m.fs, m.pending = m.fs.Crash(seed, vfs.SurviveSome), nil
 	left := map[keys.Epoch]bool{}
-	after := keys.Epoch(0) // the tree has a bulk load
-	if n := len(m.loaded); n > 0 {
-		after = m.loaded[n-1].Epoch
+	after := m.tree
+	if n := len(m.loaded); n > 0 { // the tree has a bulk load
+		after = max(after, m.loaded[n-1].Epoch)
 	}
 	loaded := m.loaded
 	m.loaded = nil
@@ -96,7 +96,7 @@ func TestStableIsVisibleAndDurable(t *testing.T) {
 
 func mustStep(t testing.TB, f *Feed) {
 	t.Helper()
-	if err := f.tailer.step(); err != nil {
+	if err := f.tailer.step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -34,8 +34,10 @@
 //   - progress at a position promises that everything up to it came out of Next;
 //   - nothing here takes a latch, the memory of a memtable, or a lock that a commit takes. The log's list of segments is
 //     locked by rotations, for the time of a search in it;
-//   - the ring, and the queues with the commits that only they refer to, have half of Options.MemoryBytes each, but for one
-//     commit that is larger than that. A watch whose stream takes nothing has no queue in the end: it costs its struct;
+//   - the ring, the queues with the commits that only they refer to, and large records that are being read have
+//     Options.MemoryBytes together, but for one commit that is larger than that; ring and queues have half of it each, but for
+//     one commit. A watch whose stream takes nothing has no queue in the end: it costs its struct;
+//   - what came out of Next keeps at most twice Limit.Bytes of commits in memory, and its own operations;
 //   - without a watch whose client takes something there is no goroutine and no ring.
 //
 // Locks: Feed.mu guards everything but what belongs to the goroutine of the tailer or of a reader. The source is called
@@ -86,7 +88,8 @@ type Options struct {
 	ConsumerWatchesMax    int           // of one consumer; 10,000
 	RangesMax             int           // of one watch; 64
 
-	manual bool // no goroutine is started: a test calls the steps
+	roomWait time.Duration // 50 ms; see room.go
+	manual   bool          // no goroutine is started: a test calls the steps
 }
 
 func (o *Options) setDefaults() {
@@ -99,6 +102,7 @@ func (o *Options) setDefaults() {
 	orDefault(&o.WatchesMax, 100_000)
 	orDefault(&o.ConsumerWatchesMax, 10_000)
 	orDefault(&o.RangesMax, 64)
+	orDefault(&o.roomWait, roomWait)
 }
 
 func orDefault[T comparable](field *T, value T) {

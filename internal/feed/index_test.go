@@ -8,6 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // TestIndexFindsEveryWatchThatMatches adds and removes watches of points, narrow and wide ranges at random.
@@ -71,7 +72,7 @@ func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := f.decode(1, body.Bytes())
+	c, err := f.decode(&wal.TailRecord{Epoch: 1, Body: body.Bytes()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package feed
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -11,7 +12,11 @@ import (
 type memory struct {
 	ringMax, queuesMax int64
 	queues             int64
-	turn               uint64 // counts what happens to queues: the clock of Watch.waiting
+	turn               uint64       // counts what happens to queues: the clock of Watch.waiting
+	reading            int64        // large records that are being read, and were not offered yet
+	offered            time.Time    // when the last one was
+	line               []*logReader // that wait for room
+	copied             int          // parts of large records that are being copied for deliveries
 }
 
 // addToRingLocked puts a commit into the ring, and drops as many of the oldest as make room. The newest stays, however
@@ -74,7 +79,17 @@ func (f *Feed) makeRoomLocked() {
 	if f.memory.queues <= f.memory.queuesMax {
 		return
 	}
-	var full []*Watch
+	full := f.byWaitLocked()
+	for _, w := range full[:max(len(full), 1)-1] { // the last one keeps its queue, so that something is delivered however little memory there is
+		if f.memory.queues <= f.memory.queuesMax-f.memory.queuesMax/4 {
+			return
+		}
+		f.evictLocked(w)
+	}
+}
+
+// byWaitLocked are the watches with a queue, first those from whose queues nothing was taken for the longest time.
+func (f *Feed) byWaitLocked() (full []*Watch) {
 	for _, w := range f.watches {
 		if w.queue.len() > 0 {
 			full = append(full, w)
@@ -83,12 +98,7 @@ func (f *Feed) makeRoomLocked() {
 	slices.SortFunc(full, func(a, b *Watch) int {
 		return cmp.Or(cmp.Compare(a.waiting, b.waiting), cmp.Compare(a.ID, b.ID))
 	})
-	for _, w := range full[:max(len(full), 1)-1] { // the last one keeps its queue, so that something is delivered however little memory there is
-		if f.memory.queues <= f.memory.queuesMax-f.memory.queuesMax/4 {
-			return
-		}
-		f.evictLocked(w)
-	}
+	return full
 }
 
 // evictLocked takes the queue away from a watch, which lags from then on at the begin of that queue. It is read for again

@@ -21,8 +21,12 @@ type model struct {
 	feed     *Feed
 	consumer []*Consumer
 	watches  []*observed
+	tree     keys.Epoch   // up to which the log has been truncated: the tree has it
 	pending  []keys.Epoch // appended, and perhaps neither durable nor visible
 	faults   int          // of which a watch heard
+	large    []*observed  // of these Next has said that a large operation is next
+	largest  int          // bytes of an operation that Next may deliver
+	seen     struct{ copied, large, taken, lost int }
 }
 
 // observed is a watch with what it has delivered since a position.
@@ -34,11 +38,23 @@ type observed struct {
 }
 
 // TestDeliveryIsTheFilterOfTheLog makes commits, bulk loads and watches at random, with queues of 1 to 10 references and a
-// ring of about three commits, and takes the steps of tailer, readers and consumers in a random order.
+// ring of about three commits, and takes the steps of tailer, readers and consumers in a random order. Some commits are read when
+// there is room for them, some are copied, and what happens between Next and Take is random, too.
 func TestDeliveryIsTheFilterOfTheLog(t *testing.T) {
+	var all model
 	for i := range 30 {
 		seed := testseed.Base(t) + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, rngOf(seed), 400) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			seen := runModel(t, rngOf(seed), 400).seen
+			all.seen.copied += seen.copied
+			all.seen.large += seen.large
+			all.seen.taken += seen.taken
+			all.seen.lost += seen.lost
+		})
+	}
+	t.Logf("%+v", all.seen)
+	if !t.Failed() && (all.seen.copied == 0 || all.seen.taken == 0 || all.seen.lost == 0) {
+		t.Errorf("the test tests little: %+v", all.seen)
 	}
 }
 
@@ -56,8 +72,13 @@ func runModel(t *testing.T, rng *rand.Rand, steps int) *model {
 // open opens a feed with so many consumers.
 func (m *model) open(consumers int) {
 	m.feed = New(m.store, Options{
-		manual: true, MemoryBytes: 600 + 400*m.rng.Int64N(8), QueueOperations: 1 + m.rng.IntN(10), QueueBytes: 50 + m.rng.Int64N(500),
+		manual: true, roomWait: 1, MemoryBytes: 600 + 400*m.rng.Int64N(8), QueueOperations: 1 + m.rng.IntN(10), QueueBytes: 50 + m.rng.Int64N(500),
 	})
+	if m.rng.IntN(3) == 0 { // there is room for a large commit, or for two
+		m.feed.Close()
+		m.feed = New(m.store, Options{manual: true, roomWait: 1, MemoryBytes: 350<<10 + m.rng.Int64N(500<<10), QueueOperations: 1 + m.rng.IntN(10)})
+	}
+	m.largest = 1 + m.rng.IntN(100)
 	m.consumer = nil
 	for i := range consumers {
 		m.consumer = append(m.consumer, m.feed.NewConsumer(fmt.Sprint("client ", i%2)))
@@ -82,6 +103,8 @@ func (m *model) step() {
 		m.tail()
 	case n < 76:
 		m.feed.read()
+	case n < 79 && len(m.large) > 0:
+		m.takeLarge()
 	case n < 95:
 		m.take(m.consumer[m.rng.IntN(len(m.consumer))])
 	case n < 97:
@@ -110,6 +133,10 @@ func (m *model) appendRandom() keys.Epoch {
 			used[o.key] = true
 			ops = append(ops, o)
 		}
+	}
+	if m.rng.IntN(15) == 0 { // more than is read of the log at a time
+		at := m.rng.IntN(len(ops))
+		ops[at].kind, ops[at].value = keys.KindSet, strings.Repeat(m.key(), 256<<10+m.rng.IntN(64<<10))
 	}
 	slices.SortFunc(ops, func(a, b op) int { return strings.Compare(a.key, b.key) })
 	return m.append(batch.Header{Origin: batch.Origin(m.rng.IntN(3))}, ops...)
@@ -165,7 +192,7 @@ func (m *model) tail() {
 	if m.feed.tailer == nil {
 		return
 	}
-	if err := m.feed.tailer.step(); err != nil {
+	if err := m.feed.tailer.step(m.t.Context()); err != nil {
 		m.faults++
 		m.feed.tailer.recover(m.t.Context(), err)
 	}
@@ -174,19 +201,52 @@ func (m *model) tail() {
 // take takes one delivery of a consumer, and reports false if it has none.
 func (m *model) take(c *Consumer) bool {
 	m.t.Helper()
-	d, ok := c.Next(Limit{Events: 1 + m.rng.IntN(5), Bytes: 1 + m.rng.IntN(60)})
+	d, ok := c.Next(Limit{Events: 1 + m.rng.IntN(5), Bytes: 1 + m.rng.IntN(60), Large: m.largest})
 	if !ok {
 		return false
 	}
+	w := m.receive(&d)
+	if d.Large > 0 {
+		m.seen.large++
+		m.large = append(m.large, w)
+	}
+	return true
+}
+
+// takeLarge takes what a watch has, about which Next has said that a large operation is next. The watch may have lost its queue,
+// or have been replaced, meanwhile.
+func (m *model) takeLarge() bool {
+	m.t.Helper()
+	i := m.rng.IntN(len(m.large))
+	w := m.large[i]
+	m.large = slices.Delete(m.large, i, i+1)
+	d, ok := w.consumer.Take(w.Watch, Limit{Events: 1 + m.rng.IntN(5), Bytes: 1 + m.rng.IntN(60), Large: 1 << 20})
+	if !ok {
+		m.seen.lost++
+		return false
+	}
+	if d.Large > 0 {
+		m.t.Fatalf("watch %d has a large operation of %d bytes", w.ID, d.Large)
+	}
+	m.seen.taken++
+	m.receive(&d)
+	return true
+}
+
+// receive checks a delivery, and adds it to what its watch has delivered.
+func (m *model) receive(d *Delivery) *observed {
+	m.t.Helper()
 	i := slices.IndexFunc(m.watches, func(w *observed) bool { return w.Watch == d.Watch })
 	if i < 0 {
 		m.t.Fatalf("a delivery of watch %d, which was canceled", d.Watch.ID)
 	}
 	w := m.watches[i]
-	w.got = append(w.got, eventsOf(&d)...)
+	events := eventsOf(d)
+	w.got = append(w.got, events...)
 	m.check(w, d.Position)
+	m.checkParts(w, d)
 	stable := m.Stable()
-	for _, e := range w.got {
+	for _, e := range events {
 		if e.epoch > stable {
 			m.t.Fatalf("watch %d delivered %v, and %d is stable", w.ID, e, stable)
 		}
@@ -195,7 +255,39 @@ func (m *model) take(c *Consumer) bool {
 		m.faults++
 		m.closeGap(w, gap)
 	}
-	return true
+	return w
+}
+
+// checkParts checks that a part says whether its commit ends, and where its operations are, and that a large commit is not kept.
+func (m *model) checkParts(w *observed, d *Delivery) {
+	m.t.Helper()
+	kept := int64(0)
+	for i := range d.Parts {
+		p := &d.Parts[i]
+		first, end, n, last := -1, 0, 0, 0
+		for at := range p.Operations {
+			if first < 0 {
+				first = at
+			}
+			end, last, n = at+1, at, n+1
+		}
+		if gotFirst, gotEnd := p.Span(); n > 0 && (gotFirst != first || gotEnd != end) || n != p.Count() {
+			m.t.Fatalf("watch %d: operations %d to %d, %d of them; Span %d to %d, Count %d", w.ID, first, end, n, gotFirst, gotEnd, p.Count())
+		}
+		rest := m.wanted(&w.filter, Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(last + 1)})
+		if more := p.Commit.Loaded == nil && len(rest) > 0 && rest[0].epoch == p.Commit.Epoch; p.End == more {
+			m.t.Fatalf("watch %d, epoch %d up to operation %d: End %v", w.ID, p.Commit.Epoch, last, p.End)
+		}
+		if p.Copied {
+			m.seen.copied++
+		}
+		if p.Commit.Loaded == nil {
+			kept += p.Commit.size
+		}
+	}
+	if most := int64(keptFactor*61) + int64(len(d.Parts))*commitBytes; kept > most {
+		m.t.Fatalf("watch %d: a delivery keeps %d bytes of commits, want at most %d", w.ID, kept, most)
+	}
 }
 
 // closeGap does what a difference between two snapshots does.
@@ -242,6 +334,11 @@ func (m *model) restart() {
 	at := w.Info().Position
 	m.check(w, at)
 	w.Cancel()
+	if m.rng.IntN(2) == 0 {
+		if d, ok := w.consumer.Take(w.Watch, Limit{}); ok {
+			m.t.Fatalf("watch %d was canceled and delivers %v", w.ID, d)
+		}
+	}
 	c := m.consumer[m.rng.IntN(len(m.consumer))]
 	opened, err := c.Watch(WatchOptions{After: at, Kinds: w.kinds, Origins: w.origins, Ranges: clientRanges(w.ranges)})
 	if err != nil {
@@ -268,7 +365,8 @@ func clientRanges(internal []Range) (list []Range) {
 
 // truncate removes what the tree would have from the log.
 func (m *model) truncate() {
-	if err := m.log.TruncateBefore(m.Stable()/2 + 1); err != nil {
+	m.tree = max(m.tree, m.Stable()/2)
+	if err := m.log.TruncateBefore(m.tree + 1); err != nil {
 		m.t.Fatal(err)
 	}
 }
@@ -284,8 +382,11 @@ func (m *model) finish() {
 			idle = 0
 		}
 		for _, c := range m.consumer {
-			for ; m.take(c); steps++ {
+			for ; m.take(c) && steps < 20_000; steps++ {
 				idle = 0
+				for len(m.large) > 0 {
+					m.takeLarge()
+				}
 			}
 		}
 	}
@@ -296,6 +397,15 @@ func (m *model) finish() {
 		}
 		m.check(w, p)
 	}
+	m.finishedStats()
+	m.feed.lock()
+	defer m.feed.unlock()
+	if left := &m.feed.memory; left.copied != 0 || left.queues < 0 || len(left.line) != 0 {
+		m.t.Fatalf("%+v", *left)
+	}
+}
+
+func (m *model) finishedStats() {
 	if s := m.feed.Stats(); s.QueueBytes < 0 || s.Lagging+s.Difference > 0 {
 		m.t.Fatalf("%+v", s)
 	}

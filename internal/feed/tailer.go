@@ -25,7 +25,7 @@ type tailer struct {
 	stop context.CancelFunc
 
 	// Owned by its goroutine.
-	log      *wal.TailReader // nil before the first step and after an error
+	log      *logReader // nil before the first step and after an error
 	failures int
 }
 
@@ -39,7 +39,7 @@ func (t *tailer) run(ctx context.Context) {
 			return
 		}
 		began := time.Now()
-		if err := t.step(); err != nil {
+		if err := t.step(ctx); err != nil {
 			t.recover(ctx, err)
 		}
 		sleep(ctx, wakeEvery-time.Since(began))
@@ -48,7 +48,7 @@ func (t *tailer) run(ctx context.Context) {
 
 func (t *tailer) close() {
 	if t.log != nil {
-		_ = t.log.Close() // it was only read
+		t.log.close()
 	}
 	t.log = nil
 }
@@ -67,14 +67,14 @@ func (t *tailer) position() keys.Epoch {
 }
 
 // step offers every commit up to the stable epoch to the live watches.
-func (t *tailer) step() error {
+func (t *tailer) step(ctx context.Context) error {
 	f, through := t.feed, t.feed.source.Stable()
 	if t.log == nil {
-		t.log = f.source.ReadLog(t.position()+1, wal.TailMark{})
+		t.log = f.readLog(ctx, nil, t.position()+1, wal.TailMark{})
 	}
 	for {
 		after := t.log.Position() - 1
-		rec, ok, err := t.log.Next(through)
+		rec, ok, err := t.log.next(through)
 		if err != nil || !ok {
 			return err
 		}
@@ -83,6 +83,7 @@ func (t *tailer) step() error {
 			return err
 		}
 		if !t.dispatch(rec.Epoch, commits) {
+			t.close()
 			return nil
 		}
 		t.failures = 0
@@ -97,7 +98,7 @@ func (f *Feed) commitsOf(rec *wal.TailRecord, after keys.Epoch) ([]*Commit, erro
 	case len(rec.Body) == 0:
 		return nil, nil
 	}
-	c, err := f.decode(rec.Epoch, rec.Body)
+	c, err := f.decode(rec)
 	if err != nil {
 		return nil, err
 	}

@@ -164,6 +164,14 @@ const (
 	SystemLock  = 'o'
 )
 
+// First bytes of the keys in SpaceSystem of users, roles and tokens: a user's or a role's name follows, or the SHA-256 of
+// the token. SystemUser alone is whether users are checked. Package auth/users defines the records.
+const (
+	SystemUser  = 'u'
+	SystemRole  = 'r'
+	SystemToken = 'k'
+)
+
 // Append appends the internal key of user in space s to dst.
 func Append(dst []byte, s Space, user []byte) []byte {
 	dst = append(dst, byte(s))

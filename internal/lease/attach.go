@@ -28,16 +28,31 @@ const keysBytesMax = 1 << 20
 // keysBytesMax; more says that there may be others.
 // The answer may be sent once await is durable.
 func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
-	x, err := m.store.Session()
-	if err != nil {
-		return nil, false, 0, err
-	}
-	defer x.Close()
 	if after != nil {
 		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), keys.Append(nil, keys.SpaceUser, after))
 	} else { // after the locks
 		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), []byte{byte(keys.SpaceUser)})
 	}
+	return m.held(ctx, id, after, limit, func(internal []byte) ([]byte, bool) { return keys.User(internal), true })
+}
+
+// Locks are names of locks that a lease holds, like Keys.
+func (m *Manager) Locks(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
+	if after != nil {
+		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(nil, after)))
+	}
+	return m.held(ctx, id, after, limit, lockName)
+}
+
+// held are what name returns for up to limit internal keys that belong to a lease, after an attachment, until name returns false.
+func (m *Manager) held(
+	ctx context.Context, id ID, after []byte, limit int, name func(internal []byte) ([]byte, bool),
+) (found [][]byte, more bool, await keys.Epoch, err error) {
+	x, err := m.store.Session()
+	if err != nil {
+		return nil, false, 0, err
+	}
+	defer x.Close()
 	for size := 0; ; {
 		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax), nil)
 		if err != nil {
@@ -45,12 +60,16 @@ func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (fou
 		}
 		for _, attachment := range step {
 			internal := attached(attachment)
+			named, ok := name(internal)
+			if !ok {
+				return found, false, x.Await(), nil
+			}
 			n, err := x.NewestVersion(ctx, internal)
 			if err != nil {
 				return nil, false, 0, err
 			}
 			if n.Found && n.Metadata.Lease == uint64(id) {
-				found, size = append(found, bytes.Clone(keys.User(internal))), size+len(internal)
+				found, size = append(found, bytes.Clone(named)), size+len(internal)
 			}
 			after = attachment
 		}

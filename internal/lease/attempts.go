@@ -66,7 +66,7 @@ func (m *Manager) Undo(ctx context.Context, name []byte, id ID, attempts []uint6
 		return false, 0, err
 	}
 	m.locks.undo(name, id, attempts)
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return false, 0, err
 	}

@@ -138,7 +138,7 @@ func (m *Manager) clearRecorded(ctx context.Context, e *entry) error {
 }
 
 func (m *Manager) commitCleared(ctx context.Context, e *entry) error {
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return err
 	}

@@ -72,12 +72,20 @@ var (
 	ErrWaiters   = errors.New("too many requests wait for locks, or observe them")
 )
 
+// StepKeysMax is how many keys a lease has at most that end in one commit. The commit holds the latches of all of them, and
+// computes the deletions meanwhile: with 100,000 keys, a put of another key waited for up to a second.
+const StepKeysMax = 1000
+
+// longStepKeys is how many keys each commit deletes if one is not enough. 1,000 keys have three fifths of the latches, which
+// the puts of other keys share; a lease with a million keys would hold them up for as long as its revocation takes.
+const longStepKeys = 128
+
 // Options configure a Manager. Zero fields take the default named beside them.
 type Options struct {
 	Leases    int                  // that exist at once; 1,000,000
 	Waiters   int                  // requests that wait for locks or observe them, at once; 100,000
 	StepBytes int                  // of attachments that one commit of a revocation deletes; 16 MiB
-	StepKeys  int                  // attachments that it deletes; 100,000
+	StepKeys  int                  // attachments that it deletes, if it deletes all; 1,000. See longStepKeys
 	Grace     time.Duration        // by which leases are prolonged at a start; 1 s
 	Elapsed   func() time.Duration // the monotonic clock; since Open
 	Now       func() time.Time     // what grants show as their time; time.Now
@@ -112,7 +120,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	orDefault(&o.Leases, 1_000_000)
 	orDefault(&o.Waiters, 100_000)
 	orDefault(&o.StepBytes, 16<<20)
-	orDefault(&o.StepKeys, 100_000)
+	orDefault(&o.StepKeys, StepKeysMax)
 	orDefault(&o.Grace, time.Second)
 	if o.Elapsed == nil {
 		o.Elapsed = func() time.Duration { return time.Since(started) }
@@ -243,7 +251,7 @@ func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner str
 }
 
 func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error) {
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -207,9 +209,39 @@ func TestRevocationDeletesOnlyWhatBelongsToTheLease(t *testing.T) {
 	}
 }
 
-// TestLongRevocationContinuesAfterACrash revokes in steps of 10 keys, and crashes in the middle.
+// TestLongRevocationHoldsFewLatches: a lease of up to StepKeysMax keys ends in one commit. One with more ends in commits of few
+// keys, because puts of other keys wait for the latches of each.
+func TestLongRevocationHoldsFewLatches(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	for id, count := range map[ID]int{1: StepKeysMax, 2: StepKeysMax + 1} {
+		h.mustGrant(id, time.Hour)
+		for i := range count {
+			h.mustPut(fmt.Sprintf("%d/%d", id, i), "", id)
+		}
+		before := h.store.Visible()
+		if err := h.Revoke(context.Background(), id); err != nil {
+			t.Fatal(err)
+		}
+		want := 1
+		if count > StepKeysMax {
+			want = (count + longStepKeys - 1) / longStepKeys
+		}
+		if commits := int(h.store.Visible() - before); commits != want {
+			t.Errorf("a lease with %d keys ended in %d commits, want %d", count, commits, want)
+		}
+	}
+	h.checkRecords()
+}
+
+// TestLongRevocationContinuesAfterACrash revokes in steps of 10 keys, and crashes at changes of the file system until the
+// revocation is done.
 func TestLongRevocationContinuesAfterACrash(t *testing.T) {
-	for _, at := range []int64{1, 3, 5, 8, 13} {
+	crashed, at, stride := true, 1+time.Now().UnixNano()%7, int64(7)
+	if *everyStep {
+		at, stride = 1, 1
+	}
+	for ; crashed; at += stride {
 		fs := vfs.NewMem()
 		o := Options{StepKeys: 10}
 		h := mustOpen(t, fs, o)
@@ -219,10 +251,22 @@ func TestLongRevocationContinuesAfterACrash(t *testing.T) {
 		}
 		fs.CrashAt(fs.Mutations() + at)
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		var syncs sync.WaitGroup
+		syncs.Go(func() { // so that a crash finds some of the steps durable
+			for ctx.Err() == nil && h.store.Wait(ctx, h.store.Visible(), mvcc.DurabilitySync) == nil {
+				runtime.Gosched()
+			}
+		})
 		err := h.Revoke(ctx, 1)
 		cancel()
+		syncs.Wait()
 		h.stop()
-		h = mustOpen(t, fs.Crash(uint64(at), vfs.SurviveNone), o)
+		crashed = fs.Crashed()
+		survival := vfs.SurviveNone
+		if at%2 == 0 {
+			survival = vfs.SurviveSome
+		}
+		h = mustOpen(t, fs.Crash(uint64(at), survival), o)
 		h.checkRecords()
 		left := 0
 		for i := range 95 {

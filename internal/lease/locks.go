@@ -100,7 +100,7 @@ func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
 
 // tryAcquire acquires the lock if it is not held and take is set, and returns the holder.
 func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return Held{}, err
 	}
@@ -165,7 +165,7 @@ func (m *Manager) Release(ctx context.Context, name []byte, token keys.Epoch) (r
 	if err := m.checkLock(name, nil); err != nil {
 		return false, 0, err
 	}
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return false, 0, err
 	}
@@ -198,7 +198,7 @@ func (m *Manager) holder(ctx context.Context, name []byte) (held Held, since, aw
 	if err := m.checkLock(name, nil); err != nil {
 		return Held{}, 0, 0, err
 	}
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return Held{}, 0, 0, err
 	}

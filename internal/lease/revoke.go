@@ -11,8 +11,8 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
-// revoke deletes a lease whose revocation has begun, and what is attached to it: in one commit, or in several if there are
-// more attachments than one commit should have. It returns the epoch of the last one.
+// revoke deletes a lease whose revocation has begun, and what is attached to it: in one commit, or in several small ones
+// if there are more attachments than one commit should have. It returns the epoch of the last one.
 //
 // The mark in memory is set. What has held the lease's latch before may not have seen it, so revoke waits until all that is
 // visible: from then on, no attachment is added.
@@ -21,14 +21,19 @@ func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.E
 		return 0, err
 	}
 	var damage error // the lease is not gone while it may have keys that cannot be read
+	keysMax := m.options.StepKeys
 	for after := []byte(nil); ; {
-		step, more, err := m.attachments(ctx, x, e.id, after, m.options.StepKeys, m.options.StepBytes, func(_, _ []byte, err error) {
+		step, more, err := m.attachments(ctx, x, e.id, after, keysMax, m.options.StepBytes, func(_, _ []byte, err error) {
 			if !mvcc.HidesOnlyBefore(err, e.since) {
 				damage = cmp.Or(damage, err)
 			}
 		})
 		if err != nil {
 			return 0, err
+		}
+		if more && len(step) > longStepKeys {
+			keysMax = longStepKeys
+			step = step[:keysMax]
 		}
 		epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && damage == nil)
 		if err != nil {

@@ -148,3 +148,27 @@ func TestTestsInDocumentsExist(t *testing.T) {
 	report(t, checkTests(t, repository()))
 	wantOne(t, checkTests(t, tree("docs/a.md", "`TestA`, `TestB`\n", "a/a_test.go", "package a\nfunc TestA() {}\n")), "no test TestB")
 }
+
+// conflict is the first line of a conflict that a merge has left. It is built from parts, so that this file has none.
+var conflict = strings.Repeat("<", 7) + " "
+
+func checkConflicts(t *testing.T, tree fs.FS) (complaints []string) {
+	t.Helper()
+	for _, name := range files(t, tree, "") {
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if strings.HasPrefix(line, conflict) {
+				complaints = append(complaints, fmt.Sprintf("%s:%d: an unresolved conflict", name, i+1))
+			}
+		}
+	}
+	return complaints
+}
+
+func TestNoFileHasAnUnresolvedConflict(t *testing.T) {
+	report(t, checkConflicts(t, repository()))
+	wantOne(t, checkConflicts(t, tree("docs/a.md", "text\n"+conflict+"HEAD\n")), "docs/a.md:2")
+}

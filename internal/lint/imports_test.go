@@ -75,23 +75,40 @@ var mayImport = map[string][]string{
 	// What reads the log besides recovery: it knows neither transactions nor the network.
 	"internal/feed": {"internal/keys", "internal/storage/batch", "internal/wal", "internal/vfs"},
 
+	// What keeps the log outside of the store: records, not segment files.
+	"internal/archive": {"internal/keys", "internal/objectstore", "internal/storage/batch", "internal/wal"},
+	// Where copies of the store are kept, and how they are made and read.
+	"internal/objectstore": {},
+	"internal/backup":      {"internal/keys", "internal/objectstore", "internal/storage", "internal/storage/page", "internal/vfs"},
+
+	// What makes a store of a backup and the log archive, from the command line.
+	"internal/restore": {
+		"internal/archive", "internal/backup", "internal/keys", "internal/mvcc", "internal/objectstore", "internal/storage", "internal/storage/batch", "internal/storage/inspect", "internal/vfs", "internal/wal",
+	},
+
 	// The RPC layer, the client, the commands, and what they need.
-	"api":                {},
-	"client":             {"api/proto/epochkv/v1"},
-	"internal/testseed":  {},
-	"internal/doctable":  {},
-	"internal/config":    {"internal/storage"}, // for its limits
-	"internal/health":    {},
-	"internal/certs":     {},
-	"internal/transport": {},
-	"internal/lease":     {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
-	"internal/telemetry": {"internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/wal", "internal/vfs"},
+	"api":                 {},
+	"client":              {"api/proto/epochkv/v1"},
+	"client/tracing":      {"client"},
+	"internal/testseed":   {},
+	"internal/doctable":   {},
+	"internal/audit":      {},
+	"internal/config":     {"internal/audit", "internal/storage"}, // for its limits
+	"internal/health":     {},
+	"internal/console":    {},
+	"internal/certs":      {},
+	"internal/transport":  {},
+	"internal/tracing":    {},
+	"internal/lease":      {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
+	"internal/auth":       {"internal/keys"},
+	"internal/auth/users": {"internal/auth", "internal/keys", "internal/mvcc", "internal/storage", "internal/vfs"},
+	"internal/telemetry":  {"internal/archive", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/tracing", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/certs", "internal/clock", "internal/config", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
-		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/transport", "internal/vfs", "internal/wal",
+		"api/proto/epochkv/v1", "internal/archive", "internal/audit", "internal/objectstore", "internal/auth", "internal/auth/users", "internal/backup", "internal/certs", "internal/clock", "internal/config", "internal/console", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/tracing", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
-	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/certs", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify and salvage of files
+	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/audit", "internal/auth/users", "internal/archive", "internal/backup", "internal/certs", "internal/objectstore", "internal/restore", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify, salvage and restore of files
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.
@@ -102,10 +119,16 @@ var mayImport = map[string][]string{
 }
 
 // wireAware lists the packages that know the protocol: gRPC and protobuf stay out of all others.
-var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/transport", "internal/telemetry", "internal/e2e", "bench"}
+var wireAware = []string{"api", "client", "cmd", "examples", "internal/server", "internal/transport", "internal/telemetry", "internal/tracing", "internal/e2e", "bench"}
 
 // metered lists the packages that know the metrics library; the engine counts in plain atomics.
 var metered = []string{"internal/telemetry", "cmd", "bench"}
+
+// traced lists the packages that know OpenTelemetry. The client does not: programs that do not trace must not link it.
+var traced = []string{"internal/tracing", "client/tracing"}
+
+// migration lists what kvctl reads the data of peers with, to import it.
+var migration = []string{"go.etcd.io/bbolt", "github.com/redis/go-redis/v9"}
 
 // engine lists the packages that reach files through vfs alone.
 var engine = []string{"internal/storage", "internal/wal", "internal/mvcc", "internal/cache", "internal/pin"}
@@ -166,7 +189,7 @@ func checkRows(t *testing.T, tree fs.FS, names []string) (complaints []string) {
 }
 
 func TestImportTableNamesOnlyPackages(t *testing.T) {
-	names := slices.Concat(slices.Collect(maps.Keys(mayImport)), wireAware, metered, engine)
+	names := slices.Concat(slices.Collect(maps.Keys(mayImport)), wireAware, metered, traced, engine)
 	for _, allowed := range mayImport {
 		names = append(names, allowed...)
 	}
@@ -186,6 +209,7 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 		s.imports(func(spec *ast.ImportSpec, imported string) {
 			wire := strings.HasPrefix(imported, "google.golang.org/") || strings.HasPrefix(imported, module+"/api/")
 			metrics := strings.HasPrefix(imported, "github.com/prometheus/")
+			traces := strings.HasPrefix(imported, "go.opentelemetry.io/")
 			peer := strings.HasPrefix(imported, "github.com/cockroachdb/pebble") || strings.HasPrefix(imported, "github.com/dgraph-io/") ||
 				strings.HasPrefix(imported, "go.etcd.io/") || strings.HasPrefix(imported, "github.com/redis/")
 			switch {
@@ -193,7 +217,9 @@ func checkForeign(t *testing.T, tree fs.FS) (complaints []string) {
 				complaints = append(complaints, fmt.Sprintf("%s: only the RPC layer, the client and the commands know the protocol, not %s", s.line(spec), s.dir()))
 			case metrics && !s.isTest() && !below(s.dir(), metered):
 				complaints = append(complaints, fmt.Sprintf("%s: only telemetry knows the metrics library, not %s", s.line(spec), s.dir()))
-			case peer && !below(s.dir(), []string{"bench"}):
+			case traces && !s.isTest() && !below(s.dir(), traced):
+				complaints = append(complaints, fmt.Sprintf("%s: only tracing knows OpenTelemetry, not %s", s.line(spec), s.dir()))
+			case peer && !below(s.dir(), []string{"bench"}) && !(below(s.dir(), []string{"cmd/kvctl"}) && slices.Contains(migration, imported)):
 				complaints = append(complaints, fmt.Sprintf("%s: peers belong in bench, not in %s", s.line(spec), s.dir()))
 			}
 		})
@@ -253,7 +279,10 @@ func TestWireMetricsAndPeersStayInTheirPackages(t *testing.T) {
 	report(t, checkForeign(t, repository()))
 	wantOne(t, checkForeign(t, tree("internal/mvcc/a.go", "package mvcc\nimport _ \"google.golang.org/grpc\"\n")), "only the RPC layer")
 	wantOne(t, checkForeign(t, tree("internal/wal/a.go", "package wal\nimport _ \"github.com/prometheus/client_golang/prometheus\"\n")), "only telemetry")
+	wantOne(t, checkForeign(t, tree("client/a.go", "package client\nimport _ \"go.opentelemetry.io/otel/trace\"\n")), "only tracing")
 	wantOne(t, checkForeign(t, tree("internal/storage/a_test.go", "package storage\nimport _ \"github.com/cockroachdb/pebble/v2\"\n")), "peers belong in bench")
+	wantOne(t, checkForeign(t, tree("client/a.go", "package client\nimport _ \"go.etcd.io/bbolt\"\n")), "peers belong in bench")
+	wantOne(t, checkForeign(t, tree("cmd/kvctl/a.go", "package main\nimport _ \"go.etcd.io/etcd/client/v3\"\n")), "peers belong in bench")
 }
 
 func TestOnlyVFSTouchesFiles(t *testing.T) {

@@ -27,8 +27,7 @@ func (x *Session) assertSnapshot() {
 	if visible := x.store.Visible(); x.at > visible {
 		invariants.Fail("a snapshot at epoch %d, after visible %d", x.at, visible)
 	}
-	// A snapshot of an empty store is at epoch 0 and is registered as 1; both see nothing.
-	if least := x.store.MinVisible(); x.hasSnapshot && max(x.at, 1) < least {
+	if least := x.store.MinVisible(); x.hasSnapshot && x.at < least {
 		invariants.Fail("a snapshot at epoch %d, before min-visible %d", x.at, least)
 	}
 }
@@ -69,5 +68,32 @@ func (l *latches) allHeld(s *latchSet) bool {
 func (x *Session) assertAlone(begin bool) {
 	if !x.committing.writing.CompareAndSwap(!begin, begin) {
 		invariants.Fail("two goroutines write with one session")
+	}
+}
+
+// touchFunc reports whether a request may write a key, or read it.
+type touchFunc func(write bool, key []byte) bool
+
+// AssertKeys sets what knows which keys the request of the session may touch, until the end of the session. In builds with the
+// tag `invariants`, each key that is read, returned by a cursor or written must be one of them.
+func (x *Session) AssertKeys(may func(write bool, key []byte) bool) {
+	if invariants.Enabled {
+		x.touches = may
+	}
+}
+
+// assertTouches: the request may read, or write, the key of a client.
+func (x *Session) assertTouches(write bool, key []byte) {
+	if x.touches != nil && !x.touches(write, key) {
+		invariants.Fail("a request touches the key %q, which its caller may not (write: %v)", key, write)
+	}
+}
+
+// assertWritten: the request may write all keys of clients in its batch.
+func (x *Session) assertWritten(w *Write) {
+	for i := range w.Batch.Count() {
+		if internal := w.Batch.Key(i); x.touches != nil && keys.SpaceOf(internal) == keys.SpaceUser {
+			x.assertTouches(true, keys.User(internal))
+		}
 	}
 }

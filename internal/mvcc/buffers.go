@@ -6,6 +6,10 @@ import "github.com/epochkv/epochkv/internal/storage"
 // thousands of sessions, so none of them may keep the memory of one huge request.
 const pooledBytesMax = 1 << 20
 
+// pausedBytesMax bounds the value that is in memory while a cursor or a difference is paused, which may be for as long as a client
+// takes to read.
+const pausedBytesMax = 64 << 10
+
 // sessionBuffers are the parts of a session that grow with its requests, one for each kind of request.
 type sessionBuffers struct {
 	cursor  Cursor

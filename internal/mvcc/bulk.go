@@ -24,23 +24,26 @@ var ErrBulkLoadOvertaken = storage.ErrBulkLoadOvertaken
 // epoch, or not at all. storage/bulk.go describes how. It is for one goroutine, and the limits of a
 // batch do not apply to it.
 type BulkLoad struct {
-	store *Store
-	load  *storage.BulkLoad
-	key   []byte
+	store  *Store
+	load   *storage.BulkLoad
+	key    []byte
+	permit func() error // see Permit; nil: every commit is permitted
 }
 
 // BulkLoaded is the outcome of a bulk load.
 type BulkLoaded struct {
 	Epoch       keys.Epoch
 	Keys        uint64        // distinct ones
-	CommitPause time.Duration // how long commits were stopped
+	PausedAt    time.Time     // when other commits were stopped, so that it becomes durable
+	CommitPause time.Duration // how long
 }
 
 // bulkLoads is the store's part of bulk loads. There is one bulk load at a time.
 type bulkLoads struct {
 	session *Session // commits it; nil before the first bulk load, and outside the limit of sessions
 	pause   commitPause
-	keep    atomic.Int64 // see Store.KeepBulkLoads
+	turn    chan struct{} // holds a token while a bulk load is in its commit pause
+	keep    atomic.Int64  // see Store.KeepBulkLoads
 }
 
 // commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
@@ -92,6 +95,21 @@ func (l *BulkLoad) Add(key, value []byte) error {
 	return l.load.Add(l.key, value)
 }
 
+// Permit sets the function that Commit calls at the beginning of the commit pause. It is not called again: what ends the
+// permission waits with AwaitCommitPause.
+func (l *BulkLoad) Permit(permit func() error) { l.permit = permit }
+
+// AwaitCommitPause waits until no bulk load is in a commit pause that has begun before.
+func (s *Store) AwaitCommitPause(ctx context.Context) error {
+	select {
+	case s.bulk.turn <- struct{}{}:
+		<-s.bulk.turn
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // Cancel lets an Add that waits for the sorting of earlier entries end early, with an error. Nothing can
 // be committed after it. It may be called by any goroutine.
 func (l *BulkLoad) Cancel() { l.load.Cancel() }
@@ -121,6 +139,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	if err := l.build(ctx); err != nil {
 		return BulkLoaded{}, err
 	}
+	at := time.Now()
 	pause, err := l.switchOver(ctx)
 	if !l.load.Published() {
 		s.engine.CancelBulkLoad(l.load)
@@ -128,7 +147,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	}
 	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)
-	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, CommitPause: pause}, nil
+	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, PausedAt: at, CommitPause: pause}, nil
 }
 
 // build makes the state that switchOver publishes. It yields to commits that find no memory because
@@ -185,8 +204,11 @@ func (l *BulkLoad) catchUp(ctx context.Context) error {
 // latch that is taken until all of them are released.
 func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	s, start := l.store, time.Now()
+	s.bulk.turn <- struct{}{} // others keep it for no time
+	defer func() { <-s.bulk.turn }()
 	defer func() { s.bulk.pause.add(time.Since(start)) }()
 	s.engine.BeginBulkLoadSwitch()
+	s.bulk.session.Permit(l.permit)
 	_, err := s.bulk.session.commit(ctx, &Write{load: l.load})
 	return time.Since(start), err
 }

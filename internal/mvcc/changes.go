@@ -58,6 +58,9 @@ func (c *Changes) OldestInLog() keys.Epoch { return c.store.engine.OldestLogEpoc
 // Hold keeps the log for a reader.
 func (c *Changes) Hold(o wal.HolderOptions) *wal.Holder { return c.store.engine.HoldLog(o) }
 
+// LogHolder is the holder of the log with a name that options of the store named, or nil.
+func (c *Changes) LogHolder(name string) *wal.Holder { return c.store.engine.LogHolder(name) }
+
 // BulkLoads are the bulk loads with epochs after one epoch and up to another. It reports false if it does not know all of
 // them: the log has no record of a bulk load.
 func (c *Changes) BulkLoads(after, through keys.Epoch) (list []keys.LoadedRange, complete bool) {

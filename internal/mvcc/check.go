@@ -60,6 +60,10 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 			holds, err = x.conditionHolds(c, v, ok)
 		}
 		epoch := v.Epoch
+		var failed *PreconditionError
+		if err == nil && !holds {
+			failed, err = x.failure(c, v, ok)
+		}
 		x.reveals(v.Sync, epoch)
 		x.slot.Leave()
 		if err != nil {
@@ -69,9 +73,25 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 			continue
 		}
 		x.store.counters.preconditions.Add(1)
-		return &PreconditionError{Index: i, Condition: *c, Found: ok && v.Kind.HasValue(), Epoch: epoch}
+		failed.Index = i
+		return failed
 	}
 	return nil
+}
+
+// CurrentValueBytesMax bounds the value in a PreconditionError. The error reaches clients in trailers, and many clients of gRPC
+// accept 8 KiB of them: twice the base64 of a key of 2 KiB and of this value leaves room for the rest.
+const CurrentValueBytesMax = 1 << 10
+
+// failure describes a condition that does not hold. The slot is entered.
+func (x *Session) failure(c *Condition, v storage.Version, ok bool) (failed *PreconditionError, err error) {
+	failed = &PreconditionError{Condition: *c, Found: ok && v.Kind.HasValue(), Epoch: v.Epoch}
+	if c.ReturnCurrent && failed.Found && c.Kind != LockHeld {
+		if failed.ValueSize = v.Size(); failed.ValueSize <= CurrentValueBytesMax {
+			failed.Value, err = x.reader.AppendValue(make([]byte, 0, failed.ValueSize), v)
+		}
+	}
+	return failed, err
 }
 
 func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool, error) {

@@ -17,6 +17,7 @@ type commitState struct {
 	held          latchSet
 	previous      keys.Epoch       // newest epoch this session reserved; see awaitTurn
 	revealed      keys.Epoch       // what must be visible before the current outcome is returned; see finish
+	memory        time.Duration    // waited for memory, a segment or the throttle, since TakeWaits
 	madeLongChain bool             // the current commit has made long chains; see finish
 	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
@@ -99,6 +100,9 @@ func (x *Session) commitDurably(ctx context.Context, w *Write) (keys.Epoch, erro
 //
 // It returns epoch zero, and no error, if there was nothing to write.
 func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+	if w.request != nil {
+		x.expectRecord(w.request)
+	}
 	if err := x.prepare(w); err != nil {
 		return 0, err
 	}
@@ -133,6 +137,9 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 // A reserved epoch is always completed, whatever the context says.
 func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, error) {
 	x.reached(stepLatched)
+	if err := x.permitted(); err != nil {
+		return 0, err
+	}
 	if w.request != nil {
 		if err := x.checkRequest(w); err != nil {
 			return 0, err
@@ -167,18 +174,19 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 
 // complete turns a reserved epoch into the commit, or into a no-op record if the commit must not happen.
 //
-// From here until the epoch is marked as installed there is no allocation, no lock and no log line: every later
-// commit waits for this one to become visible.
+// From here until the epoch is marked as installed there is no allocation, no lock and no log line, unless the permission has
+// changed since the latches were taken: every later commit waits for this one to become visible.
 func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) error {
 	x.reached(stepReserved)
 	x.committing.previous, x.committing.revealed = epoch, 0 // what was seen so far is older, and visible when epoch is
-	var refused error
-	if w.reads != nil {
+	refused := x.permitted()
+	if refused == nil && w.reads != nil {
 		refused = x.validateWindow(ctx, w.reads, epoch)
 	}
 	if refused == nil {
 		if invariants.Enabled {
 			x.assertLatched(w, epoch)
+			x.assertWritten(w)
 		}
 		if w.request != nil {
 			x.store.requests.note(&w.request.ID, w.record)
@@ -234,7 +242,7 @@ func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
 	if w.snapshot != 0 {
 		x.CloseSnapshot()
 	}
-	x.store.engine.Throttle(ctx, &x.committing.writer, w.Batch.Count(), w.Batch.Size())
+	x.committing.memory += x.store.engine.Throttle(ctx, &x.committing.writer, w.Batch.Count(), w.Batch.Size())
 }
 
 // prepare checks w against the limits and sorts its operations.
@@ -389,11 +397,13 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 // here; for others it returns zero, and they try again.
 func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 	x.slot.Leave()
+	start := time.Now()
 	err := x.store.awaitSpace(ctx, w) // the disk may have become full since prepare
 	reserved := false
 	if err == nil {
 		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body)
 	}
+	x.committing.memory += time.Since(start)
 	x.slot.Enter() // an epoch that is reserved and not completed has protected its memtable so far
 	if err != nil || !reserved {
 		return 0, err

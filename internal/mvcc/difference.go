@@ -155,6 +155,13 @@ func (d *Difference) Await() keys.Epoch {
 // Err is what ended the walk early, or nil.
 func (d *Difference) Err() error { return d.err }
 
+// Pause gives up a large value while the caller blocks. Value becomes invalid.
+func (d *Difference) Pause() {
+	if cap(d.value) > pausedBytesMax {
+		d.value = nil
+	}
+}
+
 // Close ends the walk and the snapshot at Since. Closing twice is harmless.
 func (d *Difference) Close() {
 	if d.since != nil {

@@ -35,7 +35,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("mvcc: %q was changed by a concurrent commit; retry", e.Key)
+	return fmt.Sprintf("mvcc: %s was changed by a concurrent commit; retry", keys.Quote(e.Key))
 }
 
 // PreconditionError names the precondition that does not hold. Nothing was written.
@@ -44,13 +44,15 @@ type PreconditionError struct {
 	Condition Condition
 	Found     bool       // whether the key exists
 	Epoch     keys.Epoch // epoch of the key's newest version, zero if it never existed
+	Value     []byte     // with Condition.ReturnCurrent: the value, if it has at most CurrentValueBytesMax
+	ValueSize int        // with Condition.ReturnCurrent: its length
 }
 
 func (e *PreconditionError) Error() string {
 	if e.Condition.Kind == LockHeld {
-		return fmt.Sprintf("mvcc: the lock %q is not held with the token %d", e.Condition.Key, e.Condition.Epoch)
+		return fmt.Sprintf("mvcc: the lock %s is not held with the token %d", keys.Quote(e.Condition.Key), e.Condition.Epoch)
 	}
-	return fmt.Sprintf("mvcc: precondition %d does not hold: key %q %s", e.Index, e.Condition.Key, e.Condition.Kind.mismatch(e.Found))
+	return fmt.Sprintf("mvcc: precondition %d does not hold: key %s %s", e.Index, keys.Quote(e.Condition.Key), e.Condition.Kind.mismatch(e.Found))
 }
 
 func (k ConditionKind) mismatch(found bool) string {
@@ -101,3 +103,12 @@ func ofKey(err error, internal []byte) error {
 	damage.KeyUpper = append(bytes.Clone(damage.KeyLower), 0)
 	return err
 }
+
+// NotPermittedError is the error of the function that Session.Permit has set. It also replaces the outcome of an earlier attempt
+// of the request.
+type NotPermittedError struct{ Cause error }
+
+func (e *NotPermittedError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *NotPermittedError) Unwrap() error { return e.Cause }

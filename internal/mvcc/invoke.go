@@ -65,7 +65,7 @@ type TypeError struct {
 }
 
 func (e *TypeError) Error() string {
-	return fmt.Sprintf("mvcc: operation %d on %q: %s", e.Index, e.Key, e.Reason)
+	return fmt.Sprintf("mvcc: operation %d on %s: %s", e.Index, keys.Quote(e.Key), e.Reason)
 }
 
 // apply computes the outcome of the operation on a key's value with its metadata. It appends a new value to buf and

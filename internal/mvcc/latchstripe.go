@@ -52,7 +52,15 @@ func (l *latch) lock(ctx context.Context, w *waiter) error {
 	if l.state.CompareAndSwap(0, latchHeld) || l.spin() {
 		return nil
 	}
-	w.since, w.starving = time.Now(), w.urgent
+	w.since = time.Now()
+	err := l.lockParked(ctx, w)
+	w.waited += time.Since(w.since)
+	return err
+}
+
+// lockParked is lock for a waiter that parks until the latch is free, or handed to it.
+func (l *latch) lockParked(ctx context.Context, w *waiter) error {
+	w.starving = w.urgent
 	for again := w.urgent; l.enqueue(w, again); again = true {
 		select {
 		case <-w.wake:

@@ -112,6 +112,8 @@ type Condition struct {
 	Key   []byte     // the client's key; for LockHeld, the name of a lock
 	Value []byte     // for ValueEquals
 	Epoch keys.Epoch // for EpochEquals and LockHeld
+
+	ReturnCurrent bool // the PreconditionError has the key's current value
 }
 
 // appendInternal appends the internal key that the condition is about.

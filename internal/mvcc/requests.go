@@ -77,7 +77,9 @@ type Outcome struct {
 	State  OutcomeState
 	Epoch  keys.Epoch // of its commit
 	Method uint8
-	Result []byte
+	// Identity is that of the request which was applied or cancelled.
+	Identity uint32
+	Result   []byte
 }
 
 // AppliedError means that a request was applied before, by another attempt. Nothing was written now.
@@ -170,6 +172,12 @@ func (x *Session) checkRequest(w *Write) error {
 	return &AppliedError{out}
 }
 
+// expectRecord lets the look-up of the id wait less for memory: its record has a random place.
+func (x *Session) expectRecord(r *Request) {
+	x.key = requestUser(append(x.key[:0], byte(keys.SpaceSystem)), &r.ID)
+	x.store.engine.Expect(x.key)
+}
+
 // lookUp finds what is known of a request. The caller holds the latch of its id.
 func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	x.key = requestUser(append(x.key[:0], byte(keys.SpaceSystem)), &r.ID)
@@ -198,7 +206,9 @@ func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	if compare && !cancelled && (binary.LittleEndian.Uint32(record[2:]) != r.Hash || binary.LittleEndian.Uint32(record[6:]) != r.Identity) {
 		return out, ErrRequestReused
 	}
-	return Outcome{State: OutcomeState(record[0]), Epoch: v.Epoch, Method: record[1], Result: record[recordHeaderBytes:]}, nil
+	return Outcome{
+		State: OutcomeState(record[0]), Epoch: v.Epoch, Method: record[1], Identity: binary.LittleEndian.Uint32(record[6:]), Result: record[recordHeaderBytes:],
+	}, nil
 }
 
 // newestRecord reads the record of the request whose key is in x.key. A fresh id is newer than all in the tree, so that
@@ -218,7 +228,7 @@ const RequestAheadMax = 5 * time.Minute
 
 // orApplied replaces a refusal by *AppliedError if another attempt of the request was applied meanwhile.
 func (x *Session) orApplied(ctx context.Context, r *Request, err error) error {
-	if err == nil || r == nil || errors.As(err, new(*AppliedError)) {
+	if err == nil || r == nil || errors.As(err, new(*AppliedError)) || errors.As(err, new(*NotPermittedError)) {
 		return err
 	}
 	out, failed := x.Outcome(ctx, r)
@@ -256,5 +266,5 @@ func (x *Session) Fence(ctx context.Context, r *Request, d Durability) (Outcome,
 	case errors.As(err, new(*RequestExpiredError)):
 		return Outcome{State: OutcomeExpired}, 0, nil
 	}
-	return Outcome{State: OutcomeCancelled, Epoch: epoch}, epoch, err
+	return Outcome{State: OutcomeCancelled, Epoch: epoch, Identity: r.Identity}, epoch, err
 }

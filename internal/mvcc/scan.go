@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 )
@@ -96,6 +97,9 @@ func (c *Cursor) Next() bool {
 			}
 			if v.Kind.HasValue() {
 				c.returned++
+				if invariants.Enabled {
+					c.session.assertTouches(false, keys.User(c.inner.Key()))
+				}
 				return c.load()
 			}
 			if c.full() {
@@ -191,8 +195,11 @@ func (c *Cursor) Await() keys.Epoch {
 func (c *Cursor) Err() error { return c.err }
 
 // Pause leaves the guard while the caller blocks, so that a slow reader keeps only the versions of
-// its snapshot from reclamation. Key and Value become invalid; Next continues after them.
+// its snapshot from reclamation, and no large value. Key and Value become invalid; Next continues after them.
 func (c *Cursor) Pause() {
+	if cap(c.long) > pausedBytesMax {
+		c.long, c.value = nil, nil
+	}
 	if !c.inside {
 		return
 	}

@@ -32,6 +32,8 @@ type Session struct {
 	buffers     sessionBuffers
 	baseline    baselineState         // of benchmarks; empty in production
 	admit       func(bytes int) error // see AdmitLarge
+	permit      func() error          // see Permit
+	touches     touchFunc             // see AssertKeys
 	closed      atomic.Bool
 }
 
@@ -54,7 +56,7 @@ func (x *Session) Close() {
 	}
 	x.buffers.txn.Rollback()
 	x.CloseSnapshot()
-	x.admit = nil
+	x.admit, x.permit, x.touches = nil, nil, nil
 	x.SetWaits(true)
 	x.Trim()
 	x.store.sessions.put(x)
@@ -86,6 +88,22 @@ const largeValueMin = 64 << 10
 // ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
 // the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
+
+// Permit sets the function that a commit calls once it holds its latches, before it reads or changes anything, and once more
+// when it has its epoch: a permission that ended before the epoch was reserved permits nothing, however long the commit waited
+// in between. Its error ends the commit, as *NotPermittedError. The function must not wait, and remains set until the end of the
+// session.
+func (x *Session) Permit(permit func() error) { x.permit = permit }
+
+func (x *Session) permitted() error {
+	if x.permit == nil {
+		return nil
+	}
+	if err := x.permit(); err != nil {
+		return &NotPermittedError{Cause: err}
+	}
+	return nil
+}
 
 func (x *Session) admitted(bytes int) error {
 	if bytes < largeValueMin || x.admit == nil {
@@ -131,6 +149,9 @@ func (x *Session) Read(dst, key []byte) (v Value, err error) {
 // read is Read with the result in v, which must be zero: returning a Value through three functions
 // took a third of the time of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
+	if invariants.Enabled {
+		x.assertTouches(false, key)
+	}
 	v.Data, v.At, x.section = dst, x.at, x.section[:0]
 	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {
 		return err

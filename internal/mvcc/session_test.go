@@ -8,6 +8,49 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
+// TestPausedCursorKeepsNoLargeValue: the caller may wait for a client for minutes.
+func TestPausedCursorKeepsNoLargeValue(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	for i := range 4 {
+		if _, err := put(x, fmt.Sprint(i), string(make([]byte, 4*pausedBytesMax)), DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.OpenSnapshot(0); err != nil {
+		t.Fatal(err)
+	}
+	c, err := x.Scan(ScanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; c.Next(); n++ {
+		if len(c.Value()) != 4*pausedBytesMax || x.memoryBytes() < pausedBytesMax {
+			t.Fatalf("entry %d has %d bytes, the session %d: the test tests nothing", n, len(c.Value()), x.memoryBytes())
+		}
+		if c.Pause(); x.memoryBytes() > pausedBytesMax {
+			t.Fatalf("a paused cursor keeps %d bytes", x.memoryBytes())
+		}
+	}
+	d, err := x.Difference(DifferenceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	found := 0
+	for ; d.Next(); found++ {
+		if d.Pause(); len(d.Value()) > 0 {
+			t.Fatalf("a paused difference keeps %d bytes", len(d.Value()))
+		}
+	}
+	if c.Err() != nil || d.Err() != nil || found != 4 {
+		t.Fatalf("%v, %v, %d differences", c.Err(), d.Err(), found)
+	}
+}
+
 // TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool
 // holds little, and works as before.
 func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {

@@ -1,6 +1,9 @@
 package mvcc
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // sessionPool is the pool of a store's sessions, and its limit. The session that was closed last is taken first: its
 // buffers are the ones most likely to be in the processor's cache.
@@ -35,6 +38,22 @@ func (s *Store) Session() (*Session, error) {
 	}
 	p.open++
 	return s.newSession(), nil
+}
+
+type permitKey struct{}
+
+// WithPermit is a context whose sessions of SessionOf have a function for Session.Permit.
+func WithPermit(ctx context.Context, permit func() error) context.Context {
+	return context.WithValue(ctx, permitKey{}, permit)
+}
+
+// SessionOf is Session for a request with the function of WithPermit, if its context has one.
+func (s *Store) SessionOf(ctx context.Context) (*Session, error) {
+	x, err := s.Session()
+	if err == nil {
+		x.permit, _ = ctx.Value(permitKey{}).(func() error)
+	}
+	return x, err
 }
 
 // OwnSession makes a session for work of the server's own, which must go on while clients have all sessions in use: the

@@ -82,6 +82,27 @@ func (t *Txn) At() keys.Epoch { return t.at }
 // read. It is zero if there is none.
 func (t *Txn) Await() keys.Epoch { return t.await }
 
+// Visit calls written for each key that the transaction would write, with the lease that its value would have, and read for each
+// key and range of keys that the commit validates. A nil upper bound is none.
+func (t *Txn) Visit(written func(key []byte, lease uint64), read func(lower, upper []byte, single bool)) {
+	for i := range t.own.entries {
+		e := &t.own.entries[i]
+		f, _ := metadata.Read(e.kind, t.own.bytes(e.value)) // which the transaction has encoded itself
+		written(t.own.bytes(e.key), f.Lease)
+	}
+	for _, p := range t.reads.points {
+		read(keys.User(t.reads.key(p)), nil, true)
+	}
+	for _, r := range t.reads.ranges {
+		lower, upper := t.reads.key(r.lower), t.reads.key(r.upper)
+		if len(upper) == 1 { // the end of the keyspace
+			read(keys.User(lower), nil, false)
+			continue
+		}
+		read(keys.User(lower), keys.User(upper), false)
+	}
+}
+
 // Size is the memory of the transaction's write set and read set in bytes, overhead included.
 func (t *Txn) Size() int { return t.own.size() + t.reads.size() + 4*len(t.cursor.own) }
 

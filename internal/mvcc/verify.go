@@ -2,7 +2,9 @@ package mvcc
 
 import (
 	"context"
+	"time"
 
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 )
 
@@ -20,4 +22,18 @@ func (s *Store) Space(ctx context.Context, o inspect.SpaceOptions) (*inspect.Spa
 		return nil, ErrClosed
 	}
 	return inspect.Space(ctx, s.engine, o)
+}
+
+// PinCopy pins the newest durable state for a copy, after a checkpoint if that state is older than maxAge and later commits
+// exist. See storage.CopyState.
+func (s *Store) PinCopy(ctx context.Context, lifetime, maxAge time.Duration) (*storage.CopyState, error) {
+	if s.lifecycle.closing.Load() {
+		return nil, ErrClosed
+	}
+	if s.engine.StateAge() > maxAge {
+		if err := s.Checkpoint(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s.engine.PinCopy(ctx, lifetime)
 }

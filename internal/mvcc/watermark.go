@@ -46,8 +46,9 @@ type watermark struct {
 
 // waiter is what a session parks on, in one queue at a time. Its channel holds one token, so that waking never blocks.
 type waiter struct {
-	wake  chan struct{}
-	epoch uint64 // in the list of the watermark
+	wake   chan struct{}
+	epoch  uint64        // in the list of the watermark
+	waited time.Duration // parked for other commits, since Session.TakeWaits
 
 	next     *waiter   // in a latch's queue
 	since    time.Time // when it came there first
@@ -155,6 +156,8 @@ func (h *watermark) wait(ctx context.Context, e keys.Epoch, w *waiter) (err erro
 	if h.spin(e) || !h.enqueue(uint64(e), w) {
 		return nil
 	}
+	parked := time.Now()
+	defer func() { w.waited += time.Since(parked) }()
 	select {
 	case <-w.wake:
 		return nil

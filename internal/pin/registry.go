@@ -234,6 +234,9 @@ func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, n
 	newestFloor := r.newestFloor.Load()
 	for i, s := range *r.slots.Load() {
 		e := s.epoch.Load()
+		if e == 1 { // it may stand for epoch 0, see Slot.OpenSnapshot
+			dst, r.system = appendBelow(dst, 0, lowWatermark), appendBelow(r.system, 0, newestFloor)
+		}
 		if e != 0 && e < newestFloor {
 			r.system = append(r.system, keys.Epoch(e))
 		}
@@ -259,6 +262,14 @@ func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, n
 	slices.Sort(r.system)
 	r.system = append(slices.Compact(r.system), keys.Epoch(newestFloor))
 	return append(dst, keys.Epoch(lowWatermark))
+}
+
+// appendBelow appends e if it is below limit.
+func appendBelow(dst []keys.Epoch, e, limit uint64) []keys.Epoch {
+	if e < limit {
+		return append(dst, keys.Epoch(e))
+	}
+	return dst
 }
 
 // SystemEpochs returns, in dst, the epochs for which versions of the store's own records must be kept, as of the last

@@ -45,7 +45,7 @@ func (s *Slot) Leave() {
 func (s *Slot) OpenSnapshot() keys.Epoch {
 	for {
 		e := s.reg.visible.Load()
-		s.epoch.Store(max(e, 1)) // epoch 0 would mean "no snapshot"; before the first commit, epochs 0 and 1 both see nothing
+		s.epoch.Store(max(e, 1)) // zero means "no snapshot"; what is needed at 0 is kept for a slot with 1, too
 		if e >= s.reg.newestFloor.Load() {
 			return keys.Epoch(e)
 		}

@@ -33,6 +33,9 @@ type answer struct {
 	invoke      *pb.InvokeResponse
 	invokeAll   *pb.InvokeAllResponse
 
+	details details
+	size    int // of the request
+
 	charge *memoryCharge // for the memory of the answer; nil for a small answer
 
 	alone bool // a read of directPipeline that was repeated alone
@@ -51,17 +54,24 @@ func (a *answer) bytes() int {
 	return len(a.value)
 }
 
+// committed is the epoch of the request's commit; 0 if it has none.
+func (a *answer) committed() uint64 {
+	switch {
+	case a.deleteRange != nil:
+		return a.deleteRange.GetEpoch()
+	case a.invoke != nil:
+		return a.invoke.GetEpoch()
+	case a.invokeAll != nil:
+		return a.invokeAll.GetEpoch()
+	}
+	return a.epoch
+}
+
 // drop gives back what an answer has collected.
 func (a *answer) drop() {
 	if a.batchGet != nil {
 		a.batchGet.ReturnToVTPool()
 		a.batchGet = nil
-	}
-}
-
-func releaseAll(answers []answer) {
-	for i := range answers {
-		answers[i].charge.release()
 	}
 }
 
@@ -87,6 +97,8 @@ type ackQueue struct {
 	blocked  bool // the receiver waits for space
 	closed   bool
 	over     bool // no more answers will be sent
+
+	unsent func(*answer) // is called for each answer that will not be sent
 }
 
 func (q *ackQueue) init() {
@@ -108,7 +120,10 @@ func (q *ackQueue) push(ctx context.Context, a *answer) error {
 		q.mu.Lock()
 	}
 	if q.over {
-		a.charge.release()
+		unsent := *a // a itself need not be in the heap
+		q.unsent(&unsent)
+		q.mu.Unlock()
+		return nil
 	}
 	q.list = append(q.list, *a)
 	q.bytes += size
@@ -192,7 +207,9 @@ func (q *ackQueue) sent(size int) {
 func (q *ackQueue) release() {
 	q.mu.Lock()
 	q.over = true
-	releaseAll(q.list)
+	for i := range q.list {
+		q.unsent(&q.list[i])
+	}
 	q.mu.Unlock()
 }
 

@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -16,10 +15,10 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-// adminService implements the Admin service. Its requests are never refused for overload, because
+// adminService implements AdminService. Its requests are never refused for overload, because
 // operators need them then.
 type adminService struct {
-	pb.UnimplementedAdminServer
+	pb.UnimplementedAdminServiceServer
 	*Server
 }
 
@@ -41,11 +40,28 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 		Tree:        treeMessage(&e),
 		History:     s.historyMessage(),
 		LogHolders:  logHolderMessages(e.Storage.Log.Holders),
+		Activity:    s.activityMessage(&e),
 	}
-	if conn := connectionOf(ctx); conn != nil {
-		conn.shard.Observe(telemetry.MethodStatus, codes.OK, s.clock.now()-start)
-	}
+	s.ended(connectionOf(ctx), &requestEnd{method: telemetry.MethodStatus, start: start, origin: origin{ctx: ctx}}, accessOf(ctx).details(nil))
 	return out, nil
+}
+
+func (s *Server) activityMessage(e *mvcc.Stats) *pb.Activity {
+	out := s.activityWithoutMethods(e)
+	for _, m := range telemetry.Methods() {
+		if t := s.observer.requests.Totals(m); t.Count > 0 {
+			out.Methods = append(out.Methods, &pb.MethodTotals{Method: m.String(), Count: t.Count, Failed: t.Failed, Latency: t.Latency[:]})
+		}
+	}
+	return out
+}
+
+func (s *Server) activityWithoutMethods(e *mvcc.Stats) *pb.Activity {
+	st, feed := &e.Storage, s.feed.stats(s.store.Clock().Now())
+	return &pb.Activity{
+		Commits: e.Commits, Syncs: st.Log.Syncs, LogBytes: st.Log.Bytes, CacheHits: st.Cache.Hits, CacheMisses: st.Cache.Misses,
+		Transactions: uint64(s.transactions.stats().Open), Watches: uint64(feed.Live + feed.Lagging + feed.Difference),
+	}
 }
 
 func logHolderMessages(holders []wal.HolderInfo) (out []*pb.LogHolder) {
@@ -70,6 +86,15 @@ func (s *Server) historyMessage() *pb.History {
 		out.CommitTime = timestamppb.New(h.CommitTime)
 	}
 	return out
+}
+
+// GetConfig implements Admin.
+func (s *adminService) GetConfig(context.Context, *pb.GetConfigRequest) (*pb.GetConfigResponse, error) {
+	out := new(pb.GetConfigResponse)
+	for _, o := range s.config.Options() {
+		out.Options = append(out.Options, &pb.ConfigOption{Name: o.Name, Value: o.Value, Origin: o.Origin})
+	}
+	return out, nil
 }
 
 // FinalizeUpgrade implements Admin.

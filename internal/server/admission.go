@@ -89,13 +89,12 @@ const (
 	admissionBytes = admissionOne - 1
 )
 
-// init sets the limits. A scan has a session for as long as its client reads, so scans get a
-// quarter of the requests.
+// init sets the limits.
 func (a *admission) init(requests int, bytes uint64) {
 	for sh := range a.words {
 		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
 	}
-	a.words[shareScans].limit.requests = uint64(max(1, requests/4))
+	a.words[shareScans].limit.requests = uint64(scansMax(requests))
 	a.sessions.init(requests)
 	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound the answers
 }

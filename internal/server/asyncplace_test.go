@@ -120,7 +120,7 @@ func TestAsyncAnswersKeepTheirOrderAndSeeTheirWrites(t *testing.T) {
 	if err := <-unary; err != nil {
 		t.Fatal(err)
 	}
-	other := pb.NewKVClient(h.dial(t))
+	other := pb.NewKVServiceClient(h.dial(t))
 	if got, err := other.Get(testContext(t), &pb.GetRequest{Key: []byte("unary")}); err != nil || !got.Found {
 		t.Errorf("after the answer another connection reads %v, %v", got, err)
 	}
@@ -129,12 +129,12 @@ func TestAsyncAnswersKeepTheirOrderAndSeeTheirWrites(t *testing.T) {
 // TestAsyncWaitsEndWithTheirClients: clients that go away, or no longer wait, end the waits of their
 // ASYNC writes, which are neither lost nor half done.
 func TestAsyncWaitsEndWithTheirClients(t *testing.T) {
-	for name, request := range map[string]func(ctx context.Context, kv pb.KVClient) error{
-		"unary": func(ctx context.Context, kv pb.KVClient) error {
+	for name, request := range map[string]func(ctx context.Context, kv pb.KVServiceClient) error{
+		"unary": func(ctx context.Context, kv pb.KVServiceClient) error {
 			_, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: async})
 			return err
 		},
-		"pipeline": func(ctx context.Context, kv pb.KVClient) error {
+		"pipeline": func(ctx context.Context, kv pb.KVServiceClient) error {
 			stream, err := kv.Pipeline(ctx)
 			if err != nil {
 				return err
@@ -150,7 +150,7 @@ func TestAsyncWaitsEndWithTheirClients(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				h := mustStart(t)
 				conn := h.dial(t)
-				kv := pb.NewKVClient(conn)
+				kv := pb.NewKVServiceClient(conn)
 				if _, err := kv.Get(testContext(t), &pb.GetRequest{Key: []byte("warm")}); err != nil {
 					t.Fatal(err)
 				}

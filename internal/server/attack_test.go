@@ -18,7 +18,7 @@ import (
 // dialDeaf is a client whose streams take 64 KiB each and no more until they are read.
 func (h *harness) dialDeaf(t testing.TB) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()), h.token(),
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func (h *harness) dialDeaf(t testing.TB) *grpc.ClientConn {
 // ask sends a request whose answer is never read.
 func ask(ctx context.Context, t testing.TB, conn *grpc.ClientConn, method string, request any) {
 	t.Helper()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/epochkv.v1.KV/"+method)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/epochkv.v1.KVService/"+method)
 	if err == nil {
 		err = stream.SendMsg(request)
 	}
@@ -76,7 +76,7 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 	}
 	eventually(t, "the scans wait", func() bool { return h.admission.words[shareScans].word.Load()&admissionBytes >= 6<<20 })
 	for _, conn := range []*grpc.ClientConn{h.conn, h.dial(t)} {
-		kv := pb.NewKVClient(conn)
+		kv := pb.NewKVServiceClient(conn)
 		for i := range 50 {
 			if _, err := kv.Put(ctx, &pb.PutRequest{Key: fmt.Append(nil, i), Value: make([]byte, 50<<10), Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
 				t.Fatal(err)
@@ -103,11 +103,11 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 	t.Helper()
 	get := &pb.GetRequest{Key: []byte("small")}
-	got, err := pb.NewKVClient(conn).Get(ctx, get)
+	got, err := pb.NewKVServiceClient(conn).Get(ctx, get)
 	if err != nil || string(got.Value) != "v" {
 		t.Fatalf("get: %v, %v", got, err)
 	}
-	pipeline, err := pb.NewKVClient(conn).Pipeline(ctx)
+	pipeline, err := pb.NewKVServiceClient(conn).Pipeline(ctx)
 	if err == nil {
 		err = pipeline.Send(&pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Get{Get: get}})
 	}
@@ -117,7 +117,7 @@ func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 	if r, err := pipeline.Recv(); err != nil || string(r.GetGet().GetValue()) != "v" {
 		t.Fatalf("pipelined get: %v, %v", r, err)
 	}
-	transaction, err := pb.NewTransactionsClient(conn).Transact(ctx)
+	transaction, err := pb.NewTransactionServiceClient(conn).Transact(ctx)
 	if err == nil {
 		err = transaction.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{ReadOnly: true}}})
 	}
@@ -125,7 +125,7 @@ func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 		_, err = transaction.Recv()
 	}
 	if err == nil {
-		err = transaction.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: get}})
+		err = transaction.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: &pb.KeyReadRequest{Key: get.Key}}})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -48,8 +48,8 @@ func TestBrokenPipelineGivesItsAnswersBack(t *testing.T) {
 // drainingPipeline is a pipeline whose server drains while its receiver executes a request.
 func drainingPipeline(ctx context.Context, stream grpc.ServerStream) (p *pipeline, ended chan error) {
 	s := &Server{drain: drain{begun: make(chan struct{})}}
-	p = &pipeline{shard: new(telemetry.Requests).Shard(), stream: stream}
-	p.server, p.ctx = s, ctx
+	p = &pipeline{stream: stream}
+	p.server, p.ctx, p.conn = s, ctx, &connection{shard: new(telemetry.Requests).Shard()}
 	p.init()
 	p.executing.Store(true)
 	s.drain.active.Store(true)

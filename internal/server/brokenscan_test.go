@@ -87,12 +87,13 @@ func TestScanOverBreakingConnectionsIsOneSnapshot(t *testing.T) {
 		put(i)
 	}
 	proxy := newCuttingProxy(t, h.Address(), 20<<10, rand.New(rand.NewPCG(rng.Uint64(), 1)))
-	broken, err := client.Dial(proxy.listener.Addr().String(), client.WithRetry(client.Retry{Attempts: 50, Base: time.Millisecond, Max: 5 * time.Millisecond}))
+	broken, err := client.Dial(proxy.listener.Addr().String(),
+		h.clientOptions(client.WithRetry(client.Retry{Attempts: 50, Base: time.Millisecond, Max: 5 * time.Millisecond}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = broken.Close() }()
-	whole, err := client.Dial(h.Address())
+	whole, err := client.Dial(h.Address(), h.clientOptions()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -24,24 +25,36 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 		defer o.close()
 		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
-		loaded, err := s.bulkLoad(ctx, o, stream)
+		var began time.Duration
+		loaded, err := s.bulkLoad(ctx, o, stream, &began)
 		if unknown := (*outcomeUnknownError)(nil); errors.As(err, &unknown) {
 			return err // whatever else has ended it
 		}
 		if err != nil {
 			return o.reason(s.drainError(err))
 		}
-		return stream.SendAndClose(&pb.BulkLoadResponse{Epoch: uint64(loaded.Epoch), Keys: loaded.Keys})
+		err = stream.SendAndClose(&pb.BulkLoadResponse{Epoch: uint64(loaded.Epoch), Keys: loaded.Keys})
+		return s.bulkLoaded(&loaded, began, err)
 	})
+}
+
+// bulkLoaded is the end of a bulk load, with the times of its commit. What it has loaded becomes durable while other commits pause.
+func (s *kvService) bulkLoaded(l *mvcc.BulkLoaded, began time.Duration, err error) error {
+	end := &streamEndError{err: err, epoch: uint64(l.Epoch), times: commitTimes{began: began}}
+	if l.CommitPause > 0 {
+		end.times.syncing = l.PausedAt.Sub(s.clock.started)
+		end.times.done = end.times.syncing + l.CommitPause
+	}
+	return end
 }
 
 // errNotCommitted is the error of a bulk load whose stream ended without a commit.
 var errNotCommitted = invalid("commit", "the stream ended without it; nothing was loaded")
 
 // bulkLoad receives the stream's entries and commits them. It removes everything of a bulk load
-// that was not committed, however the stream ends.
+// that was not committed, however the stream ends. began is when the commit begins.
 func (s *kvService) bulkLoad(
-	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
+	ctx context.Context, o *openSnapshot, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse], began *time.Duration,
 ) (loaded mvcc.BulkLoaded, err error) {
 	l, err := s.store.BeginBulkLoad()
 	if err != nil {
@@ -58,6 +71,7 @@ func (s *kvService) bulkLoad(
 	defer stop()
 	context.AfterFunc(ctx, l.Cancel)
 	messages := s.receiveBulk(ctx, stream)
+	permitted := newBulkAccess(stream.Context(), s.Server)
 	for {
 		var m bulkMessage
 		o.wait()
@@ -76,6 +90,7 @@ func (s *kvService) bulkLoad(
 			return mvcc.BulkLoaded{}, m.err
 		}
 		for _, e := range m.request.Entries {
+			permitted.note(e.Key)
 			if err := l.Add(e.Key, e.Value); err != nil {
 				return mvcc.BulkLoaded{}, cmp.Or(context.Cause(ctx), err)
 			}
@@ -83,6 +98,11 @@ func (s *kvService) bulkLoad(
 		commit := m.request.Commit
 		m.request.ReturnToVTPool()
 		if commit {
+			if err := permitted.commit(); err != nil {
+				return mvcc.BulkLoaded{}, err
+			}
+			l.Permit(permitted.commit)
+			*began = s.clock.now()
 			return commitBulk(ctx, l)
 		}
 	}

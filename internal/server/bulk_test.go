@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -178,7 +177,7 @@ func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
 			continue
 		}
 		lost++
-		failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, "file", "offset", "key_lower", "key_upper")
+		failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, h.damageFields()...)
 	}
 	if lost == 0 || lost > 200 {
 		t.Errorf("%d keys are lost", lost)
@@ -186,15 +185,7 @@ func TestDamagedPageIsServedAsDataLossAndCounted(t *testing.T) {
 	if report := h.verify(t); report.DamageTotal != 1 || len(report.Damages[0].KeyLower) == 0 || report.Accounted {
 		t.Errorf("report: %v", report)
 	}
-	response, err := http.Get("http://" + h.HTTPAddress() + "/metrics") //nolint:noctx // a test
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(response.Body)
-	if err = errors.Join(err, response.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(text), fmt.Sprintf("kvserver_damaged_reads_total %d\n", lost)) {
+	if _, text := httpGet(t, h, "/metrics"); !strings.Contains(text, fmt.Sprintf("kvserver_damaged_reads_total %d\n", lost)) {
 		t.Errorf("%d reads met damage, the metrics say otherwise", lost)
 	}
 }

@@ -106,6 +106,7 @@ func (s *Server) observe() []health.Condition {
 	found := errorConditions(s.store.Err(), s.store.DiskFull(), s.store.CheckpointErr(), s.store.Damage())
 	now := time.Now()
 	found = append(found, s.conditions.probe.conditions(now, s.config.ProbeTimeout)...)
+	found = append(found, s.observer.audit.conditions()...)
 	c.list.Update(now, append(found, c.counted...))
 	return c.list.Snapshot()
 }
@@ -117,6 +118,8 @@ func (s *Server) compareCounters() {
 	defer c.mu.Unlock()
 	c.counted = append(countedConditions(&c.counters, &now), leaseConditions(s.leases.Stats(), s.leases.Damage())...)
 	c.counted = append(c.counted, s.feed.conditions()...)
+	c.counted = append(c.counted, s.feed.archiveConditions(time.Now())...)
+	c.counted = append(c.counted, s.snapshots.backups.conditions(time.Now(), s.config.BackupMaxAge)...)
 	c.counted = append(c.counted, s.endpoints.tls.conditions(time.Now())...)
 	c.counters = now
 	s.logEnds()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"maps"
 	"net"
@@ -25,9 +26,12 @@ import (
 type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
-	refused bool // over the limit: its requests get an error with the reason before the connection closes
+	addr    net.Addr // of the client
+	refused bool     // over the limit: its requests get an error with the reason before the connection closes
 
-	refusals refusals // written by the code that follows its frames
+	refusals refusals               // written by the code that follows its frames
+	tls      *tls.ConnectionState   // nil in plain text
+	caller   atomic.Pointer[caller] // of the newest request; see gate
 
 	scansMu sync.Mutex // a leaf; guards what follows
 	scans   map[*openScan]struct{}
@@ -42,6 +46,18 @@ type connection struct {
 	charges uint64
 	ended   bool // the connection has closed, and nothing is counted any more
 }
+
+// peer is the address of the client.
+func (c *connection) peer() string {
+	if c.addr == nil {
+		return ""
+	}
+	a := c.addr.String()
+	return a[:min(len(a), peerBytesMax)]
+}
+
+// peerBytesMax bounds the text of a peer. An address is shorter.
+const peerBytesMax = 64
 
 // openScan is a Scan stream that has not ended.
 type openScan struct {
@@ -222,7 +238,7 @@ type connections struct {
 }
 
 // admit counts a new connection; nil means that it is closed at once.
-func (c *connections) admit() *connection {
+func (c *connections) admit(addr net.Addr) *connection {
 	n := c.open.Add(1)
 	if n > c.max {
 		c.refused.Add(1)
@@ -234,8 +250,16 @@ func (c *connections) admit() *connection {
 	return &connection{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
 		shard:          c.requests.Shard(),
+		addr:           addr,
 		refused:        n > c.max,
 	}
+}
+
+// release ends a connection that admit has returned, and that no transport serves.
+func (c *connections) release(conn *connection) {
+	conn.close()
+	c.open.Add(-1)
+	conn.end(c.admission)
 }
 
 // credentials are transport credentials that register each connection, after its TLS handshake
@@ -258,9 +282,13 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 	if err != nil {
 		return nil, nil, err
 	}
-	info := r.connections.admit()
+	info := r.connections.admit(conn.RemoteAddr())
 	if info == nil {
 		return nil, nil, errTooManyConnections
+	}
+	if secured, ok := conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
+		state := secured.ConnectionState()
+		info.tls = &state
 	}
 	counted := &countedConn{Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, &info.refusals)}
 	r.connections.add(counted)

@@ -51,20 +51,20 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 			message []byte
 			stream  bool
 		}{
-			{"KV/BatchWrite", empty, false},
-			{"KV/BatchGet", empty, false},
-			{"KV/InvokeAll", empty, false},
-			{"KV/Put", conditions, false},
-			{"Transactions/Execute", empty, false},
-			{"KV/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
-			{"Transactions/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
-			{"KV/Pipeline", append([]byte{1 << 3, 7}, alternating[2:]...), true},
-			{"Transactions/Transact", alternating, true},
-			{"KV/BulkLoad", empty, true},
-			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, bytes.Repeat([]byte{2<<3 | 2, 0}, operations)), true},
-			{"Feed/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, protowire.AppendBytes([]byte{9<<3 | 2}, make([]byte, 4*operations))), true},
-			{"Leases/KeepAlive", ids, true},
-			{"Locks/ReleaseLock", protowire.AppendBytes([]byte{4<<3 | 2}, make([]byte, 4*operations)), false},
+			{"KVService/BatchWrite", empty, false},
+			{"KVService/BatchGet", empty, false},
+			{"KVService/InvokeAll", empty, false},
+			{"KVService/Put", conditions, false},
+			{"TransactionService/Execute", empty, false},
+			{"KVService/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
+			{"TransactionService/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
+			{"KVService/Pipeline", append([]byte{1 << 3, 7}, alternating[2:]...), true},
+			{"TransactionService/Transact", alternating, true},
+			{"KVService/BulkLoad", empty, true},
+			{"FeedService/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, bytes.Repeat([]byte{2<<3 | 2, 0}, operations)), true},
+			{"FeedService/Watch", protowire.AppendBytes([]byte{1<<3 | 2}, protowire.AppendBytes([]byte{9<<3 | 2}, make([]byte, 4*operations))), true},
+			{"LeaseService/KeepAlive", ids, true},
+			{"LockService/ReleaseLock", protowire.AppendBytes([]byte{4<<3 | 2}, make([]byte, 4*operations)), false},
 		} {
 			var err error
 			var out pb.PipelineResponse
@@ -183,7 +183,7 @@ func TestRequestsTakeNoMoreThanTheyAreAdmittedWith(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.ctx = t.Context()
+		c.ctx, c.access = t.Context(), h.authorized(t, pb.KVService_BatchWrite_FullMethodName)
 		before := liveBytes()
 		kept, err := row.decode(c, encoded)
 		took := liveBytes() - before

@@ -23,12 +23,13 @@ func toDurability(d pb.Durability) (mvcc.Durability, error) {
 }
 
 // appendConditions adds the preconditions of a request to dst. Keys and values alias the request.
-func appendConditions(dst []mvcc.Condition, preconditions []*pb.Precondition) ([]mvcc.Condition, error) {
+func appendConditions(dst []mvcc.Condition, preconditions []*pb.Precondition, returnCurrent bool) ([]mvcc.Condition, error) {
 	for i, p := range preconditions {
 		c, err := toCondition(p, "preconditions", i)
 		if err != nil {
 			return dst, err
 		}
+		c.ReturnCurrent = returnCurrent
 		dst = append(dst, c)
 	}
 	return dst, nil
@@ -74,13 +75,20 @@ func toFence(p *pb.Precondition, f *pb.Fence, field string) (mvcc.Condition, err
 	return mvcc.Condition{Kind: mvcc.LockHeld, Key: f.GetName(), Epoch: keys.Epoch(f.GetToken())}, nil
 }
 
+// conditional is a write that can have preconditions.
+type conditional interface {
+	GetPreconditions() []*pb.Precondition
+	GetReturnCurrent() bool
+	GetDurability() pb.Durability
+}
+
 // prepare sets what all writes have in common.
-func (c *executor) prepare(preconditions []*pb.Precondition, d pb.Durability) (err error) {
+func (c *executor) prepare(req conditional) (err error) {
 	c.write.Reset()
-	if c.write.Durability, err = toDurability(d); err != nil {
+	if c.write.Durability, err = toDurability(req.GetDurability()); err != nil {
 		return err
 	}
-	c.write.Conditions, err = appendConditions(c.write.Conditions, preconditions)
+	c.write.Conditions, err = appendConditions(c.write.Conditions, req.GetPreconditions(), req.GetReturnCurrent())
 	return err
 }
 

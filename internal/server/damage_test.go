@@ -26,7 +26,7 @@ func TestWritesGoOnDespiteADamagedPageAndItIsReported(t *testing.T) {
 		switch {
 		case err != nil && i%2 == 1:
 			lost++
-			failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, "file", "offset", "key_lower", "key_upper")
+			failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, h.damageFields()...)
 		case err != nil || !got.Found || i%2 == 0 && string(got.Value) != "new":
 			t.Fatalf("key %d: %v, %v", i, got, err)
 		}

@@ -122,25 +122,26 @@ func decodedRequests(operations int) []struct {
 		message []byte
 		streams bool
 	}{
-		{"KV/Get", unknown, false},
-		{"KV/Put", bytes.Repeat([]byte{3<<3 | 2, 0}, operations), false},
-		{"KV/Delete", unknown, false},
-		{"KV/BatchWrite", empty, false},
-		{"KV/BatchGet", empty, false},
-		{"KV/DeleteRange", unknown, false},
-		{"KV/Invoke", unknown, false},
-		{"KV/InvokeAll", empty, false},
-		{"Feed/History", unknown, false},
-		{"Feed/Diff", unknown, false},
-		{"Transactions/Execute", empty, false},
-		{"Transactions/GetOutcome", unknown, false},
-		{"Leases/GetLease", unknown, false},
-		{"Admin/Clock", unknown, false},
-		{"KV/Scan", unknown, true},
-		{"KV/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
-		{"Transactions/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
-		{"KV/BulkLoad", empty, true},
-		{"Feed/Watch", unknown, true},
+		{"KVService/Get", unknown, false},
+		{"KVService/Put", bytes.Repeat([]byte{3<<3 | 2, 0}, operations), false},
+		{"KVService/Delete", unknown, false},
+		{"KVService/BatchWrite", empty, false},
+		{"KVService/BatchGet", empty, false},
+		{"KVService/DeleteRange", unknown, false},
+		{"KVService/Invoke", unknown, false},
+		{"KVService/InvokeAll", empty, false},
+		{"FeedService/History", unknown, false},
+		{"FeedService/Diff", unknown, false},
+		{"TransactionService/Execute", empty, false},
+		{"TransactionService/GetOutcome", unknown, false},
+		{"LeaseService/GetLease", unknown, false},
+		{"AdminService/Clock", unknown, false},
+		{"KVService/Scan", unknown, true},
+		{"KVService/GetStream", unknown, true},
+		{"KVService/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
+		{"TransactionService/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
+		{"KVService/BulkLoad", empty, true},
+		{"FeedService/Watch", unknown, true},
 	}
 }
 
@@ -209,7 +210,7 @@ func TestRequestsWithoutAnEndLeaveRoomToDecode(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			for range clients {
-				stream, err := h.dial(t, grpc.WithDefaultCallOptions(options...)).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/epochkv.v1.KV/BatchWrite")
+				stream, err := h.dial(t, grpc.WithDefaultCallOptions(options...)).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/epochkv.v1.KVService/BatchWrite")
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -33,16 +33,25 @@ var directMethods = []telemetry.Method{
 var directPaths = func() map[string]int {
 	paths := map[string]int{}
 	for i, m := range directMethods {
-		service := pb.KV_ServiceDesc.ServiceName
-		switch m { //nolint:exhaustive // most are of KV
+		service := pb.KVService_ServiceDesc.ServiceName
+		switch m { //nolint:exhaustive // most are of KVService
 		case telemetry.MethodExecute:
-			service = pb.Transactions_ServiceDesc.ServiceName
+			service = pb.TransactionService_ServiceDesc.ServiceName
 		case telemetry.MethodKeepAlive:
-			service = pb.Leases_ServiceDesc.ServiceName
+			service = pb.LeaseService_ServiceDesc.ServiceName
 		}
 		paths["/"+service+"/"+m.String()] = i + 1
 	}
 	return paths
+}()
+
+// directRows are what they need, in the same order.
+var directRows = func() []*rpcRow {
+	rows := make([]*rpcRow, len(directMethods))
+	for path, number := range directPaths {
+		rows[number-1] = rpcRows[path]
+	}
+	return rows
 }()
 
 // directServer is the direct transport's part of a server. It is empty with gRPC's own transport.
@@ -69,6 +78,7 @@ func (s *Server) newDirect() *transport.Services {
 		ConnWindow:       connWindowBytes,
 		HeaderBytes:      headerBytesMax,
 		HandshakeTimeout: handshakeTimeout,
+		MaxAge:           s.config.TLS.MaxConnectionAge,
 		KeepaliveTime:    keepaliveParams.Time,
 		KeepaliveTimeout: keepaliveParams.Timeout,
 		PingInterval:     keepaliveClientMin,
@@ -94,10 +104,11 @@ type directService Server
 
 // Connect implements transport.Service.
 func (s *directService) Connect(tc *transport.Conn) transport.Client {
-	conn := s.connections.admit()
+	conn := s.connections.admit(tc.RemoteAddr())
 	if conn == nil {
 		return nil
 	}
+	conn.tls = tc.TLS()
 	c := &directClient{server: (*Server)(s), connection: conn, conn: tc}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -121,12 +132,16 @@ type directClient struct {
 // Fast implements transport.Client.
 func (c *directClient) Fast(path string) int { return directPaths[path] }
 
-// OpenStream implements transport.Client. An operator must get through.
-func (c *directClient) OpenStream(path string) error {
+// OpenStream implements transport.Client. A caller that is not known gets no further. An operator must get through.
+func (c *directClient) OpenStream(path, authorization string) error {
+	if err := c.server.gate.admit(c.connection, path, authorization); err != nil {
+		c.server.auditRefusal(c.peer(), requestBase(path), err)
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streamsOpen++
-	if c.countStreams() || strings.HasPrefix(path, "/"+pb.Admin_ServiceDesc.ServiceName+"/") {
+	if c.countStreams() || strings.HasPrefix(path, "/"+pb.AdminService_ServiceDesc.ServiceName+"/") {
 		return nil
 	}
 	c.streamsOpen--

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
@@ -158,8 +159,9 @@ func (c *directClient) acknowledge() {
 
 // answerAll answers requests that have waited.
 func (c *directClient) answerAll(list []directAnswer) {
+	written := pb.PutResponse{} // one for the list: a request allocates nothing
 	for i := range list {
-		c.answer(&list[i])
+		c.answer(&list[i], &written)
 	}
 	if len(list) > 0 {
 		list[0].request.Flush()

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/transport"
 )
@@ -23,7 +24,11 @@ type directKeepAlives struct {
 	start   time.Duration
 	ctx     context.Context // ends with the stream
 	cancel  context.CancelFunc
+	origin  origin
 	ended   atomic.Bool
+	access  access
+	limiter *auth.Limiter             // of the user; it counts the open stream
+	noted   atomic.Pointer[auditNote] // its note, until the stream is reported
 
 	keepAliveMessages // of the goroutine that executes messages
 }
@@ -42,8 +47,11 @@ const keptIDsMax = 256
 // idBytesMax is the longest encoding of an id.
 const idBytesMax = 11
 
-func (c *directClient) openKeepAlives(r transport.Request) directStream {
-	k := &directKeepAlives{server: c.server, conn: c.connection, request: r, start: c.server.clock.now()}
+func (c *directClient) openKeepAlives(r transport.Request, l *auth.Limiter) directStream {
+	k := &directKeepAlives{
+		server: c.server, conn: c.connection, request: r, limiter: l, start: c.server.clock.now(), origin: origin{traceparent: r.Traceparent()},
+	}
+	k.access = access{gate: &c.server.gate, conn: c.connection, header: r.Authorization()}
 	if deadline := r.Deadline(); deadline.IsZero() {
 		k.ctx, k.cancel = context.WithCancel(c.ctx)
 	} else {
@@ -51,6 +59,9 @@ func (c *directClient) openKeepAlives(r transport.Request) directStream {
 	}
 	return k
 }
+
+// keepAliveRow is what keep-alives need.
+var keepAliveRow = rpcRows[pb.LeaseService_KeepAlive_FullMethodName]
 
 // Execute implements transport.Messages.
 func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
@@ -66,7 +77,17 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		k.end(status.Newf(codes.Internal, "%v: %v", errDecode, err))
 		return false
 	}
-	if err := k.keepAlive(k.ctx, k.server); err != nil {
+	err := k.access.check(keepAliveRow, &k.in)
+	if k.server.observer.audit.log != nil && k.access.note == nil {
+		err = k.note(err)
+	}
+	if err == nil {
+		err = k.access.take(len(message))
+	}
+	if err == nil {
+		err = k.keepAlive(k.ctx, k.server)
+	}
+	if err != nil {
 		k.end(k.server.failed(telemetry.MethodKeepAlive, err))
 		return false
 	}
@@ -75,6 +96,19 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		k.keepAliveMessages = keepAliveMessages{}
 	}
 	return sent
+}
+
+// note keeps what the audit log says of the stream, which may end meanwhile.
+func (k *directKeepAlives) note(refused error) (err error) {
+	s := k.server
+	k.access.note, err = s.noteRequest(k.ctx, &k.access, keepAliveRow.class, keepAliveRow, &k.in, refused)
+	k.noted.Store(k.access.note)
+	if k.ended.Load() {
+		if n := k.noted.Swap(nil); n != nil {
+			s.observer.audit.log.Release(n.admitted)
+		}
+	}
+	return err
 }
 
 // keepAlive begins the leases of the request anew, and fills the answer.
@@ -106,7 +140,7 @@ func (m *keepAliveMessages) size(n int) {
 }
 
 // End implements transport.Messages.
-func (k *directKeepAlives) End() { k.end(status.New(codes.OK, "")) }
+func (k *directKeepAlives) End(st *status.Status) { k.end(st) }
 
 // drain implements directStream.
 func (k *directKeepAlives) drain() { k.end(statusOf(errShuttingDown)) }
@@ -123,6 +157,7 @@ func (k *directKeepAlives) end(st *status.Status) {
 func (k *directKeepAlives) observe(code codes.Code) {
 	k.ended.Store(true)
 	k.cancel()
+	k.limiter.Close(auth.Streams)
 	k.server.counters.streams.Add(-1)
-	k.conn.shard.Observe(telemetry.MethodKeepAlive, code, k.server.clock.now()-k.start)
+	k.server.ended(k.conn, &requestEnd{method: telemetry.MethodKeepAlive, code: code, start: k.start, origin: k.origin}, &details{note: k.noted.Swap(nil)})
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // keepAlives opens a stream and sends one keep-alive on it.
-func keepAlives(ctx context.Context, t *testing.T, h *harness, ids ...uint64) pb.Leases_KeepAliveClient {
+func keepAlives(ctx context.Context, t *testing.T, h *harness, ids ...uint64) pb.LeaseService_KeepAliveClient {
 	t.Helper()
-	stream, err := pb.NewLeasesClient(h.conn).KeepAlive(ctx)
+	stream, err := pb.NewLeaseServiceClient(h.conn).KeepAlive(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func keepAlives(ctx context.Context, t *testing.T, h *harness, ids ...uint64) pb
 // TestStreamsOfKeepAlivesTakeNoGoroutines: the goroutine that reads their connection serves them.
 func TestStreamsOfKeepAlivesTakeNoGoroutines(t *testing.T) {
 	h := mustStart(t, withDirect)
-	mustGrantLease(t, pb.NewLeasesClient(h.conn), 1, time.Hour)
+	mustGrantLease(t, pb.NewLeaseServiceClient(h.conn), 1, time.Hour)
 	const streams = 100
 	before := runtime.NumGoroutine()
 	for range streams {
@@ -55,7 +55,7 @@ func TestStreamsOfKeepAlivesTakeNoGoroutines(t *testing.T) {
 // TestAnswersOfKeepAlivesFitTheirRequests: messages of many leases and of few follow each other on one stream.
 func TestAnswersOfKeepAlivesFitTheirRequests(t *testing.T) {
 	h := mustStart(t)
-	mustGrantLease(t, pb.NewLeasesClient(h.conn), 7, time.Hour)
+	mustGrantLease(t, pb.NewLeaseServiceClient(h.conn), 7, time.Hour)
 	stream := keepAlives(testContext(t), t, h, 7)
 	sent := 1
 	for _, n := range []int{1, 5, 3, keptIDsMax + 1, 2, 0, leaseListMax, 4, 1} {
@@ -96,7 +96,7 @@ func TestLongKeepAliveIsRefusedBeforeItIsDecoded(t *testing.T) {
 // TestKeepAliveThatWaitsEndsWithItsStream: it waits for a revocation that the device holds up.
 func TestKeepAliveThatWaitsEndsWithItsStream(t *testing.T) {
 	h := mustStart(t, withDirect)
-	leases := pb.NewLeasesClient(h.conn)
+	leases := pb.NewLeaseServiceClient(h.conn)
 	mustGrantLease(t, leases, 1, time.Hour)
 	mustGrantLease(t, leases, 2, time.Hour)
 	until := make(chan struct{})

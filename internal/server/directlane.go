@@ -24,6 +24,8 @@ type lane struct {
 	executor *executor    // nil until a request needs one
 	waits    bool         // requests may wait: they delay no others
 	answer   directAnswer // of the request at hand
+	request  any          // the same, decoded
+	access   access       // of it
 
 	decoded int // bytes decoded since the messages were last reset as a whole
 	get     pb.GetRequest
@@ -38,19 +40,25 @@ type lane struct {
 type directAnswer struct {
 	request  transport.Request
 	deadline time.Time
-	start    time.Duration
-	method   telemetry.Method
-	share    share
-	encoded  int // size of the message
-	size     int // with which the request is admitted
-	ackWait  ackWait
-	out      encoder // nil: a plain write of the epoch
-	epoch    uint64
-	err      error
+
+	traceparent string // of its metadata
+
+	start   time.Duration
+	method  telemetry.Method
+	share   share
+	encoded int // size of the message
+	size    int // with which the request is admitted
+	ackWait ackWait
+	out     encoder // nil: a plain write of the epoch
+	epoch   uint64
+	err     error
 
 	deduplicated bool // of a plain write
+	repeated     bool // a read that was tried before
 
 	charge *memoryCharge
+
+	details details
 
 	pipeline  *directPipeline // if it is the answer of one; then only request, ackWait and err have meaning
 	pipelined *answer
@@ -63,7 +71,7 @@ const handedOver = 64 << 10
 // Execute implements transport.Lane.
 func (l *lane) Execute(r transport.Request, message []byte) {
 	s, a := l.server, &l.answer
-	*a = directAnswer{request: r, deadline: r.Deadline(), start: s.clock.now(), method: directMethods[r.Method()-1], encoded: len(message), size: len(message)}
+	*a = directAnswer{request: r, deadline: r.Deadline(), traceparent: r.Traceparent(), start: s.clock.now(), method: directMethods[r.Method()-1], encoded: len(message), size: len(message)}
 	kind := kindOf(a.method)
 	var err error
 	if len(message) >= countedMessageMin {
@@ -97,6 +105,7 @@ func (l *lane) readLater(message []byte) {
 		l.client.answerWith(&l.answer, &l.written)
 		return
 	}
+	l.answer.repeated = true
 	l.handOver(message, func(f func()) {
 		s.direct.readers.run(func() {
 			defer s.admission.sessions.release(conn)
@@ -127,6 +136,7 @@ func (l *lane) handOver(message []byte, run func(func())) {
 	execute, err := other.decode(l.answer.method, message)
 	run(func() {
 		request := other.answer.request
+		other.answer.details.queue = l.server.clock.now() - other.answer.start
 		other.run(execute, err)
 		request.Flush()
 		other.Rest()
@@ -146,11 +156,14 @@ func (l *lane) giveExecutor() *executor {
 func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 	s, c, a := l.server, l.client, &l.answer
 	if err == nil {
+		err = l.check()
+	}
+	if err == nil {
 		err = l.open()
 	}
 	if err == nil {
 		ctx := a.request.Context()
-		l.executor.ctx = ctx
+		l.executor.ctx, l.executor.access = ctx, &l.access
 		if l.executor.attempt.limit = readCached; l.waits {
 			l.executor.attempt.limit = readAny
 		}
@@ -159,7 +172,9 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 			return true
 		}
 		a.ackWait, err = l.executor.outcome(w, failed)
+		l.executor.takeDetails(&a.details)
 		if err == nil && a.out != nil {
+			l.access.sent(a.out)
 			a.charge, err = s.admission.chargeAnswer(l.executor.takeCharge(), c.connection, a.out.SizeVT(), kindOf(a.method).writes())
 		}
 		l.executor.releaseCharge()
@@ -175,13 +190,30 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 		}
 		s.admission.shrink(c.connection, a.share, a.size, a.encoded) // the next request reuses the messages
 		a.size = a.encoded
+		a.details.executed = s.clock.now()
 		c.await(a)
 		return false
 	default: // visibility is a matter of microseconds
+		a.details.executed = s.clock.now()
 		a.err = cmp.Or(a.ackWait.wait(a.request.Context(), s.store), a.err)
 	}
 	c.answerWith(a, &l.written)
 	return false
+}
+
+// check compares the request with the rights of its caller.
+func (l *lane) check() error {
+	x, a := &l.access, &l.answer
+	x.gate, x.conn, x.header = &l.server.gate, l.client.connection, a.request.Authorization()
+	row := directRows[a.request.Method()-1]
+	err := x.check(row, l.request)
+	if l.server.observer.audit.log != nil && a.details.note == nil {
+		a.details.note, err = l.server.noteRequest(a.request.Context(), x, classOf(a.method), row, l.request, err)
+	}
+	if err == nil && x.limiter() != nil && !a.repeated {
+		err = x.take(a.encoded)
+	}
+	return err
 }
 
 // open takes an executor for the burst.
@@ -204,19 +236,19 @@ func (l *lane) Rest() {
 	if cap(l.getOut.Value) > pooledBytesMax {
 		l.getOut.Value = nil
 	}
-	l.client, l.answer, l.waits = nil, directAnswer{}, false
+	l.client, l.answer, l.waits, l.request = nil, directAnswer{}, false, nil
+	l.access.conn, l.access.header, l.access.request, l.access.caller, l.access.table = nil, "", nil, nil, nil
 	l.server.direct.lanes.Put(l)
 }
 
-// answer answers a request that has waited.
-func (c *directClient) answer(a *directAnswer) {
+// answer answers a request that has waited. The answer of a plain write is encoded in written, which is used again.
+func (c *directClient) answer(a *directAnswer, written *pb.PutResponse) {
 	if a.pipeline != nil {
 		a.pipelined.err = a.err
 		a.pipeline.deliver(a.pipelined, false)
 		return
 	}
-	var written pb.PutResponse
-	c.answerWith(a, &written)
+	c.answerWith(a, written)
 }
 
 // answerWith answers a request, and ends its admission.
@@ -241,7 +273,20 @@ func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
 		}
 	}
 	s.admission.leave(c.connection, a.share, a.size)
-	c.shard.Observe(a.method, code, s.clock.now()-a.start)
+	c.ended(a, code)
+}
+
+// committed is the epoch of a request's commit; 0 if it has none.
+func (a *directAnswer) committed() uint64 {
+	if a.epoch == 0 && a.out != nil {
+		return commitEpoch(a.out)
+	}
+	return a.epoch
+}
+
+// ended reports the end of a request.
+func (c *directClient) ended(a *directAnswer, code codes.Code) {
+	c.server.ended(c.connection, &requestEnd{method: a.method, code: code, start: a.start, size: a.encoded, epoch: a.committed(), origin: origin{traceparent: a.traceparent}}, &a.details)
 }
 
 // drop ends a request that the client has cancelled.
@@ -252,13 +297,12 @@ func (c *directClient) drop(a *directAnswer) {
 	}
 	a.charge.release()
 	c.server.admission.leave(c.connection, a.share, a.size)
-	c.shard.Observe(a.method, codes.Canceled, c.server.clock.now()-a.start)
+	c.ended(a, codes.Canceled)
 }
 
 // fail answers a request that was not admitted.
 func (c *directClient) fail(a *directAnswer, err error) {
-	code := c.send(a, statusOf(err))
-	c.shard.Observe(a.method, code, c.server.clock.now()-a.start)
+	c.ended(a, c.send(a, statusOf(err)))
 }
 
 func (c *directClient) send(a *directAnswer, st *status.Status) codes.Code {
@@ -282,18 +326,18 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 	switch method {
 	case telemetry.MethodGet:
 		reuseGet(&l.get)
-		err, execute = l.get.UnmarshalVT(message), executeGet
+		err, execute, l.request = l.get.UnmarshalVT(message), executeGet, &l.get
 	case telemetry.MethodPut:
 		reusePut(&l.put)
-		err, execute = l.put.UnmarshalVT(message), executePut
+		err, execute, l.request = l.put.UnmarshalVT(message), executePut, &l.put
 	case telemetry.MethodDelete:
 		l.delete.ResetVT()
-		err, execute = l.delete.UnmarshalVT(message), executeDelete
+		err, execute, l.request = l.delete.UnmarshalVT(message), executeDelete, &l.delete
 	case telemetry.MethodBatchWrite:
 		l.batch.ResetVT()
-		err, execute = l.batch.UnmarshalVT(message), executeBatchWrite
+		err, execute, l.request = l.batch.UnmarshalVT(message), executeBatchWrite, &l.batch
 	default:
-		execute, err = decodeRare(method, message)
+		execute, l.request, err = decodeRare(method, message)
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
@@ -302,7 +346,7 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 }
 
 // decodeRare decodes into a message of its own.
-func decodeRare(method telemetry.Method, message []byte) (executeFunc, error) {
+func decodeRare(method telemetry.Method, message []byte) (execute executeFunc, request any, err error) {
 	switch method {
 	case telemetry.MethodBatchGet:
 		return rare(message, func(ctx context.Context, l *lane, in *pb.BatchGetRequest, out *pb.BatchGetResponse) (ackWait, error) {
@@ -334,13 +378,13 @@ func rare[In, Out any, I interface {
 }, O interface {
 	*Out
 	encoder
-}](message []byte, execute func(context.Context, *lane, I, O) (ackWait, error)) (executeFunc, error) {
+}](message []byte, execute func(context.Context, *lane, I, O) (ackWait, error)) (_ executeFunc, request any, err error) {
 	in := I(new(In))
 	return func(ctx context.Context, l *lane, a *directAnswer) (ackWait, error) {
 		out := O(new(Out))
 		a.out = out
 		return execute(ctx, l, in, out)
-	}, in.UnmarshalVT(message)
+	}, in, in.UnmarshalVT(message)
 }
 
 func executeGet(_ context.Context, l *lane, a *directAnswer) (ackWait, error) {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/transport"
 )
@@ -18,6 +19,7 @@ type directPipeline struct {
 	pipelineExecution
 	client  *directClient
 	request transport.Request
+	limiter *auth.Limiter // of the user; it counts the open stream
 	start   time.Duration
 	answers sender
 
@@ -27,15 +29,16 @@ type directPipeline struct {
 	bytes     int        // of them
 	reads     laterReads
 	executing bool
-	held      bool // no request is executed before some answers have been sent
-	ended     bool // the client has closed its side
+	held      bool           // no request is executed before some answers have been sent
+	ended     *status.Status // why no request follows; OK when the client has closed its side, nil while more may come
 	finished  bool
 }
 
-func (c *directClient) openPipeline(r transport.Request) directStream {
+func (c *directClient) openPipeline(r transport.Request, l *auth.Limiter) directStream {
 	s := c.server
-	p := &directPipeline{client: c, request: r, start: s.clock.now()}
-	p.server, p.conn, p.ctx = s, c.connection, r.Context()
+	p := &directPipeline{client: c, request: r, limiter: l, start: s.clock.now()}
+	p.pipelineExecution.begin(s, c.connection, r.Authorization(), origin{stream: s.beginStream(telemetry.MethodPipeline, r.Traceparent())})
+	p.ctx = r.Context()
 	p.in.init()
 	p.answers.init(nil)
 	return p
@@ -95,7 +98,9 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		if large {
 			p.leave(&a)
 		}
-		p.fail(status.Newf(codes.Internal, "%v: %v", errDecode, err))
+		p.mu.Lock()
+		p.ended = status.Newf(codes.Internal, "%v: %v", errDecode, err)
+		p.mu.Unlock()
 		return false
 	}
 	a.id = p.in.msg.Id
@@ -122,11 +127,12 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		return true
 	case w.ready(p.server.store):
 	case p.server.isSync(w.durability):
-		a.ackWait = w
+		a.ackWait, a.details.executed = w, p.server.clock.now()
 		p.keepValue(&a)
 		p.await(&a)
 		return true
 	default: // visibility is a matter of microseconds
+		a.details.executed = p.server.clock.now()
 		if err := w.wait(p.ctx, p.server.store); err != nil {
 			a.err = err
 		}
@@ -186,11 +192,11 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 	switch {
 	case !cancelled:
 		p.send(a)
-	case a.alone:
-		a.charge.release()
-		p.nextAlone()
 	default:
-		a.charge.release()
+		p.abandon(a)
+		if a.alone {
+			p.nextAlone()
+		}
 	}
 	p.mu.Lock()
 	*a = answer{}
@@ -210,7 +216,7 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 // resumesLocked ends the time in which no request is executed, if no more than so many answers of so
 // many bytes wait.
 func (p *directPipeline) resumesLocked(waiting, bytes int) bool {
-	resumes := p.held && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full()
+	resumes := p.held && p.ended == nil && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full()
 	if resumes {
 		p.held = false
 	}
@@ -246,33 +252,26 @@ func (p *directPipeline) send(a *answer) {
 	p.answers.get.Get.Value = nil
 	p.answers.mu.Unlock()
 	a.drop()
-	p.conn.shard.Observe(a.method, code, p.server.clock.now()-a.start)
+	p.requestEnded(a, code)
 }
 
 // End implements transport.Messages.
-func (p *directPipeline) End() {
+func (p *directPipeline) End(st *status.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ended = true
+	p.ended = st
 	p.finishLocked()
 }
 
-// fail ends the pipeline at once.
-func (p *directPipeline) fail(st *status.Status) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.endLocked(st)
-}
-
-// finishLocked ends the pipeline if the client has closed its side, or the server drains, and every
-// request that was executed has been answered.
+// finishLocked ends the pipeline if no request follows, or the server drains, and every request that was executed has
+// been answered.
 func (p *directPipeline) finishLocked() {
 	draining := p.server.drain.active.Load()
-	if p.finished || p.executing || p.waiting > 0 || !p.ended && !draining {
+	if p.finished || p.executing || p.waiting > 0 || p.ended == nil && !draining {
 		return
 	}
-	st := status.New(codes.OK, "")
-	if !p.ended {
+	st := p.ended
+	if st == nil {
 		st = statusOf(errShuttingDown)
 	}
 	p.endLocked(st)
@@ -289,6 +288,7 @@ func (p *directPipeline) endLocked(st *status.Status) {
 
 // observe implements directStream.
 func (p *directPipeline) observe(code codes.Code) {
+	p.limiter.Close(auth.Streams)
 	p.server.counters.streams.Add(-1)
-	p.conn.shard.Observe(telemetry.MethodPipeline, code, p.server.clock.now()-p.start)
+	p.server.ended(p.conn, &requestEnd{method: telemetry.MethodPipeline, code: code, start: p.start, origin: p.origin}, nil)
 }

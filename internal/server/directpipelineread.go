@@ -33,7 +33,9 @@ func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 		return
 	}
 	e := l.giveExecutor()
-	r := &laterRead{execution: pipelineExecution{server: p.server, conn: p.conn, ctx: p.ctx, executor: e}, answer: p.keep(a)}
+	r := &laterRead{execution: pipelineExecution{ctx: p.ctx, executor: e}, answer: p.keep(a)}
+	r.execution.begin(p.server, p.conn, p.access.header, p.origin)
+	r.execution.repeated = true
 	r.execution.in.init()
 	_ = r.execution.in.decode(message, p.in.size) // it was decoded before
 	if e.attempt.large || r.execution.in.msg.GetBatchGet() != nil {
@@ -102,6 +104,9 @@ func (p *directPipeline) nextAlone() {
 
 // read executes a read. It reports true if the read must be repeated alone.
 func (p *directPipeline) read(r *laterRead) (again bool) {
+	if d := &r.answer.details; d.queue == 0 {
+		d.queue = p.server.clock.now() - r.answer.start
+	}
 	r.answer.ackWait, again = r.execution.executeAdmitted(r.answer)
 	if !again {
 		r.execution.executor.release()
@@ -117,6 +122,7 @@ func (p *directPipeline) answerRead(r *laterRead) {
 	room := p.bytes < ackQueueBytesMax
 	p.mu.Unlock()
 	if !r.answer.ackWait.ready(p.server.store) {
+		r.answer.details.executed = p.server.clock.now()
 		next := room && r.answer.alone
 		r.answer.alone = r.answer.alone && !next
 		p.queue(r.answer)

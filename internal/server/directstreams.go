@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/transport"
 )
@@ -31,24 +32,46 @@ type directStreams struct {
 
 // Messages implements transport.Client.
 func (c *directClient) Messages(r transport.Request) (transport.Messages, error) {
-	var open func(transport.Request) directStream
-	switch directMethods[r.Method()-1] {
+	method := directMethods[r.Method()-1]
+	var open func(transport.Request, *auth.Limiter) directStream
+	var row *rpcRow
+	switch method {
 	case telemetry.MethodPipeline:
-		open = c.openPipeline
+		open, row = c.openPipeline, pipelineRow
 	case telemetry.MethodKeepAlive:
-		open = c.openKeepAlives
+		open, row = c.openKeepAlives, keepAliveRow
 	default:
 		return nil, nil //nolint:nilnil // as the interface says
 	}
 	if c.refused {
 		return nil, errTooManyConns
 	}
-	s := open(r)
+	limiter, err := c.countOfUser(r, row)
+	if err != nil {
+		c.server.ended(c.connection, &requestEnd{method: method, code: statusOf(err).Code(), start: c.server.clock.now()}, nil)
+		return nil, err
+	}
+	s := open(r, limiter)
 	if !c.server.direct.streams.add(r, s) {
+		limiter.Close(auth.Streams)
 		return nil, errShuttingDown
 	}
 	c.server.counters.streams.Add(1)
 	return s, nil
+}
+
+// countOfUser counts a stream among those that its user has open, until its observe gives it back to the limiter, which is nil
+// for a user without limits. The check before a message is that of serveGated.
+func (c *directClient) countOfUser(r transport.Request, row *rpcRow) (*auth.Limiter, error) {
+	if c.server.gate.table.Load() == nil {
+		return nil, nil //nolint:nilnil // a nil limiter has no limits
+	}
+	a := access{gate: &c.server.gate, conn: c.connection, header: r.Authorization()}
+	if err := a.check(row, nil); err != nil {
+		return nil, err
+	}
+	l := a.limiter()
+	return l, l.Open(auth.Streams)
 }
 
 // add reports false if the server drains.

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +27,7 @@ type drain struct {
 
 // shutDown drains the server: health reports it first, then the requests end. Requests that do not
 // end in time are cut off. The store is closed, or left open if its device does not answer.
-// shutDown takes at most the drain timeout, the close timeout and a second.
+// shutDown takes at most the drain timeout, the close timeout and a second, and two more if the receiver of traces does not answer.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	notifySupervisor(s.log.Logger, daemon.SdNotifyStopping)
@@ -36,14 +37,33 @@ func (s *Server) shutDown() error {
 	close(s.drain.begun)
 	err := s.closeStore(s.drainRequests())
 	if s.endpoints.http != nil { // last, so that metrics and health can be read while the server drains
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if s.endpoints.http.Shutdown(ctx) != nil {
-			err = errors.Join(err, s.endpoints.http.Close())
-		}
+		err = errors.Join(err, endHTTP(s.endpoints.http, time.Second))
 	}
+	s.closeTraces()
+	err = errors.Join(err, s.observer.audit.close())
 	s.log.Info("stopped")
 	return err
+}
+
+// endHTTP ends the server of metrics and health, for so long at most. It closes its connections one after the other, and
+// each that uses TLS may take five seconds for its last alert if the client takes nothing: the process ends before that.
+func endHTTP(h *http.Server, most time.Duration) error {
+	ended := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), most/2)
+		defer cancel()
+		err := h.Shutdown(ctx)
+		if err != nil {
+			err = h.Close()
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(most):
+		return nil
+	}
 }
 
 // drainRequests returns when all requests have ended or have been cut off. A request that waits for
@@ -90,6 +110,7 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	go func() {
 		<-drained
 		s.drain.receivers.Wait()
+		s.feed.stopArchive() // it uploads what the last requests have written
 		s.drain.background.Wait()
 		s.feed.feed.Close()
 		err := s.store.Shutdown(ctx)

@@ -33,7 +33,7 @@ func TestDrainServesClientsUntilTheyKnow(t *testing.T) {
 	_ = x.framer.WriteSettings()
 	get := grpcMessage(t, &pb.GetRequest{Key: []byte("k")})
 	put := grpcMessage(t, &pb.PutRequest{Key: []byte("new"), Value: []byte("v")})
-	x.open(1, "/epochkv.v1.KV/Get", false)
+	x.open(1, "/epochkv.v1.KVService/Get", false)
 	x.data(1, true, get)
 	if got := x.outcomeOf(t, 1); got != "200 0 with messages" {
 		t.Fatal(got)
@@ -42,7 +42,7 @@ func TestDrainServesClientsUntilTheyKnow(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- h.stop() }()
 	ping := x.drainPing(t)
-	x.open(3, "/epochkv.v1.KV/Put", false)
+	x.open(3, "/epochkv.v1.KVService/Put", false)
 	x.data(3, true, put)
 	if got := x.outcomeOf(t, 3); got != "200 0 with messages" {
 		t.Errorf("a request before the client knows: %s", got)

@@ -27,6 +27,7 @@ type endpoints struct {
 	listener net.Listener
 	metrics  net.Listener // nil without --http
 	tls      secure
+	console  consoleState
 }
 
 // Transport settings. The windows are large enough that a stream of small messages does not wait
@@ -50,6 +51,16 @@ const (
 // complete frame arrives within Timeout. So a client that stops in the middle of a frame, or sends
 // the rest of it byte by byte, loses its connection after 40 s. Tests shorten it.
 var keepaliveParams = keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
+
+// keepalive is what grpc-go's transport does with connections that are silent, or old.
+func (s *Server) keepalive() keepalive.ServerParameters {
+	p, age := keepaliveParams, s.config.TLS.MaxConnectionAge
+	if age > 0 { // the library lets ages differ by a tenth either way
+		part := age / transport.AgePart
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = age-part, part
+	}
+	return p
+}
 
 // Options are the gRPC options that decide speed. The benchmark's echo server takes the same.
 func Options() []grpc.ServerOption {
@@ -84,7 +95,7 @@ func (s *Server) newGRPC() {
 		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
 		grpc.MaxHeaderListSize(headerBytesMax),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepaliveParams),
+		grpc.KeepaliveParams(s.keepalive()),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveClientMin, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 		grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return statusOf(errUnimplemented).Err() }),
@@ -100,23 +111,27 @@ func (s *Server) codec() boundedCodec {
 
 // register adds all services to a transport.
 func (s *Server) register(to reflection.GRPCServer) {
+	to = s.endpoints.console.methods.also(to)
 	s.endpoints.health = grpchealth.NewServer()
-	s.registerService(to, pb.KV_ServiceDesc, &kvService{Server: s})
-	s.registerService(to, pb.Admin_ServiceDesc, &adminService{Server: s})
-	s.registerService(to, pb.Transactions_ServiceDesc, &txnService{Server: s})
-	s.registerService(to, pb.Leases_ServiceDesc, &leaseService{Server: s})
-	s.registerService(to, pb.Locks_ServiceDesc, &lockService{Server: s})
-	s.registerService(to, pb.Feed_ServiceDesc, &feedService{Server: s})
-	healthpb.RegisterHealthServer(to, s.endpoints.health)
-	reflection.Register(to)
+	s.registerService(to, pb.KVService_ServiceDesc, &kvService{Server: s})
+	s.registerService(to, pb.AdminService_ServiceDesc, &adminService{Server: s})
+	s.registerService(to, pb.TransactionService_ServiceDesc, &txnService{Server: s})
+	s.registerService(to, pb.LeaseService_ServiceDesc, &leaseService{Server: s})
+	s.registerService(to, pb.LockService_ServiceDesc, &lockService{Server: s})
+	s.registerService(to, pb.FeedService_ServiceDesc, &feedService{Server: s})
+	s.registerService(to, pb.BackupService_ServiceDesc, &backupService{Server: s})
+	s.registerService(to, pb.AuthService_ServiceDesc, &authService{Server: s})
+	gated := gatedRegistrar{to, s}
+	healthpb.RegisterHealthServer(gated, s.endpoints.health)
+	reflection.Register(gated)
 	s.setHealth(healthpb.HealthCheckResponse_SERVING)
 }
 
 func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, service := range []string{
-		"", pb.KV_ServiceDesc.ServiceName, pb.Admin_ServiceDesc.ServiceName, pb.Transactions_ServiceDesc.ServiceName,
-		pb.Leases_ServiceDesc.ServiceName, pb.Locks_ServiceDesc.ServiceName,
-		pb.Feed_ServiceDesc.ServiceName,
+		"", pb.KVService_ServiceDesc.ServiceName, pb.AdminService_ServiceDesc.ServiceName, pb.TransactionService_ServiceDesc.ServiceName,
+		pb.LeaseService_ServiceDesc.ServiceName, pb.LockService_ServiceDesc.ServiceName,
+		pb.FeedService_ServiceDesc.ServiceName, pb.BackupService_ServiceDesc.ServiceName, pb.AuthService_ServiceDesc.ServiceName,
 	} {
 		s.endpoints.health.SetServingStatus(service, status)
 	}
@@ -149,7 +164,7 @@ func (s *Server) newHTTP() {
 		return
 	}
 	registry := telemetry.NewRegistry(telemetry.Sources{
-		Requests: &s.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
+		Requests: &s.observer.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
 	if s.endpoints.tls.source != nil {

@@ -79,7 +79,7 @@ func TestWhatWasSeenBeforeACrashNeverNamesAnotherCommit(t *testing.T) {
 		Key: []byte("005"), Value: []byte("swapped"),
 		Preconditions: []*pb.Precondition{{Key: []byte("005"), Condition: &pb.Precondition_EpochEquals{EpochEquals: lost.GetEpoch()}}},
 	})
-	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED, "condition", "index", "key")
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED, "condition", "epoch", "index", "key")
 
 	again := all()
 	again.ResumeToken = page.ResumeToken

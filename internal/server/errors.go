@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -168,6 +169,9 @@ func classify(err error) fault {
 	if f, ok := classifyRequestID(err); ok {
 		return f
 	}
+	if f, ok := classifyBackup(err); ok {
+		return f
+	}
 	if f, ok := classifyTLS(err); ok {
 		return f
 	}
@@ -175,6 +179,9 @@ func classify(err error) fault {
 		return f
 	}
 	if f, ok := classifyWatch(err); ok {
+		return f
+	}
+	if f, ok := classifyAuth(err); ok {
 		return f
 	}
 	if f, ok := classifyTyped(err); ok {
@@ -209,6 +216,8 @@ func classify(err error) fault {
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_BATCH_EMPTY, field: "mutations"}
 	case errors.Is(err, errShuttingDown), errors.Is(err, mvcc.ErrClosed):
 		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, retry: retryShutdown}
+	case errors.Is(err, audit.ErrUnavailable):
+		return fault{code: codes.Unavailable, reason: pb.ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE, retry: retryLoad}
 	case errors.Is(err, errExpired):
 		return fault{code: codes.DeadlineExceeded, reason: pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START}
 	case errors.Is(err, errIncomplete):
@@ -247,14 +256,14 @@ func classifyTyped(err error) (fault, bool) {
 	case errors.As(err, &duplicate):
 		return fault{
 			code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_DUPLICATE_KEY, field: "mutations",
-			metadata: map[string]string{"key": quoteKey(duplicate.Key)},
+			metadata: about(duplicate.Key),
 		}, true
 	case errors.As(err, &precondition):
 		return preconditionFault(precondition), true
 	case errors.As(err, &conflict):
 		return fault{
 			code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_CONFLICT, retry: retryConflict,
-			metadata: map[string]string{"key": quoteKey(conflict.Key), "epoch": decimal(conflict.Epoch)},
+			metadata: about(conflict.Key, "epoch", decimal(conflict.Epoch)),
 		}, true
 	case errors.As(err, &gone):
 		return goneFault(gone), true
@@ -294,19 +303,40 @@ func limitFault(e *mvcc.LimitError) fault {
 }
 
 func preconditionFault(e *mvcc.PreconditionError) fault {
+	index := strconv.Itoa(e.Index)
 	if e.Condition.Kind == mvcc.LockHeld {
-		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_FENCED, metadata: map[string]string{
-			"key": quoteKey(e.Condition.Key), "token": decimal(e.Condition.Epoch), "index": strconv.Itoa(e.Index),
-		}}
+		return fault{
+			code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_FENCED,
+			metadata: about(e.Condition.Key, "token", decimal(e.Condition.Epoch), "index", index),
+		}
 	}
-	name, key := conditionName(e.Condition.Kind), quoteKey(e.Condition.Key)
-	return fault{
+	name, epoch := conditionName(e.Condition.Kind), e.Epoch
+	if !e.Found {
+		epoch = 0 // that of a deletion is of no use for a condition
+	}
+	f := fault{
 		code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED,
-		metadata: map[string]string{"key": key, "index": strconv.Itoa(e.Index), "condition": name},
+		metadata: about(e.Condition.Key, "index", index, "condition", name, "epoch", decimal(epoch)),
 		detail: &errdetails.PreconditionFailure{Violations: []*errdetails.PreconditionFailure_Violation{{
-			Type: name, Subject: key, Description: messageOf(e),
+			Type: name, Subject: subjectOf(e.Condition.Key), Description: messageOf(e),
 		}}},
 	}
+	switch {
+	case !e.Found || !e.Condition.ReturnCurrent:
+	case e.ValueSize > mvcc.CurrentValueBytesMax:
+		f.metadata["value_size"] = strconv.Itoa(e.ValueSize)
+	default:
+		pb.SetBytes(f.metadata, "value", e.Value)
+	}
+	return f
+}
+
+// subjectOf is a key as people read it. Programs read it from the metadata.
+func subjectOf(key []byte) string {
+	if quoted := keys.Quote(key); quoted != `"`+string(key)+`"` {
+		return quoted
+	}
+	return string(key)
 }
 
 func conditionName(k mvcc.ConditionKind) string {
@@ -345,30 +375,33 @@ func corruptionFault(e *storage.CorruptionError) fault {
 		"file": e.File, "offset": strconv.FormatInt(e.Offset, 10),
 	}}
 	if e.KeyLower != nil || e.KeyUpper != nil {
-		f.metadata["key_lower"], f.metadata["key_upper"] = quoteKey(e.KeyLower), quoteKey(e.KeyUpper)
+		lower, upper := shortRange(e.KeyLower, e.KeyUpper)
+		pb.SetBytes(f.metadata, "key_lower", lower)
+		pb.SetBytes(f.metadata, "key_upper", upper)
 	}
 	return f
 }
 
+// boundBytesMax is the length of a key in a range that an error names. Errors are in trailers; see mvcc.CurrentValueBytesMax.
+const boundBytesMax = 512
+
+// shortRange is a range with shorter bounds that encloses the keys from lower to upper.
+func shortRange(lower, upper []byte) (shortLower, shortUpper []byte) {
+	lower = lower[:min(len(lower), boundBytesMax)]
+	if len(upper) > boundBytesMax {
+		upper, _ = keys.Successor(nil, upper[:boundBytesMax]) // nil, no bound, if there is none
+	}
+	return lower, upper
+}
+
 func decimal(e keys.Epoch) string { return strconv.FormatUint(uint64(e), 10) }
 
-// quoteKey writes a key as a Go string literal without its quotes: printable ASCII as it is,
-// anything else as \x1f. strconv's own quoting would write runes, and a key is bytes.
-func quoteKey(key []byte) string {
-	const hex = "0123456789abcdef"
-	var b strings.Builder
-	for _, c := range key {
-		switch {
-		case c == '"' || c == '\\':
-			b.WriteByte('\\')
-			b.WriteByte(c)
-		case c >= ' ' && c <= '~':
-			b.WriteByte(c)
-		default:
-			b.WriteString(`\x`)
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-		}
+// about is metadata with a key, and pairs of further names and values.
+func about(key []byte, more ...string) map[string]string {
+	metadata := map[string]string{}
+	pb.SetBytes(metadata, "key", key)
+	for i := 0; i+1 < len(more); i += 2 {
+		metadata[more[i]] = more[i+1]
 	}
-	return b.String()
+	return metadata
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"strconv"
@@ -16,6 +17,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/audit"
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/auth/users"
 	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
@@ -55,7 +59,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_BULK_LOAD_QUARANTINE:     {err: mvcc.ErrBulkLoadQuarantine, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_BULK_LOAD_OVERTAKEN:      {err: mvcc.ErrBulkLoadOvertaken, code: codes.Aborted, retry: true},
 		pb.ErrorReason_ERROR_REASON_CONFLICT:                 {err: &mvcc.ConflictError{}, code: codes.Aborted, metadata: []string{"key", "epoch"}, retry: true},
-		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:      {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition"}},
+		pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED:      {err: &mvcc.PreconditionError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index", "condition", "epoch"}},
 		pb.ErrorReason_ERROR_REASON_OVERLOADED:               {err: errOverloaded, code: codes.ResourceExhausted, retry: true},
 		pb.ErrorReason_ERROR_REASON_MEMORY_FULL:              {err: mvcc.ErrMemoryFull, code: codes.ResourceExhausted, retry: true},
 		pb.ErrorReason_ERROR_REASON_DISK_FULL:                {err: vfs.ErrNoSpace, code: codes.ResourceExhausted, retry: true},
@@ -105,11 +109,27 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_WAITERS:     {err: lease.ErrWaiters, code: codes.ResourceExhausted, retry: true},
 		pb.ErrorReason_ERROR_REASON_FENCED:               {err: &mvcc.PreconditionError{Condition: mvcc.Condition{Kind: mvcc.LockHeld}}, code: codes.FailedPrecondition, metadata: []string{"key", "token", "index"}},
 		pb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:   {err: errNoTLS, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE:    {err: audit.ErrUnavailable, code: codes.Unavailable, retry: true},
 		pb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:    {err: &reloadError{errors.New("x")}, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:       {err: errBackupRunning, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_BACKUP_FAILED:        {err: &backupError{errors.New("x")}, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:       {err: mvcc.ErrNoHold, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},
 	}
+	maps.Copy(rows, map[pb.ErrorReason]row{
+		pb.ErrorReason_ERROR_REASON_UNAUTHENTICATED: {err: auth.ErrUnauthenticated, code: codes.Unauthenticated},
+		pb.ErrorReason_ERROR_REASON_TOKEN_EXPIRED:   {err: auth.ErrTokenExpired, code: codes.Unauthenticated},
+		pb.ErrorReason_ERROR_REASON_PERMISSION_DENIED: {
+			err:  &auth.DeniedError{User: "u", Right: auth.RightRead, Range: auth.Range{Lower: []byte("a"), Single: true}},
+			code: codes.PermissionDenied, metadata: []string{"user", "right", "key"},
+		},
+		pb.ErrorReason_ERROR_REASON_AUTH_NOT_ENABLED: {err: users.ErrNotEnabled, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_AUTH_NOT_FOUND:   {err: &users.NotFoundError{Kind: "user", Name: "u"}, code: codes.NotFound, metadata: []string{"kind", "name"}},
+		pb.ErrorReason_ERROR_REASON_AUTH_EXISTS:      {err: &users.ExistsError{Kind: "user", Name: "u"}, code: codes.AlreadyExists, metadata: []string{"kind", "name"}},
+		pb.ErrorReason_ERROR_REASON_AUTH_STATE:       {err: users.ErrLastAdministrator, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_USER_LIMIT:       {err: &auth.LimitError{What: "requests a second", Limit: 1, Retry: 1}, code: codes.ResourceExhausted, metadata: []string{"what", "limit"}, retry: true},
+	})
 	documented := documentedCodes(t)
 	if want := len(pb.ErrorReason_name) - 1; len(documented) != want {
 		t.Errorf("docs/errors.md has %d reasons, the contract %d", len(documented), want)
@@ -177,23 +197,9 @@ func TestContextErrorsAreGRPCsOwn(t *testing.T) {
 
 func TestUnknownMethodHasItsReason(t *testing.T) {
 	h := mustStart(t)
-	for _, method := range []string{"/epochkv.v1.KV/Nothing", "/nobody.Nothing/Nothing"} {
+	for _, method := range []string{"/epochkv.v1.KVService/Nothing", "/nobody.Nothing/Nothing"} {
 		err := h.conn.Invoke(testContext(t), method, &pb.GetRequest{}, &pb.GetResponse{})
 		failureOf(t, err).want(t, codes.Unimplemented, pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED)
-	}
-}
-
-func TestQuotedKeysUnquote(t *testing.T) {
-	all := make([]byte, 256)
-	for i := range all {
-		all[i] = byte(i)
-	}
-	got, err := strconv.Unquote(`"` + quoteKey(all) + `"`)
-	if err != nil || got != string(all) {
-		t.Fatalf("%q, %v", got, err)
-	}
-	if q := quoteKey([]byte("a b\x1f\xff")); q != `a b\x1f\xff` {
-		t.Fatal(q)
 	}
 }
 

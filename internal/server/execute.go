@@ -75,6 +75,7 @@ func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ack
 	if err := c.beginRead(req.SnapshotEpoch, req.SnapshotTimeUs); err != nil {
 		return ackWait{}, err
 	}
+	c.named(req.Key)
 	v, err := c.session.Read(buf, req.Key)
 	c.endRead(err)
 	if err != nil {
@@ -87,12 +88,13 @@ func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ack
 }
 
 func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
-	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
+	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
 	if err := c.identify(req, recordPut); err != nil {
 		return ackWait{}, err
 	}
+	c.named(req.Key)
 	if req.TtlMs|req.ExpiresAtMs|req.LeaseId == 0 { // nearly all
 		c.write.SetShared(req.Key, req.Value)
 	} else if err := c.set(req.Key, req.Value, req, ""); err != nil {
@@ -102,24 +104,28 @@ func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error)
 }
 
 func (c *executor) delete(ctx context.Context, req *pb.DeleteRequest) (ackWait, error) {
-	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
+	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
 	if err := c.identify(req, recordDelete); err != nil {
 		return ackWait{}, err
 	}
+	c.named(req.Key)
 	c.write.Delete(req.Key)
 	return c.commit(ctx)
 }
 
 func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (ackWait, error) {
-	if err := c.prepare(req.Preconditions, req.Durability); err != nil {
+	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
 	if err := c.identify(req, recordBatchWrite); err != nil {
 		return ackWait{}, err
 	}
 	for i, m := range req.Mutations {
+		if i == 0 {
+			c.named(m.GetKey())
+		}
 		if err := c.addMutation(m, "mutations", i); err != nil {
 			return ackWait{}, err
 		}
@@ -183,6 +189,9 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		return ackWait{}, err
 	}
 	defer func() { c.endRead(err) }()
+	if len(req.Keys) > 0 {
+		c.named(req.Keys[0])
+	}
 	at := c.attempt.at
 	out.ReadEpoch = uint64(at)
 	n := len(req.Keys)
@@ -260,11 +269,12 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	if err != nil {
 		return ackWait{}, err
 	}
+	c.named(b.lower)
 	durability, err := toDurability(req.Durability)
 	if err != nil {
 		return ackWait{}, err
 	}
-	conditions, err := appendConditions(nil, req.Preconditions)
+	conditions, err := appendConditions(nil, req.Preconditions, req.ReturnCurrent)
 	if err != nil {
 		return ackWait{}, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
@@ -13,11 +14,15 @@ import (
 // request in the steady state takes nothing from the heap.
 type executor struct {
 	admission *admission
+	gate      *gate
 	ctx       context.Context // of the current request; its connection is charged
 	held      *memoryCharge   // for large values that the current request has read, until its answer is charged
 	heldBytes int
 	admit     func(bytes int) error // admitLarge of this executor
 	attempt   attempt
+	access    *access                           // of the current request; nil if users were not checked when it began
+	permit    func() error                      // checkAgain of this executor
+	touches   func(write bool, key []byte) bool // mayTouch of this executor
 
 	session *mvcc.Session
 	now     func() uint64 // of the store's clock, in microseconds since 1970
@@ -25,6 +30,9 @@ type executor struct {
 	invoked invocations
 	request mvcc.Request // of toRequest
 	scratch []byte       // that a request is encoded into
+
+	keyBytes int   // of the first key, that details keep; constant
+	noted    noted // of the current request
 }
 
 // takeExecutor takes a session from the store's pool, with its executor. The caller releases it.
@@ -35,12 +43,50 @@ func (s *Server) takeExecutor() (*executor, error) {
 	}
 	c, ok := session.Attachment.(*executor)
 	if !ok {
-		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now}
-		c.admit = c.admitLarge
+		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
+		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.mayTouch
+		c.gate = &s.gate
 		session.Attachment = c
 	}
 	session.AdmitLarge(c.admit)
+	session.Permit(c.permit)
+	session.AssertKeys(c.touches)
 	return c, nil
+}
+
+// checkAgain checks the rights of the current request again if the users have changed since the check.
+func (c *executor) checkAgain() error {
+	if c.access != nil {
+		return c.access.again()
+	}
+	if c.gate.table.Load() != nil { // users are checked since a moment
+		return auth.ErrUnauthenticated
+	}
+	return nil
+}
+
+// mayTouch reports whether the caller of the current request has the right to a key, as of the table with which the request was
+// checked. It is for assertions.
+func (c *executor) mayTouch(write bool, key []byte) bool {
+	u := c.access.user()
+	if u == nil {
+		return true
+	}
+	var f auth.Footprint
+	if write {
+		f.Key(auth.RightWrite, key)
+	} else {
+		f.Key(auth.RightRead, key)
+	}
+	return u.Check(&f) == nil
+}
+
+// identity is that of the caller for the records of requests; 0 if users are not checked.
+func (c *executor) identity() uint32 {
+	if u := c.access.user(); u != nil {
+		return auth.RequestIdentity(u.Name)
+	}
+	return 0
 }
 
 // attempt says how reads wait. A read beyond its limit fails with mvcc.ErrWouldWait and leaves its
@@ -170,7 +216,8 @@ func (c *executor) release() {
 	c.releaseCharge()
 	c.request = mvcc.Request{}   // its Result refers to memory of the request
 	c.ctx = context.Background() // the context of the request must not remain reachable
-	c.attempt = attempt{}
+	c.attempt, c.access = attempt{}, nil
+	c.takeDetails(new(details))
 	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}

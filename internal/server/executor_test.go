@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"testing"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
 // TestPooledExecutorsKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
@@ -12,6 +14,7 @@ func TestPooledExecutorsKeepNoHugeBuffers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.access = h.authorized(t, pb.KVService_Put_FullMethodName)
 	c.write.Set([]byte("k"), make([]byte, 4*pooledBytesMax))
 	if _, err := c.session.Commit(context.Background(), &c.write); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // it. A repeated request keeps the deadline of its first attempt, and a condition that fails sets none.
 func TestDeadlinesOverTheWire(t *testing.T) {
 	h := mustStart(t)
-	ctx, kv, txns := testContext(t), h.kv, pb.NewTransactionsClient(h.conn)
+	ctx, kv, txns := testContext(t), h.kv, pb.NewTransactionServiceClient(h.conn)
 	pipeline := h.pipeline(t, ctx)
 	at := uint64(time.Now().Add(time.Hour).UnixMilli())
 	key, value := []byte("k"), []byte("1")
@@ -52,7 +52,7 @@ func TestDeadlinesOverTheWire(t *testing.T) {
 		}, at},
 		{"execute", func() error {
 			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{
-				{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: key}}},
+				{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: key}}},
 				{Operation: &pb.Operation_Invoke{Invoke: &pb.Invocation{Key: key, Operation: &pb.Invocation_Touch{Touch: true}, ExpiresAtMs: at + 7}}},
 			}})
 			return err

@@ -3,14 +3,15 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"math/bits"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/health"
@@ -19,9 +20,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// feedService implements the Feed service.
+// feedService implements FeedService.
 type feedService struct {
-	pb.UnimplementedFeedServer
+	pb.UnimplementedFeedServiceServer
 	*Server
 }
 
@@ -29,9 +30,12 @@ type feedService struct {
 type feedState struct {
 	feed    *feed.Feed
 	changes *mvcc.Changes
-	streams atomic.Int64 // open ones
-	watched sync.Once    // the first one was opened
-	gaps    watchGaps
+	archive *archive.Archiver // nil without an archive; constant after Open
+
+	stopArchive context.CancelFunc // set by Run
+	streams     atomic.Int64       // open ones
+	watched     atomic.Bool        // the first one was opened
+	gaps        watchGaps
 
 	units        watchUnits
 	aheadTimeout time.Duration // constant, but for tests
@@ -48,7 +52,7 @@ type watchGaps struct {
 }
 
 func (f *feedState) init(s *mvcc.Store, c *config.Config) {
-	f.changes, f.aheadTimeout = s.Changes(), watchAheadTimeout
+	f.changes, f.aheadTimeout, f.stopArchive = s.Changes(), watchAheadTimeout, func() {}
 	f.feed = feed.New(f.changes, feed.Options{
 		MemoryBytes: int64(c.Feed.Memory), CatchUpReaders: c.Feed.CatchUpReaders, CatchUpBytesPerSecond: int64(c.Feed.CatchUpBandwidth),
 		SyncInterval: c.Feed.SyncInterval, WatchesMax: c.Feed.Watches, ConsumerWatchesMax: c.Feed.WatchesPerStream,
@@ -64,6 +68,8 @@ const (
 	// watchResponseBytes is how large a response becomes, but for one event that is larger. Further responses of a stream wait
 	// until its client has taken this one.
 	watchResponseBytes = 256 << 10
+	// watchLargeBytes is what a response may have without being charged to the answers.
+	watchLargeBytes = 2 * watchResponseBytes
 	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
 	watchResponsesBytes = int64(config.WatchResponseBytes)
 	// watchResponseRest is what a response has beside its commits.
@@ -79,7 +85,7 @@ const (
 
 // stats is the change stream's part of the metrics.
 func (f *feedState) stats(now uint64) telemetry.FeedStats {
-	s := telemetry.FeedStats{Stats: f.feed.Stats(), Streams: f.streams.Load(), Delays: &f.delays}
+	s := telemetry.FeedStats{Stats: f.feed.Stats(), Streams: f.streams.Load(), Delays: &f.delays, Watched: f.watched.Load()}
 	s.GapsCrossed, s.GapsGone = f.gaps.crossed.Load(), f.gaps.gone.Load()
 	if s.Lag > 0 && s.CommitTime > 0 {
 		s.LagTime = time.Duration(max(now, s.CommitTime)-s.CommitTime) * time.Microsecond
@@ -131,9 +137,11 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
-			ahead: aheadWatches{arrived: make(chan error, 1)},
+			ahead: aheadWatches{arrived: make(chan error, 1)}, access: accessOf(ctx), changed: s.gate.changes(),
 		}
-		s.feed.watched.Do(func() { setHeapLimit(heapLimitWatched(&s.config)) })
+		if !s.feed.watched.Swap(true) {
+			setHeapLimit(heapLimitWatched(&s.config))
+		}
 		s.feed.streams.Add(1)
 		defer s.feed.streams.Add(-1)
 		return w.run(ctx)
@@ -170,10 +178,14 @@ func (w *watchStream) run(ctx context.Context) error {
 	}
 }
 
-// receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, or with it.
+// receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, and closes the
+// channel then, or with the stream.
 func (w *watchStream) receive(ctx context.Context) {
 	for {
 		req, err := w.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			close(w.requests)
+		}
 		if err != nil {
 			return
 		}

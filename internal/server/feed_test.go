@@ -28,7 +28,7 @@ func mustWatch(t testing.TB, h *harness, create ...*pb.CreateWatch) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
-	stream, err := pb.NewFeedClient(h.conn).Watch(ctx)
+	stream, err := pb.NewFeedServiceClient(h.conn).Watch(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
 	h := mustStart(t)
 	w := mustWatch(t, h, &pb.CreateWatch{})
 	w.recv()
-	kv := pb.NewKVClient(h.dial(t)) // its own connection: that of the watch is full of progress
+	kv := pb.NewKVServiceClient(h.dial(t)) // its own connection: that of the watch is full of progress
 	ctx, cancel := context.WithCancel(testContext(t))
 	var working sync.WaitGroup
 	defer working.Wait()

@@ -23,14 +23,15 @@ func peerOf(ctx context.Context) string {
 }
 
 // ListWatches implements Admin.
-func (s *adminService) ListWatches(context.Context, *pb.ListWatchesRequest) (*pb.ListWatchesResponse, error) {
+func (s *adminService) ListWatches(ctx context.Context, _ *pb.ListWatchesRequest) (*pb.ListWatchesResponse, error) {
+	access := accessOf(ctx)
 	list := s.feed.feed.List()
 	slices.SortFunc(list, func(a, b feed.WatchInfo) int { return cmp.Compare(a.ID, b.ID) })
 	out := new(pb.ListWatchesResponse)
 	for i := range list {
 		w := &list[i]
 		out.Watches = append(out.Watches, &pb.WatchInfo{
-			Id: w.ID, Peer: w.Identity, Ranges: rangeMessages(w.Ranges), State: watchStates[w.State], Epoch: uint64(w.Position.Epoch), Lag: w.Lag,
+			Id: w.ID, Peer: w.Identity, Ranges: rangeMessages(w.Ranges, access), State: watchStates[w.State], Epoch: uint64(w.Position.Epoch), Lag: w.Lag,
 			QueuedEvents: uint64(w.QueuedOperations), QueuedBytes: uint64(w.QueuedBytes),
 			Age: durationpb.New(time.Since(w.Since)), Idle: durationpb.New(time.Since(w.Taken)),
 		})
@@ -43,12 +44,15 @@ var watchStates = map[feed.State]pb.WatchInfo_State{
 	feed.StateNeedsDifference: pb.WatchInfo_STATE_DIFFERENCE, feed.StateEnded: pb.WatchInfo_STATE_ENDED,
 }
 
-// rangeMessages are ranges of internal keys as their client knows them.
-func rangeMessages(list []feed.Range) (out []*pb.KeyRange) {
+// rangeMessages are ranges of internal keys as their client knows them, if the caller may read them.
+func rangeMessages(list []feed.Range, to *access) (out []*pb.KeyRange) {
 	for _, r := range list {
 		m := &pb.KeyRange{Start: keys.User(r.Lower)}
 		if len(r.Upper) > 1 { // otherwise the end of the keyspace
 			m.End = keys.User(r.Upper)
+		}
+		if !to.mayRead(m.Start, m.End) {
+			continue
 		}
 		out = append(out, m)
 	}

@@ -83,7 +83,7 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		}
 		out.begin(p.Commit, lagging)
 		for index, op := range p.Operations {
-			before, err := w.previousAt(ctx, p.Commit, previous, index)
+			before, err := w.previousAt(ctx, p.Commit, previous, index, op.Key)
 			if err != nil {
 				return err
 			}

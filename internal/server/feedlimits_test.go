@@ -182,7 +182,7 @@ func TestStreamsOfWatchesOfOneClientAreLimited(t *testing.T) {
 		w.recv()
 		open = append(open, w)
 	}
-	one, err := pb.NewFeedClient(h.dial(t)).Watch(testContext(t))
+	one, err := pb.NewFeedServiceClient(h.dial(t)).Watch(testContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}

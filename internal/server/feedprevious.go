@@ -22,11 +22,12 @@ type previousValue struct {
 // previousValues are those of the operations of a commit. They are read once for all watches, and left at the commit.
 type previousValues struct {
 	unavailable bool
-	values      []previousValue // by operation; nil if no watch wants them
+	values      []previousValue // by operation, from first on; nil if no watch wants them
+	first       int
 }
 
-// previousSharedMax bounds the operations of a commit whose previous values are left at it. Of a larger commit, each watch reads
-// those of the part that it sends.
+// previousSharedMax bounds the operations of a commit whose previous values are left at it. Of a larger commit, and of one that
+// is too large to be kept, each watch reads those of the part that it sends.
 const previousSharedMax = watchEventsMax
 
 // previousBytesMax bounds the previous values that are in memory for a part of a commit.
@@ -39,7 +40,7 @@ func (p *previousValues) of(index int) previousValue {
 	case p.unavailable:
 		return previousValue{unavailable: true}
 	}
-	return p.values[index]
+	return p.values[index-p.first]
 }
 
 // previousOf reads the previous values that a watch wants of a part of a commit.
@@ -51,7 +52,7 @@ func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.P
 	if there, ok := c.Attached().(*previousValues); ok {
 		return there, nil
 	}
-	shared := c.Count() <= previousSharedMax
+	shared := !p.Copied && c.Count() <= previousSharedMax
 	var list [][]byte
 	var indexes []int
 	add := func(i int, key []byte) {
@@ -59,16 +60,18 @@ func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.P
 			list, indexes = append(list, keys.User(key)), append(indexes, i)
 		}
 	}
+	first, end := 0, c.Count()
 	if shared {
-		for i := range c.Count() {
+		for i := range end {
 			add(i, c.Operation(i).Key)
 		}
 	} else {
+		first, end = p.Span()
 		for i, op := range p.Operations {
-			add(i, op.Key)
+			add(i-first, op.Key)
 		}
 	}
-	previous := &previousValues{values: make([]previousValue, c.Count())}
+	previous := &previousValues{values: make([]previousValue, end-first), first: first}
 	size, err := w.readPrevious(ctx, c.Epoch-1, list, indexes, previous)
 	if err != nil || !shared {
 		return previous, err
@@ -78,13 +81,13 @@ func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.P
 }
 
 // previousAt is the previous value of one operation.
-func (w *watchStream) previousAt(ctx context.Context, c *feed.Commit, previous *previousValues, index int) (previousValue, error) {
+func (w *watchStream) previousAt(ctx context.Context, c *feed.Commit, previous *previousValues, index int, key []byte) (previousValue, error) {
 	v := previous.of(index)
 	if !v.unread {
 		return v, nil
 	}
 	one := &previousValues{values: make([]previousValue, 1)}
-	_, err := w.readPrevious(ctx, c.Epoch-1, [][]byte{keys.User(c.Operation(index).Key)}, []int{0}, one)
+	_, err := w.readPrevious(ctx, c.Epoch-1, [][]byte{keys.User(key)}, []int{0}, one)
 	return one.of(0), err
 }
 

@@ -42,7 +42,7 @@ func TestStalledSocketsLeaveNothing(t *testing.T) {
 	var conns []*grpc.ClientConn
 	for range *deafSockets {
 		conn := h.dialDeaf(t)
-		stream, err := pb.NewFeedClient(conn).Watch(testContext(t))
+		stream, err := pb.NewFeedServiceClient(conn).Watch(testContext(t))
 		if err != nil {
 			t.Fatal(err)
 		}

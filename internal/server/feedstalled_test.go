@@ -28,7 +28,7 @@ func TestStalledWatchesHoldOneResponseEach(t *testing.T) {
 	deaf := h.dialDeaf(t)
 	var all []*watcher
 	for range streams {
-		stream, err := pb.NewFeedClient(deaf).Watch(testContext(t))
+		stream, err := pb.NewFeedServiceClient(deaf).Watch(testContext(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -11,12 +12,13 @@ import (
 	"google.golang.org/grpc"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
-// watchStream is one Feed.Watch stream and its watches.
+// watchStream is one FeedService.Watch stream and its watches.
 //
 //	receiver ─► requests ─► sender ─► Send      handler: ends the stream if Send takes too long
 //	                          ▲
@@ -31,7 +33,7 @@ type watchStream struct {
 	stream   grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]
 	consumer *feed.Consumer
 	lineage  keys.Lineage
-	requests chan *pb.WatchRequest
+	requests chan *pb.WatchRequest // the sender's own; nil once the client has ended its half of the stream
 
 	sending atomic.Int64 // since when a response is being sent, by the server's clock; 0: none is
 
@@ -41,9 +43,20 @@ type watchStream struct {
 	walking int                     // open walks
 	later   []laterWalk             // that wait until another walk of the stream has ended
 	ahead   aheadWatches            // that wait for the epoch at which they begin
+	access  *access                 // of the stream
+	changed <-chan struct{}         // closed when the users change
+	table   *auth.Table             // with which the watches were last checked
+	expires time.Time               // when the token of the caller does; zero: never
 	asked   bool                    // the client waits for progress of some watch
 	due     time.Time               // before it no watch has to send progress, but for those that were asked
 	looked  time.Time               // when that was looked at last
+	answer  chargedResponse
+}
+
+// chargedResponse is what a stream has charged to the answers for the large response at hand.
+type chargedResponse struct {
+	charge *memoryCharge
+	bytes  int // zero: there is none
 }
 
 // watchWalksMax is how many walks of a stream are open. Each has a session, and a snapshot.
@@ -61,23 +74,29 @@ type streamWatch struct {
 	options watchOptions
 	watch   *feed.Watch
 	walk    *watchWalk
-	sent    time.Time // when something of it was sent last
-	asked   bool      // the client has requested progress
-	units   int64     // counted for it
+	sent    time.Time     // when something of it was sent last
+	asked   bool          // the client has requested progress
+	units   int64         // counted for it
+	access  *access       // nil until users are checked or requests audited: there may be very many watches
+	limiter *auth.Limiter // that counts it; nil: none
 }
 
 // send is the sender.
 func (w *watchStream) send(ctx context.Context) error {
 	defer w.close()
+	defer w.release()
 	timer := time.NewTimer(progressIntervalMin)
 	defer timer.Stop()
 	for {
 		if w.server.drain.active.Load() {
 			return errShuttingDown
 		}
+		if w.requests == nil && len(w.watches) == 0 {
+			return nil // nothing can come any more
+		}
 		select {
-		case req := <-w.requests:
-			if err := w.request(ctx, req); err != nil {
+		case req, open := <-w.requests:
+			if err := w.request(ctx, req, open); err != nil {
 				return err
 			}
 		case err := <-w.ahead.arrived:
@@ -85,6 +104,9 @@ func (w *watchStream) send(ctx context.Context) error {
 				return err
 			}
 		default:
+		}
+		if err := w.endForbidden(ctx); err != nil {
+			return err
 		}
 		worked, err := w.step(ctx)
 		if err != nil {
@@ -111,13 +133,14 @@ func (w *watchStream) wait(ctx context.Context, timer *time.Timer) error {
 			return err
 		}
 	}
-	timer.Reset(max(time.Until(w.due), progressIntervalMin/2))
+	timer.Reset(min(max(time.Until(w.due), progressIntervalMin/2), max(w.untilExpiry(), 0)))
 	select {
-	case req := <-w.requests:
-		return w.request(ctx, req)
+	case req, open := <-w.requests:
+		return w.request(ctx, req, open)
 	case err := <-w.ahead.arrived:
 		return w.beginArrived(ctx, err)
 	case <-w.consumer.Wake():
+	case <-w.changed:
 	case <-timer.C:
 	case <-w.server.drain.begun:
 		return errShuttingDown
@@ -143,7 +166,8 @@ func (w *watchStream) close() {
 func (w *watchStream) forget(sw *streamWatch) {
 	delete(w.watches, sw.id)
 	w.server.feed.units.release(sw.units)
-	sw.units = 0
+	sw.limiter.Close(auth.Watches)
+	sw.units, sw.limiter = 0, nil
 	if sw.options.expandLoads {
 		w.server.feed.expanding.add(w.server, -1)
 	}
@@ -168,9 +192,18 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		}
 		worked = true
 	}
-	d, ok := w.consumer.Next(feed.Limit{
-		Events: watchEventsMax, Bytes: w.server.feed.responseBytes(), EventBytes: eventBytes, CommitBytes: commitBytes,
-	})
+	limit := feed.Limit{
+		Events: watchEventsMax, Bytes: w.server.feed.responseBytes(), Large: watchLargeBytes, EventBytes: eventBytes, CommitBytes: commitBytes,
+	}
+	d, ok := w.consumer.Next(limit)
+	if ok && d.Large > 0 { // it stays where it is until there is room for it
+		if err := w.charge(ctx, d.Large); err != nil {
+			return true, err
+		}
+		defer w.release()
+		limit.Large = d.Large
+		d, ok = w.consumer.Take(d.Watch, limit)
+	}
 	if !ok {
 		return worked, nil
 	}
@@ -191,11 +224,15 @@ func (w *watchStream) deliver(ctx context.Context, d *feed.Delivery) error {
 	case d.Err != nil:
 		return w.end(ctx, sw, d.Err)
 	}
-	return nil
+	return nil // or a large operation is next that has come meanwhile
 }
 
-// request executes a request of the client. An error ends the stream.
-func (w *watchStream) request(ctx context.Context, req *pb.WatchRequest) error {
+// request executes a request of the client, or notes that there will be no other one. An error ends the stream.
+func (w *watchStream) request(ctx context.Context, req *pb.WatchRequest, open bool) error {
+	if !open {
+		w.requests = nil
+		return nil
+	}
 	switch r := req.Request.(type) {
 	case *pb.WatchRequest_Create:
 		return w.create(ctx, r.Create)
@@ -221,6 +258,9 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 	sw := &streamWatch{id: req.GetWatchId(), sent: time.Now()}
 	start, err := w.toWatchOptions(req, &sw.options)
 	if err == nil {
+		err = w.permit(ctx, sw, req)
+	}
+	if err == nil {
 		err = w.reserve(sw)
 	}
 	if err == nil {
@@ -239,13 +279,83 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 	return nil
 }
 
+// watchRow is what watches need.
+var watchRow = rpcRows[pb.FeedService_Watch_FullMethodName]
+
+// permit checks the right to a watch.
+func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.CreateWatch) error {
+	if w.server.gate.table.Load() == nil && w.server.observer.audit.log == nil {
+		return nil
+	}
+	err := w.accessTo(sw).check(watchRow, sw)
+	if w.server.observer.audit.log != nil {
+		err = w.server.auditWatch(ctx, sw, err)
+	}
+	if err != nil {
+		return err
+	}
+	w.expires = sw.access.expires()
+	if sw.access.limiter() == nil {
+		return nil
+	}
+	return sw.access.take(req.SizeVT())
+}
+
+// accessTo is the access of a watch.
+func (w *watchStream) accessTo(sw *streamWatch) *access {
+	if sw.access == nil {
+		sw.access = &access{gate: w.access.gate, conn: w.access.conn, header: w.access.header, row: watchRow, request: sw}
+	}
+	return sw.access
+}
+
+// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired.
+func (w *watchStream) endForbidden(ctx context.Context) error {
+	select {
+	case <-w.changed:
+		w.changed = w.server.gate.changes()
+	default:
+	}
+	t := w.server.gate.table.Load()
+	if t == w.table && w.untilExpiry() > 0 {
+		return nil
+	}
+	w.table = t
+	for _, sw := range w.watches {
+		if t == nil && sw.access == nil {
+			continue
+		}
+		if err := w.accessTo(sw).again(); err != nil {
+			if err := w.end(ctx, sw, err); err != nil {
+				return err
+			}
+			continue
+		}
+		w.expires = sw.access.expires() // users may have been checked only since now
+	}
+	return nil
+}
+
+// untilExpiry is how long the stream may wait before the token of its caller expires.
+func (w *watchStream) untilExpiry() time.Duration {
+	if w.expires.IsZero() || len(w.watches) == 0 {
+		return math.MaxInt64
+	}
+	return time.Until(w.expires)
+}
+
 // reserve counts a watch among those of the server.
 func (w *watchStream) reserve(sw *streamWatch) error {
 	units, most := unitsOf(sw.options.ranges), w.server.config.Feed.Watches
 	if !w.server.feed.units.reserve(units, most) {
 		return &feed.LimitError{What: "watches of the server", Limit: most}
 	}
-	sw.units = units
+	l := sw.access.limiter()
+	if err := l.Open(auth.Watches); err != nil {
+		w.server.feed.units.release(units)
+		return err
+	}
+	sw.units, sw.limiter = units, l
 	return nil
 }
 
@@ -318,7 +428,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 		if classify(err).reason == pb.ErrorReason_ERROR_REASON_HISTORY_GONE {
 			w.server.feed.gaps.gone.Add(1)
 		}
-		body.Error = statusOf(err).Proto()
+		body.Error = statusOf(w.server.conceal(err)).Proto()
 	}
 	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Ended{Ended: body}}, 0)
 }
@@ -356,18 +466,17 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 // respond sends a response with about so many bytes of keys and values.
 func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.WatchResponse, size int) error {
 	out.WatchId = sw.id
+	sw.access.sent(out)
 	return w.sendMessage(ctx, sw, out, size)
 }
 
-// sendMessage sends an encoder of a response. One that is larger than a response should be is counted among the answers, and
-// waits until there is room for it.
+// sendMessage sends an encoder of a response.
 func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
-	if size > 2*watchResponseBytes {
-		charge, err := w.charge(ctx, size)
-		if err != nil {
+	if size > w.answer.bytes+watchLargeBytes { // with previous values
+		if err := w.charge(ctx, size); err != nil {
 			return err
 		}
-		defer charge.release()
+		defer w.release()
 	}
 	w.sending.Store(max(int64(w.server.clock.now()), 1))
 	defer w.sending.Store(0)
@@ -378,19 +487,35 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 	return transport.AwaitSent(w.stream.Context()) // before the feed is asked for more
 }
 
-// charge counts a large response, when there is room for it.
-func (w *watchStream) charge(ctx context.Context, size int) (*memoryCharge, error) {
-	for {
-		c, err := w.server.admission.charge(w.conn, size, false)
-		if err == nil {
-			return c, nil
-		}
+// charge counts a large response among the answers, when there is room for it, instead of what the stream has charged before.
+func (w *watchStream) charge(ctx context.Context, size int) error {
+	for !w.tryCharge(size) {
 		select {
 		case <-time.After(retryOverloaded):
 		case <-w.server.drain.begun:
-			return nil, errShuttingDown
+			return errShuttingDown
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
+	}
+	return nil
+}
+
+// tryCharge is charge if there is room now.
+func (w *watchStream) tryCharge(size int) bool {
+	w.release() // a stream that waits for room has none
+	c, err := w.server.admission.charge(w.conn, size, false)
+	if err != nil {
+		return false
+	}
+	w.answer = chargedResponse{c, size}
+	return true
+}
+
+// release gives back what the stream has charged, if anything.
+func (w *watchStream) release() {
+	if w.answer.bytes != 0 {
+		w.answer.charge.release()
+		w.answer = chargedResponse{}
 	}
 }

@@ -22,6 +22,7 @@ type watchWalk struct {
 	since, at keys.Epoch
 	session   *mvcc.Session
 	previous  *mvcc.Session // walkLoad: in a snapshot at since, if the watch wants previous values and they are kept
+	begin     *mvcc.Session // walkDifference: in a snapshot at since, which it keeps
 	hold      *wal.Holder
 	snapshot  *openSnapshot
 	entry     int              // of the ranges: the one at hand
@@ -120,13 +121,21 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 		return err
 	}
 	walk.snapshot = w.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_WATCH, walk.at, walk.session.CloseSnapshot)
-	if walk.kind != walkState {
-		if err = walk.openRange(sw); err != nil { // now, so that the begin of the difference is kept
+	if walk.kind == walkDifference {
+		if err = walk.keepBegin(w.server.store); err != nil {
 			return err
 		}
 	}
 	w.walks = append(w.walks, sw)
 	return nil
+}
+
+// keepBegin keeps the begin of a difference until the walk ends, also between two ranges and while a part waits for room.
+func (k *watchWalk) keepBegin(s *mvcc.Store) (err error) {
+	if k.begin, err = s.Session(); err == nil {
+		_, err = k.begin.OpenSnapshot(k.since)
+	}
+	return err
 }
 
 // walkGone says that a snapshot is gone in the words of watches.
@@ -156,9 +165,10 @@ func (k *watchWalk) close(s *Server, interrupted bool) {
 			_ = s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
 		}
 	}
-	k.session.Close()
-	if k.previous != nil {
-		k.previous.Close()
+	for _, x := range []*mvcc.Session{k.session, k.previous, k.begin} {
+		if x != nil {
+			x.Close()
+		}
 	}
 	if k.hold != nil {
 		k.hold.Release()
@@ -173,6 +183,16 @@ func (k *watchWalk) closeRange() {
 		k.cursor.Close()
 	}
 	k.changes, k.cursor = nil, nil
+}
+
+// pause keeps nothing in memory, and nothing from reclamation but the snapshot, while the client takes the part.
+func (k *watchWalk) pause() {
+	if k.cursor != nil {
+		k.cursor.Pause()
+	}
+	if k.changes != nil {
+		k.changes.Pause()
+	}
 }
 
 // openRange opens the walk of the range at hand, after the last key.
@@ -202,12 +222,14 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	if k.hold.Renew() != nil {
 		k.hold = w.server.feed.changes.Hold(k.hold.HolderOptions) // it ended for lack of space; try again
 	}
-	if more, err = k.fill(sw, w.server.feed.responseBytes()); err != nil {
+	if more, err = w.fillCharged(ctx, sw, k); err != nil {
+		if errors.Is(err, errShuttingDown) {
+			return false, err
+		}
 		return false, w.end(ctx, sw, k.snapshot.reason(walkGone(err, k.since)))
 	}
-	if k.cursor != nil {
-		k.cursor.Pause()
-	}
+	defer w.release()
+	k.pause()
 	k.snapshot.wait()
 	if err := w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes); err != nil {
 		return false, err
@@ -231,6 +253,27 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	}
 	w.dropWalk(sw)
 	return false, nil
+}
+
+// fillCharged makes the next part. If it is large, it is charged, and if there is no room, it is forgotten and made again once there
+// is: no value is in memory while its stream waits.
+func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watchWalk) (more bool, err error) {
+	entry, last, limit := k.entry, k.last, w.server.feed.responseBytes()
+	more, err = k.fill(sw, limit)
+	size := k.part.bytes
+	if err != nil || size <= watchLargeBytes || w.tryCharge(size) {
+		return more, err
+	}
+	k.closeRange()
+	k.entry, k.last, k.part = entry, last, walkPart{}
+	k.snapshot.wait()
+	if err := w.charge(ctx, size); err != nil {
+		return false, err
+	}
+	if err := k.snapshot.resume(); err != nil {
+		return false, err
+	}
+	return k.fill(sw, limit)
 }
 
 // response is the part that was filled.

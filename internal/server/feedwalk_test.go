@@ -15,12 +15,25 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // replica is the state that a watch leads to.
 type replica struct {
 	state map[string]string
 	epoch uint64 // of the newest commit
+}
+
+// mustReachTheStore applies responses up to a last commit, and compares the replica with the store.
+func (r *replica) mustReachTheStore(t testing.TB, h *harness, w *watcher) {
+	t.Helper()
+	last := h.put(t, "z", "last")
+	for r.epoch < last {
+		r.apply(t, w.recv())
+	}
+	if want := h.contents(t); !maps.Equal(r.state, want) {
+		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
+	}
 }
 
 // apply applies a response, and reports whether a snapshot or difference has ended with it.
@@ -120,13 +133,7 @@ func TestSnapshotThenWatchMissesNothing(t *testing.T) {
 	w.cancel()
 	stop()
 	writing.Wait()
-	last := h.put(t, "z", "last")
-	for r.epoch < last {
-		r.apply(t, again.recv())
-	}
-	if want := h.contents(t); !maps.Equal(r.state, want) {
-		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
-	}
+	r.mustReachTheStore(t, h, again)
 }
 
 // TestDifferenceCrossesWhatTheLogHasNot: a watch that begins before the log does ends with HISTORY_GONE, or is sent the
@@ -159,13 +166,7 @@ func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
 	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
 	for !r.apply(t, w.recv()) {
 	}
-	last := h.put(t, "z", "last")
-	for r.epoch < last {
-		r.apply(t, w.recv())
-	}
-	if want := h.contents(t); !maps.Equal(r.state, want) {
-		t.Fatalf("the watch leads to %d keys, the store has %d", len(r.state), len(want))
-	}
+	r.mustReachTheStore(t, h, w)
 	_, text := httpGet(t, h, "/metrics")
 	for _, want := range []string{`kvserver_feed_gaps_total{result="diff"} 1`, `kvserver_feed_gaps_total{result="gone"} 2`} {
 		if !strings.Contains(text, want) {
@@ -257,4 +258,43 @@ func TestFeedIsInTheMetrics(t *testing.T) {
 			t.Errorf("%s is not in the metrics", want)
 		}
 	}
+}
+
+// TestADifferenceThatWaitsForRoomKeepsItsBegin: a part with a large value waits until there is room among the answers, and its
+// range is opened again. Meanwhile nothing else keeps the state before the difference.
+func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention, c.Feed.Retention = 0, 0 })
+	const size = 1 << 20
+	r := &replica{state: map[string]string{"gone": "v"}}
+	begin := h.put(t, "gone", "v")
+	if err := h.store.LeaseSnapshot(keys.Epoch(begin), 3*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	leased := time.Now()
+	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("gone")}); err != nil {
+		t.Fatal(err)
+	}
+	h.put(t, "large", string(make([]byte, size)))
+	for h.Server.feed.feed.Oldest() <= 1 {
+		if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil {
+			t.Fatal(err)
+		}
+		h.put(t, "more", string(make([]byte, 100_000)))
+	}
+	answers := &h.admission.words[shareAnswers]
+	full := uint64(admissionOne) + answers.limit.bytes
+	answers.word.Add(full)
+	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
+	w.recv()
+	time.Sleep(time.Until(leased.Add(3500 * time.Millisecond)))
+	for i := range 3 {
+		h.put(t, "more", fmt.Sprint(i))
+		if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers.word.Add(-full)
+	for !r.apply(t, w.recv()) {
+	}
+	r.mustReachTheStore(t, h, w)
 }

@@ -75,7 +75,7 @@ func TestEveryFailureReleasesEverything(t *testing.T) {
 		t.Errorf("never given back: %s", left)
 	}
 	for i, conn := range stay[:2] {
-		kv := pb.NewKVClient(conn)
+		kv := pb.NewKVServiceClient(conn)
 		large := &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 2<<20-100), Durability: pb.Durability_DURABILITY_ASYNC}
 		if _, err := kv.Put(testContext(t), large); err != nil {
 			t.Errorf("connection %d: %v", i, err)
@@ -88,7 +88,7 @@ func TestEveryFailureReleasesEverything(t *testing.T) {
 
 // anything makes one request of any kind, and looks at nothing that comes of it.
 func anything(ctx context.Context, conn *grpc.ClientConn, random *rand.Rand) {
-	kv, txns := pb.NewKVClient(conn), pb.NewTransactionsClient(conn)
+	kv, txns := pb.NewKVServiceClient(conn), pb.NewTransactionServiceClient(conn)
 	key := fmt.Appendf(nil, "large/%03d", random.IntN(8))
 	value := make([]byte, []int{10, 5_000, 100_000, 700_000}[random.IntN(4)])
 	durability := pb.Durability(random.IntN(3))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -18,9 +19,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -34,10 +38,13 @@ type harness struct {
 	disk   *vfs.Mem
 	faults *vfs.Faulty
 	conn   *grpc.ClientConn
-	kv     pb.KVClient
-	admin  pb.AdminClient
+	kv     pb.KVServiceClient
+	admin  pb.AdminServiceClient
 	log    *logBuffer
 	stop   func() error // drains and returns what Run returned; may be called twice
+
+	bearerOnce sync.Once // see setUsers
+	checked    bool      // users are checked from the beginning, and clients have a token
 
 	mayStick bool // stop may return *mvcc.StuckError
 }
@@ -61,6 +68,23 @@ func (b *logBuffer) String() string {
 
 var transportFlag = flag.String("transport", string(config.Default().Transport), "the transport that the tests of this package use")
 
+var usersFlag = flag.Bool("users", false, "check users in all tests of this package, whose clients then have a token")
+
+// testUser is the user of clients with -users.
+const testUser = "tests"
+
+// testCredentials is the token of testUser, for requests without one.
+type testCredentials struct{}
+
+func (testCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md["authorization"]) > 0 {
+		return nil, nil //nolint:nilnil // as the interface has it
+	}
+	return map[string]string{"authorization": "Bearer " + testUser}, nil
+}
+
+func (testCredentials) RequireTransportSecurity() bool { return false }
+
 // testConfig is small, listens on free ports, and drains quickly.
 func testConfig() config.Config {
 	c := config.Default()
@@ -81,6 +105,17 @@ func mustStart(t testing.TB, adjust ...func(*config.Config)) *harness {
 // left over.
 func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *harness {
 	t.Helper()
+	return mustRun(t, disk, *usersFlag, adjust...)
+}
+
+// mustStartUnchecked starts a server for a test that makes its users itself: with -users, too, it begins without any.
+func mustStartUnchecked(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *harness {
+	t.Helper()
+	return mustRun(t, disk, false, adjust...)
+}
+
+func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.Config)) *harness {
+	t.Helper()
 	c := testConfig()
 	for _, f := range adjust {
 		f(&c)
@@ -88,12 +123,15 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	h := &harness{disk: disk, faults: vfs.NewFaulty(disk), log: new(logBuffer)}
-	s, err := open(context.Background(), c, slog.New(slog.NewTextHandler(h.log, nil)), h.faults)
+	h := &harness{disk: disk, faults: vfs.NewFaulty(disk), log: new(logBuffer), checked: checked}
+	s, err := open(context.Background(), c, slog.New(slog.NewTextHandler(h.log, &slog.HandlerOptions{Level: c.LogLevel})), h.faults)
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.Server = s
+	if checked {
+		h.setUsers(map[string][]auth.Grant{testUser: {{Read: true, Write: true, Lease: true, Actions: auth.ActionsAll}}})
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -102,7 +140,7 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 		return <-ended
 	})
 	h.conn = h.dial(t)
-	h.kv, h.admin = pb.NewKVClient(h.conn), pb.NewAdminClient(h.conn)
+	h.kv, h.admin = pb.NewKVServiceClient(h.conn), pb.NewAdminServiceClient(h.conn)
 	t.Cleanup(func() {
 		err := h.stop()
 		if h.mayStick && errors.As(err, new(*mvcc.StuckError)) {
@@ -124,9 +162,54 @@ func mustStartOn(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) *h
 	return h
 }
 
+// token gives the clients of a connection a token, with -users.
+func (h *harness) token() grpc.DialOption {
+	if !h.checked {
+		return grpc.EmptyDialOption{}
+	}
+	return grpc.WithPerRPCCredentials(testCredentials{})
+}
+
+// clientOptions gives a client of the Go package a token, with -users.
+func (h *harness) clientOptions(options ...client.Option) []client.Option {
+	if h.checked {
+		options = append(options, client.WithToken(testUser))
+	}
+	return options
+}
+
+// authorize gives an HTTP request a token, with -users.
+func (h *harness) authorize(r *http.Request) *http.Request {
+	if h.checked {
+		r.Header.Set("Authorization", "Bearer "+testUser)
+	}
+	return r
+}
+
+// authorized is the access of a request that a test executes itself, with -users.
+func (h *harness) authorized(t testing.TB, method string) *access {
+	t.Helper()
+	if !h.checked {
+		return nil
+	}
+	a := &access{gate: &h.gate, header: "Bearer " + testUser}
+	if err := a.check(rpcRows[method], nil); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// damageFields are what errors about damage name: while users are checked, no keys.
+func (h *harness) damageFields() []string {
+	if h.checked {
+		return []string{"file", "offset"}
+	}
+	return []string{"file", "offset", "key_lower", "key_upper"}
+}
+
 func (h *harness) dial(t testing.TB, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), h.token(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
 	conn, err := grpc.NewClient("passthrough:///"+h.Address(), options...)
 	if err != nil {

@@ -1,6 +1,10 @@
 package server
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/epochkv/epochkv/internal/config"
+)
 
 // heldSessions bounds the sessions that requests have while they wait, so that requests that do not
 // wait find one.
@@ -12,6 +16,9 @@ import "sync/atomic"
 //
 // Writes wait for memory, a latch, or the commit pause of a bulk load. They have at most three
 // eighths of the sessions, from the begin of the commit to its end.
+//
+// Scans and transactions, which keep a session while their client thinks, have sessions of their own;
+// see sessionsMax. So an eighth is left for requests that do not wait.
 type heldSessions struct {
 	max       int64 // constant after Open, as is writesMax
 	writesMax int64
@@ -19,6 +26,15 @@ type heldSessions struct {
 	_         [120]byte // every write writes the next word
 	writes    atomic.Int64
 }
+
+// sessionsMax is how many sessions clients may have: those of requests, one for each scan, and one for
+// each interactive transaction. Sessions are made when they are needed first.
+func sessionsMax(l *config.Limits) int {
+	return l.InflightRequests + scansMax(l.InflightRequests) + l.Transactions
+}
+
+// scansMax is how many scans there may be. A scan has a session for as long as its client reads.
+func scansMax(requests int) int { return max(1, requests/4) }
 
 func (h *heldSessions) init(sessions int) {
 	h.max, h.writesMax = int64(max(1, sessions/2)), int64(max(1, sessions*3/8))

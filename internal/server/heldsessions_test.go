@@ -20,7 +20,7 @@ func (h *harness) mustServeOthers(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	kv := pb.NewKVClient(h.dial(t))
+	kv := pb.NewKVServiceClient(h.dial(t))
 	if _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("memory"), Value: []byte("other")}); err != nil {
 		t.Errorf("put: %v", err)
 	}
@@ -58,7 +58,7 @@ func TestColdReadsOfOneConnectionLeaveSessionsToOthers(t *testing.T) {
 	held := h.admission.sessions.held.Load()
 	other := make(chan error, 1)
 	go func() {
-		_, err := pb.NewKVClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1)})
+		_, err := pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1)})
 		other <- err
 	}()
 	eventually(t, "a cold read of another connection waits, too", func() bool { return h.admission.sessions.held.Load() == held+1 })
@@ -131,10 +131,10 @@ func TestReadsOfGRPCCountTheirSessionsWhileTheyWait(t *testing.T) {
 	}
 }
 
-// TestWritesThatWaitForMemoryLeaveSessionsToReads: more writers than there are sessions wait for memory, because the data file does not
+// TestWritesThatWaitForMemoryLeaveSessionsToReads: as many writers as there may be requests want memory, and the data file does not
 // answer. Those beyond their part of the sessions are refused; no read is.
 func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
-	const sessions, writers, wait = 16, 20, 6
+	const sessions, writers, wait = 16, 16, 6
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
 		t.Run(string(transport), func(t *testing.T) {
 			h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests, c.Transport, c.Memory = sessions, transport, 32<<20 })
@@ -146,7 +146,7 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 			h.store.StopThrottling()
 			outcomes, released := make(chan error, writers), atomic.Bool{}
 			for i := range writers {
-				kv := pb.NewKVClient(h.dial(t))
+				kv := pb.NewKVServiceClient(h.dial(t))
 				go func() {
 					req := &pb.PutRequest{Key: fmt.Append(nil, "fill", i), Value: make([]byte, 32<<10), Durability: pb.Durability_DURABILITY_ASYNC}
 					_, err := kv.Put(t.Context(), req)
@@ -160,10 +160,10 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 				return h.admission.sessions.writes.Load() == wait && len(outcomes) == writers-wait
 			})
 			conn := h.dial(t)
-			kv, txns, ctx := pb.NewKVClient(conn), pb.NewTransactionsClient(conn), testContext(t)
-			get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: []byte("memory")}}}
+			kv, txns, ctx := pb.NewKVServiceClient(conn), pb.NewTransactionServiceClient(conn), testContext(t)
+			get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: []byte("memory")}}}
 			for range 2 * sessions {
-				if out, err := kv.Get(ctx, get.GetGet()); err != nil || !out.Found {
+				if out, err := kv.Get(ctx, &pb.GetRequest{Key: get.GetGet().Key}); err != nil || !out.Found {
 					t.Fatalf("a get: %v, %v", out, err)
 				}
 				if out, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{get}}); err != nil || !out.Succeeded {
@@ -184,4 +184,94 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenTransactionsLeaveSessionsToOthers: as many transactions, scans, reads that wait for the device and writes as
+// there may be have their sessions at the same time. Requests that do not wait are served, and what is beyond a limit
+// is refused at once, with the reason.
+func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
+	const requests, transactions = 16, 24
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		t.Run(string(transport), func(t *testing.T) {
+			h, _, release := startCold(t, func(c *config.Config) {
+				c.Limits.InflightRequests, c.Limits.Transactions, c.Transport = requests, transactions, transport
+			})
+			ctx := testContext(t)
+			begin := func() error {
+				_, err := h.talk(t).say(beginRequest(new(pb.BeginRequest)))
+				return err
+			}
+			for range transactions {
+				if err := begin(); err != nil {
+					t.Fatalf("a transaction: %v", err)
+				}
+			}
+			var waiting sync.WaitGroup
+			for range requests / 4 {
+				waiting.Go(func() {
+					stream, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("cold/")}})
+					for err == nil {
+						_, err = stream.Recv()
+					}
+				})
+			}
+			for i := range requests / 2 {
+				waiting.Go(func() { _, _ = pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1 + i)}) })
+			}
+			eventually(t, "scans and reads wait for the device", func() bool {
+				n, _, _ := h.admission.inflight()
+				return n == requests/4+requests/2 && h.admission.sessions.held.Load() == requests/2
+			})
+			writes := requests * 3 / 8
+			for range writes - 1 { // as writes that wait for memory do
+				x, err := h.store.Session()
+				if err != nil || h.admission.holdWrite() != nil {
+					t.Fatalf("a write that waits: %v", err)
+				}
+				t.Cleanup(x.Close)
+			}
+			for range 3 {
+				h.mustServeOthers(t)
+			}
+			failureOf(t, begin()).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS)
+			_, err := pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(20)})
+			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			scan, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("cold/")}})
+			if err == nil {
+				_, err = scan.Recv()
+			}
+			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
+			release()
+			waiting.Wait()
+			for range writes - 1 {
+				h.admission.sessions.releaseWrite()
+			}
+		})
+	}
+}
+
+// TestTransactionsThatBeginCount: a transaction that begins has a session before it is in the table, so that many that
+// begin at once could have more sessions than there are transactions.
+func TestTransactionsThatBeginCount(t *testing.T) {
+	b := txnTable{countMax: 2, open: map[uint64]*openTxn{}}
+	reserve := func(want int) {
+		t.Helper()
+		got := 0
+		for range 3 {
+			if b.reserve() == nil {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("%d of three transactions may begin, want %d", got, want)
+		}
+	}
+	reserve(2)
+	b.cancel()
+	first := &openTxn{id: 1}
+	b.enter(first)
+	reserve(1)
+	b.cancel()
+	b.leave(first)
+	reserve(2)
 }

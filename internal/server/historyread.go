@@ -100,6 +100,9 @@ func (s *feedService) pastOf(ctx context.Context, x *mvcc.Session, req pastReque
 	hash = hashPast(b, kind, req.GetFromEpoch(), req.GetFromTimeUs(), req.GetToEpoch(), req.GetToTimeUs())
 	if len(req.GetResumeToken()) > 0 {
 		p, err = s.readPastToken(req.GetResumeToken(), hash)
+		if err == nil && !within(p.key, b.lower, b.upper) {
+			err = invalidToken("belongs to another request")
+		}
 		return p, hash, err
 	}
 	if p.from, err = namedEpoch(ctx, x, req.GetFromEpoch(), req.GetFromTimeUs(), "from_time_us"); err == nil {

@@ -38,7 +38,7 @@ func (h *harness) mustDelete(t *testing.T, key string) uint64 {
 }
 
 // historyText is the answers to a request, and to those with its tokens, in short.
-func historyText(t *testing.T, feed pb.FeedClient, req *pb.HistoryRequest) (text string, parts int, err error) {
+func historyText(t *testing.T, feed pb.FeedServiceClient, req *pb.HistoryRequest) (text string, parts int, err error) {
 	t.Helper()
 	var lines []string
 	for {
@@ -67,7 +67,7 @@ func historyText(t *testing.T, feed pb.FeedClient, req *pb.HistoryRequest) (text
 // any size.
 func TestHistoryShowsEveryVersion(t *testing.T) {
 	h := mustStart(t, retainingQuietly)
-	feed := pb.NewFeedClient(h.conn)
+	feed := pb.NewFeedServiceClient(h.conn)
 	a1 := h.mustPut(t, "a", "1")
 	b := h.mustPut(t, "b", "x")
 	a2 := h.mustPut(t, "a", "2")
@@ -103,7 +103,7 @@ func TestHistoryShowsEveryVersion(t *testing.T) {
 // TestHistoryIsRefused with the reason that says why.
 func TestHistoryIsRefused(t *testing.T) {
 	h := mustStart(t)
-	feed, ctx := pb.NewFeedClient(h.conn), testContext(t)
+	feed, ctx := pb.NewFeedServiceClient(h.conn), testContext(t)
 	first := h.mustPut(t, "k", "0")
 	for range 5 {
 		h.mustPut(t, "k", "v")
@@ -168,7 +168,7 @@ func token2(h *harness, key string) token {
 // parts.
 func TestDiffShowsWhatDiffers(t *testing.T) {
 	h := mustStart(t)
-	feed, ctx := pb.NewFeedClient(h.conn), testContext(t)
+	feed, ctx := pb.NewFeedServiceClient(h.conn), testContext(t)
 	h.mustPut(t, "same", "1")
 	h.mustPut(t, "deleted", "1")
 	from := h.mustPut(t, "changed", "1")

@@ -66,7 +66,7 @@ func (s *adminService) TakeHold(ctx context.Context, req *pb.TakeHoldRequest) (*
 		case req.GetId() != 0 && (req.GetOwner() != "" || req.GetEpoch() != 0 || req.GetTimeUs() != 0):
 			return invalid("id", "must be 0 with an owner, an epoch or a time: these cannot be changed")
 		}
-		return s.changeHolds(func(x *mvcc.Session) error {
+		return s.changeHolds(ctx, func(x *mvcc.Session) error {
 			h, err := s.takeHold(ctx, x, req, ttl)
 			if err == nil {
 				out.Hold = holdMessage(&h)
@@ -105,7 +105,7 @@ func namedEpoch(ctx context.Context, x *mvcc.Session, epoch, at uint64, field st
 // EndHold implements Admin.
 func (s *adminService) EndHold(ctx context.Context, req *pb.EndHoldRequest) (*pb.EndHoldResponse, error) {
 	return new(pb.EndHoldResponse), s.serveAdmin(ctx, telemetry.MethodEndHold, func() error {
-		return s.changeHolds(func(x *mvcc.Session) error {
+		return s.changeHolds(ctx, func(x *mvcc.Session) error {
 			h, err := x.EndHold(ctx, req.GetId())
 			if err == nil {
 				s.log.Info("a client ends a hold: its past is not kept any more", "id", h.ID, "owner", h.Owner, "epoch", uint64(h.Epoch))
@@ -115,11 +115,11 @@ func (s *adminService) EndHold(ctx context.Context, req *pb.EndHoldRequest) (*pb
 	})
 }
 
-func (s *Server) changeHolds(change func(*mvcc.Session) error) error {
+func (s *Server) changeHolds(ctx context.Context, change func(*mvcc.Session) error) error {
 	if err := s.refusesWrites(); err != nil {
 		return err
 	}
-	x, err := s.store.Session()
+	x, err := s.store.SessionOf(ctx)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,24 +12,32 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/console"
 	"github.com/epochkv/epochkv/internal/health"
 )
 
-// newHTTP serves metrics, health and profiles to operators. It is not the data plane: it may be
+// newHTTP serves metrics, health, profiles and the console to operators. It is not the data plane: it may be
 // slow, but a client that sends slowly cannot keep a connection open.
 func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.observe(), nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answerHealth(w, s.observe(), s.ready()) })
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	s.handle(mux, "GET /metrics", metrics)
+	if pages := s.newConsole(); pages != nil { // its calls are checked one by one
+		mux.Handle(console.Root, pages)
+		mux.Handle("GET /{$}", http.RedirectHandler(console.Root, http.StatusFound))
+	}
+	s.handle(mux, "GET /healthz", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answerHealth(w, s.observe(), nil, s.detailed(r)) }))
+	s.handle(mux, "GET /readyz", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answerHealth(w, s.observe(), s.ready(), s.detailed(r)) }))
+	s.handle(mux, "GET /debug/pprof/", http.HandlerFunc(pprof.Index))
+	s.handle(mux, "GET /debug/pprof/cmdline", http.HandlerFunc(pprof.Cmdline))
+	s.handle(mux, "GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
+	s.handle(mux, "GET /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+	s.handle(mux, "POST /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+	s.handle(mux, "GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
 	return &http.Server{
-		Handler:           mux,
+		Handler: endOld(mux, s.config.TLS.MaxConnectionAge),
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return context.WithValue(ctx, connectedKey{}, time.Now())
+		},
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      2 * time.Minute, // a CPU profile takes as long as its request says
@@ -36,6 +45,22 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
+}
+
+// connectedKey is where the context of an HTTP request has the time at which its connection began.
+type connectedKey struct{}
+
+// endOld closes connections from an age on, after the answer at hand.
+func endOld(next http.Handler, age time.Duration) http.Handler {
+	if age == 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if began, ok := r.Context().Value(connectedKey{}).(time.Time); ok && time.Since(began) >= age {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // ready is nil unless the server is shutting down.
@@ -46,9 +71,9 @@ func (s *Server) ready() error {
 	return nil
 }
 
-// answerHealth answers 503 if err is not nil or a condition makes health checks fail. The body
-// lists every condition.
-func answerHealth(w http.ResponseWriter, found []health.Condition, err error) {
+// answerHealth answers 503 if err is not nil or a condition makes health checks fail. With details, the
+// body lists every condition.
+func answerHealth(w http.ResponseWriter, found []health.Condition, err error, details bool) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	var body strings.Builder
 	if err == nil && unavailable(found) == nil {
@@ -58,6 +83,9 @@ func answerHealth(w http.ResponseWriter, found []health.Condition, err error) {
 	}
 	if err != nil {
 		fmt.Fprintln(&body, err)
+	}
+	if !details {
+		found = nil
 	}
 	for _, c := range found {
 		fmt.Fprintf(&body, "%v: %s: %s\n", c.Severity, c.Name, c.Text())

@@ -34,7 +34,7 @@ func TestOperatorPagesAreThere(t *testing.T) {
 func TestHealthAndReflectionAnswer(t *testing.T) {
 	h := mustStart(t)
 	ctx := testContext(t)
-	for _, service := range []string{"", "epochkv.v1.KV", "epochkv.v1.Admin"} {
+	for _, service := range []string{"", "epochkv.v1.KVService", "epochkv.v1.AdminService"} {
 		got, err := healthpb.NewHealthClient(h.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
 		if err != nil || got.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("health of %q: %v, %v", service, got, err)
@@ -48,7 +48,7 @@ func TestHealthAndReflectionAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := stream.Recv()
-	if err != nil || !strings.Contains(got.String(), "epochkv.v1.KV") {
+	if err != nil || !strings.Contains(got.String(), "epochkv.v1.KVService") {
 		t.Errorf("reflection: %v, %v", got, err)
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -62,4 +62,20 @@ func TestNoHTTPWithoutAnAddress(t *testing.T) {
 		t.Errorf("served on %s", a)
 	}
 	h.put(t, "k", "v")
+}
+
+// TestIdleServerHasFewSeries: what was never used is not sent.
+func TestIdleServerHasFewSeries(t *testing.T) {
+	h := mustStart(t)
+	_, metrics := httpGet(t, h, "/metrics")
+	series := 0
+	for line := range strings.Lines(metrics) {
+		if !strings.HasPrefix(line, "#") {
+			series++
+		}
+	}
+	t.Logf("%d series", series)
+	if series > 150 { // its first reads, checkpoints and requests add their histograms: about 60 more
+		t.Errorf("an idle server has %d series", series)
+	}
 }

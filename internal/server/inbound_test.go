@@ -248,7 +248,7 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 	value := make([]byte, 6<<20)
 	for i := range 24 {
 		done.Go(func() {
-			_, err := pb.NewKVClient(conns[i%4]).Put(testContext(t), &pb.PutRequest{Key: []byte{byte(i)}, Value: value, Durability: pb.Durability_DURABILITY_ASYNC})
+			_, err := pb.NewKVServiceClient(conns[i%4]).Put(testContext(t), &pb.PutRequest{Key: []byte{byte(i)}, Value: value, Durability: pb.Durability_DURABILITY_ASYNC})
 			switch status.Code(err) {
 			case codes.OK:
 				accepted.Add(1)
@@ -270,7 +270,7 @@ func TestManyLargeMessagesAtOnceAreReceivedInTheirShare(t *testing.T) {
 		t.Errorf("%d bytes were being received, more than %d", most.Load(), limit)
 	}
 	for _, conn := range conns {
-		if _, err := pb.NewKVClient(conn).Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+		if _, err := pb.NewKVServiceClient(conn).Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
 			t.Errorf("a connection that was refused something does not go on: %v", err)
 		}
 	}
@@ -312,11 +312,15 @@ func (c *rawClient) begin(stream uint32, method, timeout string) {
 }
 
 func requestHeaders(method, timeout string) (block []byte) {
-	for _, s := range []string{
+	fields := []string{
 		":method", "POST", ":scheme", "http", ":path", method, ":authority", "test", "content-type", "application/grpc",
 		"te", "trailers", "grpc-timeout", timeout,
-	} {
-		if s[0] == ':' && len(s) > 1 || s == "content-type" || s == "te" || s == "grpc-timeout" {
+	}
+	if *usersFlag {
+		fields = append(fields, "authorization", "Bearer "+testUser)
+	}
+	for i, s := range fields {
+		if i%2 == 0 {
 			block = append(block, 0) // a literal field that is not indexed
 		}
 		block = append(append(block, byte(len(s))), s...)
@@ -351,16 +355,16 @@ func TestMessagesOfStreamsThatTheServerEndsCountNoLonger(t *testing.T) {
 	h := mustStart(t)
 	c := h.dialRaw(t)
 	m := prefixed(200 << 10)
-	c.begin(1, "/epochkv.v1.KV/Put", "100m")
+	c.begin(1, "/epochkv.v1.KVService/Put", "100m")
 	c.send(frame(frameData, 0, 1, m[:1000]))
 	eventually(t, "the message is being received", func() bool { return h.receiving.reserved() > 0 })
 	c.awaitEnd(1)
 	eventually(t, "nothing is reserved", func() bool { return h.receiving.reserved() == 0 })
-	c.begin(3, "/epochkv.v1.KV/None", "10S")
+	c.begin(3, "/epochkv.v1.KVService/None", "10S")
 	c.awaitEnd(3)
 	c.send(frame(frameData, 0, 3, m[:1000]))
 	c.send(frame(6, 0, 0, make([]byte, 8))) // PING
-	c.begin(5, "/epochkv.v1.KV/None", "10S")
+	c.begin(5, "/epochkv.v1.KVService/None", "10S")
 	c.awaitEnd(5)
 	if n := h.receiving.reserved(); n != 0 {
 		t.Errorf("%d bytes of a stream that the server has ended are reserved", n)

@@ -211,6 +211,7 @@ func TestStatusFillsEveryField(t *testing.T) {
 	quiet := map[string]bool{
 		"health.cause": true, "history.term": true, "log_holders.owner": true, "log_holders.bytes": true, "log_holders.bytes_max": true, "log_holders.expires_in": true, "log_holders.yields": true, "health.conditions": true, "health.state": true, "build.version": true, "build.revision": true,
 		"recovery.records": true, "recovery.bytes": true, "recovery.epoch": true, "recovery.torn_file": true, "recovery.torn_offset": true, "recovery.torn_bytes": true, "recovery.repaired": true,
+		"activity.methods.failed": true, "activity.cache_hits": true, "activity.watches": true,
 		"sessions.requests_in_flight": true, "sessions.bytes_in_flight": true,
 		"tree.pending_bytes": true, "tree.free_bytes": true, "tree.pages.blobs": true, "tree.pages.indirection_table": true, "tree.bulk_loads": true,
 		"tree.write_stalls": true, "tree.damaged_reads": true, "tree.dead_version_ratio": true, "tree.vacuumed_pages": true, "tree.vacuumed_versions": true,
@@ -249,6 +250,7 @@ func unset(path string, m protoreflect.Message) (names []string) {
 		case f.Message() != nil && f.Message().FullName() == "google.protobuf.Duration":
 		case !m.Has(f):
 			names = append(names, name)
+		case f.IsList() && f.Message() == nil: // numbers, of which any may be zero
 		case f.IsList():
 			for j := range m.Get(f).List().Len() {
 				names = append(names, unset(name+".", m.Get(f).List().Get(j).Message())...)

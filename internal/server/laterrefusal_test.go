@@ -60,7 +60,7 @@ func TestLaterMessagesAreRefusedWithTheirReason(t *testing.T) {
 			}
 		})
 		t.Run("transaction/"+c.name, func(t *testing.T) {
-			stream, err := pb.NewTransactionsClient(h.conn).Transact(testContext(t))
+			stream, err := pb.NewTransactionServiceClient(h.conn).Transact(testContext(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +121,7 @@ func TestLaterMessageThatStopsHasItsReason(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			stream := uint32(2*i + 1)
-			c.begin(stream, pb.KV_Pipeline_FullMethodName, "20S")
+			c.begin(stream, pb.KVService_Pipeline_FullMethodName, "20S")
 			c.send(frame(frameData, 0, stream, get))
 			for _, part := range test.parts {
 				c.send(frame(frameData, 0, stream, part))

@@ -12,7 +12,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-func mustGrantLease(t *testing.T, leases pb.LeasesClient, id uint64, ttl time.Duration) {
+func mustGrantLease(t *testing.T, leases pb.LeaseServiceClient, id uint64, ttl time.Duration) {
 	t.Helper()
 	out, err := leases.GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: id, Ttl: durationpb.New(ttl), Owner: "test"})
 	if err != nil || out.Id != id || out.Ttl.AsDuration() != ttl {
@@ -22,7 +22,7 @@ func mustGrantLease(t *testing.T, leases pb.LeasesClient, id uint64, ttl time.Du
 
 func TestEveryKindOfPutAttachesItsKeyToALease(t *testing.T) {
 	h := mustStart(t)
-	leases, txns := pb.NewLeasesClient(h.conn), pb.NewTransactionsClient(h.conn)
+	leases, txns := pb.NewLeaseServiceClient(h.conn), pb.NewTransactionServiceClient(h.conn)
 	ctx := testContext(t)
 	mutation := func(key string) *pb.Mutation {
 		return &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte(key), LeaseId: 7}
@@ -30,7 +30,7 @@ func TestEveryKindOfPutAttachesItsKeyToALease(t *testing.T) {
 	absent := &pb.TxnCondition{Condition: &pb.TxnCondition_Key{Key: &pb.Precondition{
 		Key: []byte("absent"), Condition: &pb.Precondition_Exists{},
 	}}}
-	get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: []byte("other")}}}
+	get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: []byte("other")}}}
 	puts := map[string]func(key string) error{
 		"put": func(key string) error {
 			_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte(key), LeaseId: 7})
@@ -113,7 +113,7 @@ func TestEveryKindOfPutAttachesItsKeyToALease(t *testing.T) {
 
 func TestKeepAliveStreamAnswersForEachLease(t *testing.T) {
 	h := mustStart(t)
-	leases := pb.NewLeasesClient(h.conn)
+	leases := pb.NewLeaseServiceClient(h.conn)
 	mustGrantLease(t, leases, 1, time.Hour)
 	mustGrantLease(t, leases, 2, time.Minute)
 	stream, err := leases.KeepAlive(testContext(t))
@@ -142,12 +142,12 @@ func TestKeepAliveStreamAnswersForEachLease(t *testing.T) {
 
 func TestLeaseOfASilentClientEnds(t *testing.T) {
 	h := mustStart(t)
-	leases := pb.NewLeasesClient(h.conn)
+	leases := pb.NewLeaseServiceClient(h.conn)
 	mustGrantLease(t, leases, 1, time.Second)
 	if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), LeaseId: 1}); err != nil {
 		t.Fatal(err)
 	}
-	observed, err := pb.NewLocksClient(h.conn).ObserveLock(testContext(t), &pb.ObserveLockRequest{Name: []byte("l")})
+	observed, err := pb.NewLockServiceClient(h.conn).ObserveLock(testContext(t), &pb.ObserveLockRequest{Name: []byte("l")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestLeaseOfASilentClientEnds(t *testing.T) {
 // mustLock acquires a lock and returns its token.
 func mustLock(t *testing.T, h *harness, name string, id uint64) uint64 {
 	t.Helper()
-	out, err := pb.NewLocksClient(h.conn).AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte(name), LeaseId: id, Value: []byte("v")})
+	out, err := pb.NewLockServiceClient(h.conn).AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte(name), LeaseId: id, Value: []byte("v")})
 	if err != nil || !out.Acquired || out.Token == 0 {
 		t.Fatalf("%v, %v", out, err)
 	}
@@ -177,7 +177,7 @@ func mustLock(t *testing.T, h *harness, name string, id uint64) uint64 {
 
 func TestFenceRefusesAWriterThatLostItsLock(t *testing.T) {
 	h := mustStart(t)
-	leases, locks := pb.NewLeasesClient(h.conn), pb.NewLocksClient(h.conn)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	ctx := testContext(t)
 	mustGrantLease(t, leases, 1, time.Hour)
 	mustGrantLease(t, leases, 2, time.Hour)
@@ -245,7 +245,7 @@ func TestFenceRefusesAWriterThatLostItsLock(t *testing.T) {
 
 func TestWaiterForALockEndsWithItsRequestAndWithTheServer(t *testing.T) {
 	h := mustStart(t)
-	leases, locks := pb.NewLeasesClient(h.conn), pb.NewLocksClient(h.conn)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	mustGrantLease(t, leases, 1, time.Hour)
 	mustGrantLease(t, leases, 2, time.Hour)
 	mustLock(t, h, "job", 1)
@@ -288,7 +288,7 @@ func TestWaiterForALockEndsWithItsRequestAndWithTheServer(t *testing.T) {
 
 func TestLeaseRequestsThatAreWrongAreRefused(t *testing.T) {
 	h := mustStart(t)
-	leases, locks := pb.NewLeasesClient(h.conn), pb.NewLocksClient(h.conn)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	ctx := testContext(t)
 	mustGrantLease(t, leases, 1, time.Hour)
 	invalid := pb.ErrorReason_ERROR_REASON_INVALID_REQUEST

@@ -15,16 +15,17 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// leaseService implements the Leases service. Its requests are not refused for overload: a keep-alive that is refused would
+// leaseService implements LeaseService. Its requests are not refused for overload: a keep-alive that is refused would
 // end the lease of a client that does nothing wrong. Streams and sessions bound them.
 type leaseService struct {
-	pb.UnimplementedLeasesServer
+	pb.UnimplementedLeaseServiceServer
 	*Server
 }
 
@@ -66,10 +67,55 @@ func (s *Server) awaitOwn(ctx context.Context, epoch keys.Epoch) error {
 // RevokeLease implements Leases.
 func (s *leaseService) RevokeLease(ctx context.Context, req *pb.RevokeLeaseRequest) (*pb.RevokeLeaseResponse, error) {
 	return new(pb.RevokeLeaseResponse), s.serveAdmin(ctx, telemetry.MethodRevokeLease, func() error {
+		if err := s.checkLeaseKeys(ctx, lease.ID(req.GetId()), auth.RightWrite); err != nil {
+			return err
+		}
+		if err := s.checkLeaseLocks(ctx, lease.ID(req.GetId()), auth.RightLease); err != nil { // as ReleaseLock needs
+			return err
+		}
 		ctx, done := s.untilDrain(ctx)
 		defer done()
 		return s.leases.Revoke(ctx, lease.ID(req.GetId()))
 	})
+}
+
+// checkLeaseLocks is checkLeaseKeys for the names of the locks that a lease holds.
+func (s *Server) checkLeaseLocks(ctx context.Context, id lease.ID, right auth.Right) error {
+	return s.checkHeld(ctx, id, right, s.leases.Locks)
+}
+
+// checkLeaseKeys is nil if the caller has a right to all keys of a lease. Otherwise it is the error of a lease that does not exist:
+// whether other users have attached keys is not told.
+func (s *Server) checkLeaseKeys(ctx context.Context, id lease.ID, right auth.Right) error {
+	return s.checkHeld(ctx, id, right, s.leases.Keys)
+}
+
+func (s *Server) checkHeld(
+	ctx context.Context, id lease.ID, right auth.Right,
+	held func(ctx context.Context, id lease.ID, after []byte, limit int) ([][]byte, bool, keys.Epoch, error),
+) error {
+	user := accessOf(ctx).user()
+	if user == nil {
+		return nil
+	}
+	for after, more := []byte(nil), true; more; {
+		var found [][]byte
+		var err error
+		if found, more, _, err = held(ctx, id, after, leaseListMax); err != nil {
+			return err
+		}
+		var f footprint
+		f.begin(user)
+		for _, key := range found {
+			f.add(right, auth.Range{Lower: key, Single: true, Hidden: true})
+			after = key
+		}
+		if f.end() != nil {
+			return &lease.Error{ID: id, Err: lease.ErrNotFound}
+		}
+		more = more && len(found) > 0
+	}
+	return nil
 }
 
 // KeepAlive implements Leases.
@@ -123,6 +169,9 @@ func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*
 		out.Lease = leaseMessage(&info)
 		if req.GetKeys() == 0 {
 			return nil
+		}
+		if err := s.checkLeaseKeys(ctx, info.ID, auth.RightRead); err != nil {
+			return err
 		}
 		after := req.GetAfter()
 		if len(after) == 0 {

@@ -23,17 +23,17 @@ func TestConnectionsPastTheLimitGetTheReason(t *testing.T) {
 	ctx := testContext(t)
 	h.get(t, "k")
 	second, third := h.dial(t), h.dial(t)
-	if _, err := pb.NewKVClient(second).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
+	if _, err := pb.NewKVServiceClient(second).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
 		t.Fatalf("at the limit: %v", err)
 	}
-	_, err := pb.NewKVClient(third).Get(ctx, &pb.GetRequest{Key: []byte("k")})
+	_, err := pb.NewKVServiceClient(third).Get(ctx, &pb.GetRequest{Key: []byte("k")})
 	failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
-	stream, err := pb.NewKVClient(third).Pipeline(ctx)
+	stream, err := pb.NewKVServiceClient(third).Pipeline(ctx)
 	if err == nil {
 		_, err = stream.Recv()
 	}
 	failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
-	if _, err := pb.NewAdminClient(third).Status(ctx, &pb.StatusRequest{}); err != nil {
+	if _, err := pb.NewAdminServiceClient(third).Status(ctx, &pb.StatusRequest{}); err != nil {
 		t.Errorf("an operator cannot look at a full server: %v", err)
 	}
 	if err := second.Close(); err != nil {
@@ -44,7 +44,7 @@ func TestConnectionsPastTheLimitGetTheReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "places are free", func() bool { return h.connections.open.Load() == 1 })
-	if _, err := pb.NewKVClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
+	if _, err := pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
 		t.Errorf("after others left: %v", err)
 	}
 }
@@ -52,11 +52,11 @@ func TestConnectionsPastTheLimitGetTheReason(t *testing.T) {
 func TestConnectionsFarPastTheLimitAreClosed(t *testing.T) {
 	c := connections{max: 1, requests: new(telemetry.Requests)}
 	for range 1 + refusedConnectionsMax {
-		if c.admit() == nil {
+		if c.admit(nil) == nil {
 			t.Fatal("closed too early")
 		}
 	}
-	if c.admit() != nil {
+	if c.admit(nil) != nil {
 		t.Error("kept open beyond every bound")
 	}
 	if n := c.open.Load(); n != 1+refusedConnectionsMax {
@@ -200,7 +200,7 @@ func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 
 func TestExpiredRequestIsNotExecuted(t *testing.T) {
 	h := mustStart(t)
-	conn := h.connections.admit()
+	conn := h.connections.admit(nil)
 	defer h.connections.open.Add(-1)
 	ctx, cancel := context.WithDeadline(peer.NewContext(context.Background(), &peer.Peer{AuthInfo: conn}), time.Now().Add(-time.Second))
 	defer cancel()
@@ -323,7 +323,7 @@ func TestFailedLogShowsInEverythingAndReadsGoOn(t *testing.T) {
 		t.Errorf("status: %v, %v", status.GetHealth(), err)
 	}
 	eventually(t, "grpc.health.v1 says so", func() bool {
-		got, err := healthpb.NewHealthClient(h.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "epochkv.v1.KV"})
+		got, err := healthpb.NewHealthClient(h.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "epochkv.v1.KVService"})
 		return err == nil && got.Status == healthpb.HealthCheckResponse_NOT_SERVING
 	})
 	for _, path := range []string{"/healthz", "/readyz"} {
@@ -390,7 +390,11 @@ func TestFullDiskIsReportedWithAdviceAndReadsGoOn(t *testing.T) {
 func httpGet(t *testing.T, h *harness, path string) (int, string) {
 	t.Helper()
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Get("http://" + h.HTTPAddress() + path)
+	r, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://"+h.HTTPAddress()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := client.Do(h.authorize(r))
 	if err != nil {
 		t.Fatal(err)
 	}

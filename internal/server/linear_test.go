@@ -107,7 +107,7 @@ func (l *linear) live(t *testing.T, disk *vfs.Mem, life int) *vfs.Mem {
 		if n%2 == 0 {
 			conn = h.dial(t)
 		}
-		c := &linearClient{linear: l, id: n, rng: rng, kv: pb.NewKVClient(conn), transactions: pb.NewTransactionsClient(conn)}
+		c := &linearClient{linear: l, id: n, rng: rng, kv: pb.NewKVServiceClient(conn), transactions: pb.NewTransactionServiceClient(conn)}
 		if n < linearUnary {
 			clients.Go(c.unary)
 		} else {

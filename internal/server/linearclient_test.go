@@ -19,8 +19,8 @@ type linearClient struct {
 	*linear
 	id           int
 	rng          *rand.Rand
-	kv           pb.KVClient
-	transactions pb.TransactionsClient
+	kv           pb.KVServiceClient
+	transactions pb.TransactionServiceClient
 }
 
 func registerKey(n int) string      { return fmt.Sprintf("register/%d", n) }
@@ -211,7 +211,7 @@ func (c *linearClient) batchGet(ctx context.Context, o *sim.RegisterOp) {
 
 // execute compares and sets in a transaction that also reads.
 func (c *linearClient) execute(ctx context.Context, o *sim.RegisterOp) {
-	get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: []byte(o.Key)}}}
+	get := &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: []byte(o.Key)}}}
 	put := &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte(o.Key), Value: []byte(o.Value)}
 	r := &pb.ExecuteRequest{
 		Conditions:     []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: expected(o)}}},

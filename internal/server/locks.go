@@ -16,9 +16,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// lockService implements the Locks service. A request that waits for a lock has neither a session nor admission.
+// lockService implements LockService. A request that waits for a lock has neither a session nor admission.
 type lockService struct {
-	pb.UnimplementedLocksServer
+	pb.UnimplementedLockServiceServer
 	*Server
 }
 
@@ -117,6 +117,8 @@ func (s *lockService) ObserveLock(req *pb.ObserveLockRequest, stream grpc.Server
 	return s.serveStream(stream.Context(), telemetry.MethodObserveLock, func(*connection) error {
 		ctx, done := s.untilDrain(stream.Context())
 		defer done()
+		ctx, stop := s.gate.whilePermitted(ctx, accessOf(ctx))
+		defer stop()
 		return s.leases.Observe(ctx, req.GetName(), func(held lease.Held, await keys.Epoch) error {
 			if err := ackRead(await).wait(ctx, s.store); err != nil {
 				return err

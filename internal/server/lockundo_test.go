@@ -18,7 +18,7 @@ import (
 // answers. The client sends nothing more, and its lease lives.
 func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
 	h := mustStart(t)
-	leases, locks := pb.NewLeasesClient(h.conn), pb.NewLocksClient(h.conn)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	for id := uint64(1); id <= 2; id++ {
 		if _, err := leases.GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: id, Ttl: durationpb.New(time.Hour)}); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
 // TestAttemptsAreUndoneOverTheWire, and requests to undo that say something else are refused.
 func TestAttemptsAreUndoneOverTheWire(t *testing.T) {
 	h := mustStart(t)
-	leases, locks := pb.NewLeasesClient(h.conn), pb.NewLocksClient(h.conn)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	if _, err := leases.GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
@@ -90,10 +90,10 @@ func TestAttemptsAreUndoneOverTheWire(t *testing.T) {
 // was told the token is durable, too: after a crash, to undo the first attempt must not release what the second has.
 func TestTokenIsToldWhenItsNoteIsDurable(t *testing.T) {
 	h := mustStart(t)
-	if _, err := pb.NewLeasesClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour)}); err != nil {
+	if _, err := pb.NewLeaseServiceClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
-	locks := pb.NewLocksClient(h.conn)
+	locks := pb.NewLockServiceClient(h.conn)
 	first, err := locks.AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("l"), LeaseId: 1, Attempt: 1})
 	if err != nil || !first.GetAcquired() {
 		t.Fatal(first, err)

@@ -16,8 +16,9 @@ const pooledBytesMax = 64 << 10
 // one message of each kind, and sets the right one before the generated decoder fills it.
 type pipelineRequest struct {
 	msg      pb.PipelineRequest
-	size     int // that the message is admitted with
-	received int // bytes decoded since the messages were last reset as a whole
+	size     int   // that the message is admitted with
+	failed   error // why the message could not be decoded
+	received int   // bytes decoded since the messages were last reset as a whole
 
 	get         pb.PipelineRequest_Get
 	put         pb.PipelineRequest_Put
@@ -48,14 +49,16 @@ func (r *pipelineRequest) reset() {
 // the time of decoding a small request.
 const resetEvery = 64 << 10
 
-// UnmarshalVT is called by the codec for a received message.
+// UnmarshalVT is called by the codec for a received message. It keeps its error in failed: if it returned the error, the gRPC
+// library would end the stream at once, without the answers that still wait.
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 	size := len(data)
 	if size >= countedMessageMin {
 		p := pipelinedOf(data)
 		size = p.bytes(data, kindOf(p.method))
 	}
-	return r.decode(data, size)
+	r.failed = r.decode(data, size)
+	return nil
 }
 
 // decode decodes a message, which is admitted with a number of bytes.
@@ -113,7 +116,7 @@ func reusePut(m *pb.PutRequest) {
 		m.ResetVT()
 	}
 	m.Key, m.Value, m.Durability, m.LeaseId, m.RequestId = m.Key[:0], m.Value[:0], 0, 0, m.RequestId[:0]
-	m.TtlMs, m.ExpiresAtMs = 0, 0
+	m.TtlMs, m.ExpiresAtMs, m.ReturnCurrent = 0, 0, false
 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that

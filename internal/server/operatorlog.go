@@ -80,7 +80,7 @@ func (l *operatorLog) count(kind string) (silent uint64, logs bool) {
 // failed is statusOf for the error of a request. An error of which only the server can be the cause
 // is an incident: its client sees that something is wrong, and so must the operator.
 func (s *Server) failed(method telemetry.Method, err error) *status.Status {
-	st := statusOf(err)
+	st := statusOf(s.conceal(err))
 	if st.Code() == codes.Internal && isDefect(err) {
 		s.log.incident(slog.LevelError, "request "+method.String(), "a request failed for a reason that is not the client's", err, "method", method.String())
 	}

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -33,7 +34,6 @@ import (
 // were answered: a request without an answer was not executed.
 type pipeline struct {
 	pipelineExecution // the receiver's
-	shard             *telemetry.Shard
 	stream            grpc.ServerStream
 	// The receiver's: the newest epoch for which an answer in the ack queue may wait for the disk.
 	queuedSync keys.Epoch
@@ -51,12 +51,14 @@ func (p *pipeline) init() {
 	p.in.init()
 	p.answers.init(p.stream)
 	p.acks.init()
+	p.acks.unsent = p.abandon
 	p.idle = make(chan struct{}, 1)
 }
 
 // Pipeline implements KV.
 func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest, pb.PipelineResponse]) error {
-	return s.serveStream(stream.Context(), telemetry.MethodPipeline, func(conn *connection) error {
+	from := origin{stream: s.beginStream(telemetry.MethodPipeline, traceparentOf(stream.Context()))}
+	return s.serveStreamFrom(stream.Context(), telemetry.MethodPipeline, from, func(conn *connection) error {
 		if err := s.admit(stream.Context(), conn, kindRead, shareSmallReads, 0); err != nil {
 			return err
 		}
@@ -70,8 +72,9 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		c.ctx = stream.Context()
-		p := &pipeline{shard: conn.shard, stream: stream}
-		p.server, p.conn, p.ctx, p.executor = s.Server, conn, c.ctx, c
+		p := &pipeline{stream: stream}
+		p.begin(s.Server, conn, authorizationOf(c.ctx), from)
+		p.ctx, p.executor = c.ctx, c
 		p.init()
 		received := make(chan error, 1)
 		s.drain.receivers.Go(func() {
@@ -94,6 +97,9 @@ func (p *pipeline) receive() error {
 				return nil
 			}
 			return err
+		}
+		if err := p.in.failed; err != nil {
+			return status.Errorf(codes.Internal, "%v: %v", errDecode, err)
 		}
 		p.executing.Store(true)
 		if p.server.drain.active.Load() {
@@ -128,6 +134,7 @@ func (p *pipeline) serve() error {
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
+	a.details.executed = p.server.clock.now()
 	if p.server.isSync(w.durability) {
 		p.queuedSync = max(p.queuedSync, w.epoch)
 	} else if err := p.awaitVisible(w); err != nil {
@@ -161,7 +168,9 @@ func (p *pipeline) awaitVisible(w ackWait) error {
 func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error {
 	var waiting []answer
 	defer func() {
-		releaseAll(waiting)
+		for i := range waiting {
+			p.abandon(&waiting[i])
+		}
 		p.acks.release()
 	}()
 	stop := (<-chan struct{})(p.server.drain.begun)
@@ -268,7 +277,7 @@ func (p *pipeline) send(a *answer) error {
 		code = a.status.Code()
 	}
 	err := p.answers.send(a)
-	p.shard.Observe(a.method, code, p.server.clock.now()-a.start)
+	p.requestEnded(a, code)
 	return err
 }
 

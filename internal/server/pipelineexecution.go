@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/grpc/codes"
+
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -16,6 +18,9 @@ type pipelineExecution struct {
 	conn     *connection
 	ctx      context.Context // the stream's
 	executor *executor
+	access   access
+	repeated bool // the request was tried before
+	origin   origin
 
 	in      pipelineRequest // the request at hand
 	value   []byte          // the value that a get answers with
@@ -38,14 +43,52 @@ func (p *pipelineExecution) executeOne(a *answer) (w ackWait, wouldWait bool) {
 
 // executeAdmitted is executeOne after admission.
 func (p *pipelineExecution) executeAdmitted(a *answer) (w ackWait, wouldWait bool) {
-	w, err := p.execute(a)
+	w, err := ackWait{}, p.check()
+	if p.server.observer.audit.log != nil && a.details.note == nil {
+		a.details.note, err = p.server.noteRequest(p.ctx, &p.access, classOf(a.method), pipelineRow, &p.in.msg, err)
+	}
+	if err == nil {
+		w, err = p.execute(a)
+	}
 	if errors.Is(err, mvcc.ErrWouldWait) {
 		a.drop()
 		return w, true
 	}
 	w, err = p.executor.outcome(w, err)
+	p.executor.takeDetails(&a.details)
+	a.size = p.in.size
 	p.leave(a)
 	return p.complete(a, kindOf(a.method), w, err), false
+}
+
+// requestEnded reports the end of a request.
+func (p *pipelineExecution) requestEnded(a *answer, code codes.Code) {
+	p.server.ended(p.conn, &requestEnd{method: a.method, code: code, start: a.start, size: a.size, epoch: a.committed(), origin: p.origin}, &a.details)
+}
+
+// check compares the request at hand with the rights of its caller.
+func (p *pipelineExecution) check() error {
+	err := p.access.check(pipelineRow, &p.in.msg)
+	if err == nil && p.access.limiter() != nil && !p.repeated {
+		err = p.access.take(p.in.size)
+	}
+	p.executor.access = &p.access
+	return err
+}
+
+// begin sets the connection, the header and the origin of the requests.
+func (p *pipelineExecution) begin(s *Server, conn *connection, header string, o origin) {
+	p.server, p.conn, p.origin = s, conn, o
+	p.access.gate, p.access.conn, p.access.header = &s.gate, conn, header
+}
+
+// pipelineRow is what requests of pipelines need.
+var pipelineRow = rpcRows[pb.KVService_Pipeline_FullMethodName]
+
+// abandon ends a request whose answer will not be sent.
+func (p *pipelineExecution) abandon(a *answer) {
+	a.charge.release()
+	p.requestEnded(a, codes.Canceled)
 }
 
 // leave ends the admission of the request at hand.
@@ -56,6 +99,9 @@ func (p *pipelineExecution) leave(a *answer) {
 // complete ends the execution of the request at hand.
 func (p *pipelineExecution) complete(a *answer, kind kind, w ackWait, err error) ackWait {
 	if err == nil && kind.answers() {
+		if l := p.access.limiter(); l != nil {
+			l.Sent(a.bytes())
+		}
 		a.charge, err = p.server.admission.chargeAnswer(p.executor.takeCharge(), p.conn, a.bytes(), kind.writes())
 	}
 	p.executor.releaseCharge()

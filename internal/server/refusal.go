@@ -6,11 +6,13 @@ import (
 	"encoding/base64"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -58,24 +60,62 @@ func (s *Server) refusesStream(ctx context.Context) error {
 	return nil
 }
 
+// gatedRegistrar registers services whose methods are checked.
+type gatedRegistrar struct {
+	reflection.GRPCServer
+	server *Server
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (r gatedRegistrar) RegisterService(desc *grpc.ServiceDesc, service any) {
+	r.server.registerService(r.GRPCServer, *desc, service)
+}
+
 // registerService adds a service. gRPC calls the interceptor of a unary request only after it has received
 // the message, and the client decides how long that takes. So a request that has no stream is
-// refused before. serveStream does the same for streams.
+// refused before. serveStream does the same for streams. The rights of the caller are checked as soon as a message is decoded.
 func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc, service any) {
-	operator := desc.ServiceName == pb.Admin_ServiceDesc.ServiceName // must get through
+	operator := desc.ServiceName == pb.AdminService_ServiceDesc.ServiceName // must get through
+	ours := strings.HasPrefix(desc.ServiceName, "epochkv.")
 	codec := s.codec()
-	desc.Methods = slices.Clone(desc.Methods)
+	desc.Methods, desc.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i := range desc.Methods {
-		handler := desc.Methods[i].Handler
+		handler, row := desc.Methods[i].Handler, rpcRows["/"+desc.ServiceName+"/"+desc.Methods[i].MethodName]
 		desc.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-			if !operator {
+			if ours && !operator {
 				if err := s.refusesStream(ctx); err != nil {
 					return nil, statusOf(err).Err()
 				}
 			}
-			decode := func(request any) error { return codec.receiveUnary(receive, request) }
-			return handler(srv, ctx, decode, interceptor)
+			ctx, a, err := s.beginUnary(ctx, row)
+			if err != nil {
+				return nil, err
+			}
+			refused := false // and reported
+			decode := func(request any) error {
+				if !ours {
+					err = receive(request)
+				} else {
+					err = codec.receiveUnary(receive, request)
+				}
+				if err != nil {
+					return err
+				}
+				err = s.checkMessage(ctx, a, row, request)
+				refused = err != nil
+				return err
+			}
+			start := s.clock.now()
+			out, err := handler(srv, ctx, decode, interceptor)
+			if row != nil && row.rare && ours && !refused {
+				s.endedRow(ctx, accessOf(ctx), row, status.Code(err), start)
+			}
+			return out, err
 		}
+	}
+	for i := range desc.Streams {
+		handler, row := desc.Streams[i].Handler, rpcRows["/"+desc.ServiceName+"/"+desc.Streams[i].StreamName]
+		desc.Streams[i].Handler = func(srv any, stream grpc.ServerStream) error { return s.serveGated(srv, stream, row, handler) }
 	}
 	to.RegisterService(&desc, service)
 }

@@ -69,7 +69,7 @@ func reasonIn(t *testing.T, encoded string) string {
 	return info.Reason
 }
 
-const methodPut = "/epochkv.v1.KV/Put"
+const methodPut = "/epochkv.v1.KVService/Put"
 
 // TestRefusedMessagesHaveTheirReason: whatever refuses a message before it is executed, the client
 // learns the reason, on streams too.
@@ -100,7 +100,7 @@ func TestRefusedMessagesHaveTheirReason(t *testing.T) {
 	if got := c.reasonOf(t, 5); got != "OVERLOADED" {
 		t.Errorf("a message that is refused with its length half handed on: %q", got)
 	}
-	c.begin(7, "/epochkv.v1.KV/None", "20S")
+	c.begin(7, "/epochkv.v1.KVService/None", "20S")
 	if got := c.reasonOf(t, 7); got != "UNIMPLEMENTED" {
 		t.Errorf("the connection does not go on: %q", got)
 	}
@@ -124,7 +124,7 @@ func TestHalfSentMessagesEnd(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.MessageTimeout = timeout })
 	c := h.dialRaw(t)
 	m := prefixed(1 << 20)
-	for i, method := range []string{methodPut, "/epochkv.v1.KV/Pipeline", methodPut} {
+	for i, method := range []string{methodPut, "/epochkv.v1.KVService/Pipeline", methodPut} {
 		stream := uint32(2*i + 1)
 		c.begin(stream, method, "20S")
 		c.send(frame(frameData, 0, stream, m[:1000]))
@@ -148,7 +148,7 @@ func TestHalfSentMessagesEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	put = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(put))), put...)
-	c.begin(101, "/epochkv.v1.KV/Pipeline", "20S") // idle, with nothing half-sent
+	c.begin(101, "/epochkv.v1.KVService/Pipeline", "20S") // idle, with nothing half-sent
 	c.begin(103, methodPut, "20S")
 	for part := range slices.Chunk(put, 16<<10) {
 		c.send(frame(frameData, 0, 103, part))
@@ -223,14 +223,14 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 	hog := h.dial(t)
 	var open []grpc.BidiStreamingClient[pb.PipelineRequest, pb.PipelineResponse]
 	for range config.StreamsOwn + 2*streamStep {
-		stream, err := pb.NewKVClient(hog).Pipeline(testContext(t))
+		stream, err := pb.NewKVServiceClient(hog).Pipeline(testContext(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, stream)
 	}
 	eventually(t, "all are open", func() bool { return h.counters.streams.Load() == int64(len(open)) })
-	_, err := pb.NewKVClient(hog).Get(testContext(t), &pb.GetRequest{Key: []byte("k")})
+	_, err := pb.NewKVServiceClient(hog).Get(testContext(t), &pb.GetRequest{Key: []byte("k")})
 	f := failureOf(t, err)
 	if f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS); f.retry == 0 {
 		t.Error("no advice to retry")
@@ -241,7 +241,7 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := pb.NewAdminClient(hog).Status(testContext(t), &pb.StatusRequest{}); err != nil {
+	if _, err := pb.NewAdminServiceClient(hog).Status(testContext(t), &pb.StatusRequest{}); err != nil {
 		t.Errorf("the operator is refused: %v", err)
 	}
 	h.put(t, "k", "v") // over another connection, which has streams of its own
@@ -259,7 +259,7 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 // beginPipeline opens a pipeline and makes one request over it.
 func beginPipeline(t *testing.T, conn *grpc.ClientConn) error {
 	t.Helper()
-	stream, err := pb.NewKVClient(conn).Pipeline(testContext(t))
+	stream, err := pb.NewKVServiceClient(conn).Pipeline(testContext(t))
 	if err != nil {
 		return err
 	}
@@ -287,7 +287,7 @@ func TestLargeMetadataIsRefused(t *testing.T) {
 	if got := c.reasonOf(t, 1); got != want {
 		t.Errorf("metadata of %d bytes: %q, want %q", len(block), got, want)
 	}
-	c.begin(3, "/epochkv.v1.KV/None", "20S")
+	c.begin(3, "/epochkv.v1.KVService/None", "20S")
 	if got := c.reasonOf(t, 3); got != "UNIMPLEMENTED" {
 		t.Errorf("the connection does not go on: %q", got)
 	}
@@ -301,12 +301,12 @@ func TestClientsThatStopWithinAFrameLoseTheirConnection(t *testing.T) {
 	t.Cleanup(func() { keepaliveParams = before })
 	keepaliveParams = keepalive.ServerParameters{Time: time.Second, Timeout: time.Second} // gRPC's least
 	h := mustStart(t)
-	headers := frame(frameHeaders, flagEndHeaders, 1, requestHeaders(pb.KV_Put_FullMethodName, "60S"))
+	headers := frame(frameHeaders, flagEndHeaders, 1, requestHeaders(pb.KVService_Put_FullMethodName, "60S"))
 	data := frame(frameData, 0, 1, prefixed(1000))
 	var all sync.WaitGroup
 	for name, c := range map[string]struct{ first, more []byte }{
 		"headers":                {first: headers[:20]},
-		"header block":           {first: frame(frameHeaders, 0, 1, requestHeaders(pb.KV_Put_FullMethodName, "60S"))},
+		"header block":           {first: frame(frameHeaders, 0, 1, requestHeaders(pb.KVService_Put_FullMethodName, "60S"))},
 		"header block, trickled": {first: frame(frameHeaders, 0, 1, nil), more: frame(frameContinued, 0, 1, nil)},
 		"prefix of a message":    {first: append(slices.Clone(headers), data[:frameHeaderBytes+2]...)},
 		"message":                {first: append(slices.Clone(headers), data[:100]...)},

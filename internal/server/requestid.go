@@ -28,6 +28,9 @@ const (
 	recordCommit
 )
 
+// methodBytes are the methods as bytes to be hashed: a slice of one byte would be allocated for each request.
+var methodBytes = [recordCommit + 1]byte{0, recordPut, recordDelete, recordBatchWrite, recordDeleteRange, recordInvoke, recordInvokeAll, recordExecute, recordCommit}
+
 // requestTimeError is an id whose time is too far from the server's.
 type requestTimeError struct{ at uint64 }
 
@@ -47,11 +50,12 @@ func (c *executor) toRequest(m requestMessage, method uint8) (*mvcc.Request, err
 		return nil, nil //nolint:nilnil // most requests have no id, and nothing is wrong
 	}
 	r := &c.request
-	*r = mvcc.Request{Method: method}
+	*r = mvcc.Request{Method: method, Identity: c.identity()}
 	var err error
 	if r.ID, err = c.toRequestID(m.GetRequestId()); err != nil {
 		return nil, err
 	}
+	c.noted.id, c.noted.hasID, c.noted.any = r.ID, true, true
 	r.Hash, err = c.hashRequest(m, method)
 	return r, err
 }
@@ -70,7 +74,7 @@ func (c *executor) toRequestID(b []byte) (mvcc.RequestID, error) {
 
 // hashRequest hashes the method and what the message asks for: its encoding without id and durability.
 func (c *executor) hashRequest(m requestMessage, method uint8) (uint32, error) {
-	seed := crc32.Update(0, castagnoli, []byte{method})
+	seed := crc32.Update(0, castagnoli, methodBytes[method:method+1])
 	if method == recordCommit {
 		return seed, nil // another attempt of a transaction may have read and written something else
 	}
@@ -172,12 +176,15 @@ func (c *executor) getOutcome(ctx context.Context, req *pb.GetOutcomeRequest, ou
 	if err != nil {
 		return ackWait{}, err
 	}
-	c.request = mvcc.Request{ID: id}
+	c.request = mvcc.Request{ID: id, Identity: c.identity()}
 	var found mvcc.Outcome
 	if req.Fence {
 		found, _, err = c.session.Fence(ctx, &c.request, mvcc.DurabilitySync)
 	} else {
 		found, err = c.session.Outcome(ctx, &c.request)
+	}
+	if err == nil && found.Identity != c.request.Identity && found.Epoch != 0 && !c.access.isAdministrator() {
+		err = mvcc.ErrRequestReused // of another user
 	}
 	if err != nil {
 		return ackWait{}, err

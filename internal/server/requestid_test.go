@@ -28,7 +28,7 @@ func newRequestID(t testing.TB) []byte {
 // identified are requests of every kind that changes data, each of keys of its own. Executed twice, most of them would
 // answer something else the second time.
 func identified(h *harness, t testing.TB) map[string]func(id []byte) (proto.Message, error) {
-	kv, txns := h.kv, pb.NewTransactionsClient(h.conn)
+	kv, txns := h.kv, pb.NewTransactionServiceClient(h.conn)
 	key := func(s string) []byte { return []byte(s) }
 	return map[string]func(id []byte) (proto.Message, error){
 		"put": func(id []byte) (proto.Message, error) {
@@ -71,7 +71,7 @@ func identified(h *harness, t testing.TB) map[string]func(id []byte) (proto.Mess
 				Conditions: []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: &pb.Precondition{Key: key("x"), Condition: &pb.Precondition_Exists{}}}}},
 				ThenOperations: []*pb.Operation{
 					{Operation: &pb.Operation_Invoke{Invoke: increment("x", 1)}},
-					{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: key("x")}}},
+					{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: key("x")}}},
 				},
 			})
 		},
@@ -148,7 +148,7 @@ func TestEveryRequestIsExecutedOnce(t *testing.T) {
 		h.put(t, fmt.Sprint("range", i), "v")
 	}
 	h.put(t, "delete", "v")
-	txns := pb.NewTransactionsClient(h.conn)
+	txns := pb.NewTransactionServiceClient(h.conn)
 	for name, send := range identified(h, t) {
 		t.Run(name, func(t *testing.T) {
 			id := newRequestID(t)
@@ -196,7 +196,7 @@ func TestWrongRequestIDsAreRefusedAndExecuteNothing(t *testing.T) {
 		future[i] = byte(ahead >> (8 * (5 - i)))
 	}
 	failureOf(t, put(future, "v")).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "server_time")
-	_, err := pb.NewTransactionsClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: future, Fence: true})
+	_, err := pb.NewTransactionServiceClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: future, Fence: true})
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "server_time")
 	if h.get(t, "k").Found {
 		t.Fatal("a refused request was executed")
@@ -221,7 +221,7 @@ func TestWrongRequestIDsAreRefusedAndExecuteNothing(t *testing.T) {
 
 func TestFencedRequestIsRefused(t *testing.T) {
 	h := mustStart(t)
-	txns := pb.NewTransactionsClient(h.conn)
+	txns := pb.NewTransactionServiceClient(h.conn)
 	id := newRequestID(t)
 	ask := func(fence bool, want pb.OutcomeState) {
 		t.Helper()
@@ -268,7 +268,7 @@ func TestRepeatedRequestIsAnsweredAsDurableAsItAsks(t *testing.T) {
 			return err
 		},
 		"GetOutcome": func(ctx context.Context) error {
-			_, err := pb.NewTransactionsClient(h.conn).GetOutcome(ctx, &pb.GetOutcomeRequest{RequestId: id})
+			_, err := pb.NewTransactionServiceClient(h.conn).GetOutcome(ctx, &pb.GetOutcomeRequest{RequestId: id})
 			return err
 		},
 	} {
@@ -290,7 +290,7 @@ func TestOutcomesNameTheirHistory(t *testing.T) {
 	disk, id := vfs.NewMem(), newRequestID(t)
 	outcome := func(h *harness, id []byte, fence bool, want pb.OutcomeState) string {
 		t.Helper()
-		out, err := pb.NewTransactionsClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: id, Fence: fence})
+		out, err := pb.NewTransactionServiceClient(h.conn).GetOutcome(testContext(t), &pb.GetOutcomeRequest{RequestId: id, Fence: fence})
 		if err != nil || out.State != want {
 			t.Fatalf("%v, %v; want %v", out, err, want)
 		}
@@ -315,5 +315,24 @@ func TestOutcomesNameTheirHistory(t *testing.T) {
 	}
 	if got := outcome(mustStart(t), id, false, pb.OutcomeState_OUTCOME_STATE_NOT_APPLIED); got == lineage {
 		t.Errorf("two stores have the lineage %x", got)
+	}
+}
+
+// TestReadingARequestIDAllocatesNothing, nor does hashing what the request asks for.
+func TestReadingARequestIDAllocatesNothing(t *testing.T) {
+	h := mustStart(t)
+	c, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.release()
+	put := &pb.PutRequest{Key: []byte("key"), Value: make([]byte, 100), RequestId: newRequestID(t), Durability: pb.Durability_DURABILITY_SYNC}
+	n := testing.AllocsPerRun(100, func() {
+		if r, err := c.toRequest(put, recordPut); err != nil || r == nil {
+			t.Fatal(r, err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }

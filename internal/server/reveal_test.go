@@ -48,7 +48,7 @@ func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 			return err
 		},
 		"execute, directly": func(ctx context.Context, h *harness, key string) error {
-			_, err := pb.NewTransactionsClient(h.conn).Execute(ctx, &pb.ExecuteRequest{
+			_, err := pb.NewTransactionServiceClient(h.conn).Execute(ctx, &pb.ExecuteRequest{
 				Conditions:     []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: absent(key)[0]}}},
 				ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Write{Write: &pb.Mutation{Kind: 1, Key: []byte("other")}}}},
 				Durability:     async,
@@ -56,7 +56,7 @@ func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 			return err
 		},
 		"execute, with an operation that fails": func(ctx context.Context, h *harness, key string) error {
-			_, err := pb.NewTransactionsClient(h.conn).Execute(ctx, &pb.ExecuteRequest{
+			_, err := pb.NewTransactionServiceClient(h.conn).Execute(ctx, &pb.ExecuteRequest{
 				ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Invoke{Invoke: increment(key, 1)}}},
 				Durability:     async,
 			})
@@ -113,7 +113,7 @@ func TestErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 // transactions.
 func TestTransactionsErrorsNeverRevealWhatACrashCouldTakeBack(t *testing.T) {
 	h := mustStart(t)
-	stream, err := pb.NewTransactionsClient(h.conn).Transact(testContext(t))
+	stream, err := pb.NewTransactionServiceClient(h.conn).Transact(testContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}

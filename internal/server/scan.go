@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 
@@ -40,7 +41,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		}
 		// A scan holds two pages in memory until the client has taken them, or its snapshot is
 		// ended.
-		sc.conn, sc.held = conn, 2*sc.pageBytes
+		sc.held, sc.access = 2*sc.pageBytes, accessOf(stream.Context())
 		if err := s.admit(stream.Context(), conn, kindRead, shareScans, sc.held); err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 			s.admission.leave(conn, shareScans, sc.held)
 			return err
 		}
-		return sc.run(stream)
+		return sc.ended(sc.run(stream))
 	})
 }
 
@@ -63,8 +64,8 @@ type scan struct {
 	pageBytes int
 	countOnly bool
 	tokens    pb.ResumeTokens
-	conn      *connection
 	executor  *executor
+	access    *access
 	snapshot  *openSnapshot
 
 	held      int    // bytes with which the scan is admitted
@@ -74,8 +75,48 @@ type scan struct {
 	entries   []*pb.Entry // every entry message made so far; pages reuse them
 	arena     []byte      // keys and values of the page
 	last      []byte      // last key covered
+	scanTokens
+	scanTimes
+}
+
+// scanTokens is what a scan keeps for its resume tokens.
+type scanTokens struct {
 	tokenBuf  []byte
 	handedOut bool // the client may have a token
+}
+
+// scanTimes says where the time of a scan went.
+type scanTimes struct {
+	later     bool                    // the first page has been sent
+	details   details                 // of the goroutine that sends
+	collected atomic.Pointer[details] // by a scan that has ended
+}
+
+// streamEndError is the end of a stream that says where its time went. serveStream unwraps it.
+type streamEndError struct {
+	err     error
+	details *details // nil: none
+	times   commitTimes
+	epoch   uint64
+}
+
+func (*streamEndError) Error() string { return "stream ended" }
+
+// ended adds the details to an error of run. The goroutine of a scan that was ended from outside may still collect some.
+func (sc *scan) ended(err error) error {
+	if d := sc.collected.Load(); d != nil {
+		return &streamEndError{err: err, details: d}
+	}
+	return err
+}
+
+// detailsOf takes what the body of a stream returns apart.
+func (e *requestEnd) detailsOf(err error) (*details, error) {
+	if s, ok := err.(*streamEndError); ok { //nolint:errorlint // made by the stream, and returned as it is
+		e.times, e.epoch = s.times, s.epoch
+		return s.details, s.err
+	}
+	return nil, err
 }
 
 func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
@@ -118,7 +159,7 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 		return err
 	case req.SnapshotEpoch != 0 || req.SnapshotTimeUs != 0:
 		return invalid("snapshot_epoch", "must be 0 with a resume token, which contains its epoch")
-	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse:
+	case t.bounds != sc.bounds || t.reverse != sc.options.Reverse || !within(t.last, sc.options.Lower, sc.options.Upper):
 		return invalidToken("belongs to another range or direction")
 	}
 	if !req.ResumeAtNewest {
@@ -152,6 +193,7 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 		sc.end()
 		return sc.snapshot.reason(err)
 	}
+	sc.later = true
 	return sc.snapshot.serve(func() error {
 		defer sc.end()
 		for more && err == nil {
@@ -164,6 +206,7 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 // begin opens the snapshot and the cursor.
 func (sc *scan) begin(ctx context.Context) (err error) {
 	x := sc.executor.session
+	sc.executor.named(sc.options.Lower)
 	if sc.atTime != 0 {
 		if sc.at != 0 {
 			return errEpochAndTime
@@ -186,8 +229,12 @@ func (sc *scan) end() {
 	if sc.snapshot != nil && sc.snapshot.close() {
 		sc.leaseSnapshot()
 	}
+	if sc.executor.takeDetails(&sc.details); sc.details != (details{}) {
+		d := sc.details
+		sc.collected.Store(&d)
+	}
 	sc.executor.release()
-	sc.server.admission.leave(sc.conn, shareScans, sc.held)
+	sc.server.admission.leave(sc.access.conn, shareScans, sc.held)
 }
 
 // sendPage sends the next page, and reports whether there are more to send.
@@ -195,8 +242,12 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 	if more, err = sc.nextPage(sc.snapshot.ctx); err != nil {
 		return false, err
 	}
+	if err := sc.access.again(); err != nil {
+		return false, err
+	}
+	sc.access.sent(&sc.page)
 	sc.snapshot.wait()
-	err = stream.Send(&sc.page)
+	err = sc.send(stream)
 	if ended := sc.snapshot.resume(); err == nil {
 		err = ended
 	}
@@ -205,6 +256,28 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 		err = errShuttingDown
 	}
 	return more, err
+}
+
+// send sends the page. The first page does not wait for the client, and its scan is not slowed down by clock reads.
+func (sc *scan) send(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	if !sc.later {
+		return stream.Send(&sc.page)
+	}
+	start := sc.server.clock.now()
+	err := stream.Send(&sc.page)
+	sc.details.client += sc.server.clock.now() - start
+	return err
+}
+
+// acknowledge waits until what the page reveals is durable.
+func (sc *scan) acknowledge(ctx context.Context, w ackWait) error {
+	if w.ready(sc.server.store) {
+		return nil
+	}
+	start := sc.server.clock.now()
+	err := w.wait(ctx, sc.server.store)
+	sc.details.sync += sc.server.clock.now() - start
+	return err
 }
 
 // leaseSnapshot takes a snapshot lease on the scan's epoch for a client that continues with a
@@ -237,7 +310,7 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	}
 	await := sc.cursor.Await()
 	sc.cursor.Pause()
-	if err := ackRead(await).wait(ctx, sc.server.store); err != nil {
+	if err := sc.acknowledge(ctx, ackRead(await)); err != nil {
 		return false, err
 	}
 	sc.page.ResumeToken = nil
@@ -256,8 +329,8 @@ func (sc *scan) grow(bytes int) error {
 		return nil
 	}
 	a := &sc.server.admission
-	a.leave(sc.conn, shareScans, sc.held)
-	if !a.enter(sc.conn, shareScans, bytes) {
+	a.leave(sc.access.conn, shareScans, sc.held)
+	if !a.enter(sc.access.conn, shareScans, bytes) {
 		sc.held = 0
 		a.must(shareScans)
 		return errOverloaded

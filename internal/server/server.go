@@ -37,6 +37,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/epochkv/epochkv/internal/auth/users"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/lease"
@@ -64,14 +65,20 @@ type Server struct {
 
 	conditions healthConditions
 
-	requests     telemetry.Requests
-	counters     counters
-	connections  connections
-	admission    admission
-	receiving    receiving
+	observer    observer
+	counters    counters
+	connections connections
+	admission   admission
+	receiving   receiving
+	feed        feedState
+	gate        gate
+	openTables
+}
+
+// openTables are the tables of what clients keep open.
+type openTables struct {
 	transactions txnTable
 	snapshots    snapshotTable
-	feed         feedState
 }
 
 // counters are the counts that no other part of the server has.
@@ -104,18 +111,32 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	tuneRuntime(&c, log)
 	s := &Server{config: c, clock: clock{started: time.Now()}}
 	s.drain.begun = make(chan struct{})
+	s.observer.init(&c.SlowRequests)
+	s.observer.debug = log.Enabled(ctx, slog.LevelDebug)
+	s.gate.init()
 	s.log.init(log, s.clock.now)
 	if err := s.openTLS(); err != nil {
 		return nil, err
 	}
+	if err := s.openTraces(&c.Traces); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.closeTraces()
+		}
+	}()
 	if err := s.listen(); err != nil { // first: if an address is in use, no store must be created
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.closeListeners())
+			err = errors.Join(err, s.closeListeners(), s.observer.audit.close())
 		}
 	}()
+	if err := s.openAudit(); err != nil {
+		return nil, err
+	}
 	if err := s.checkBound(); err != nil {
 		return nil, err
 	}
@@ -138,7 +159,14 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	if s.leases, err = lease.Open(ctx, store, leaseOptions(&c)); err != nil {
 		return nil, errors.Join(err, store.Close(), s.closeFiles())
 	}
-	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.requests, &s.admission
+	if s.gate.users, err = users.Open(ctx, store, s.userOptions()); err != nil {
+		return nil, errors.Join(err, store.Close(), s.closeFiles())
+	}
+	s.gate.authenticateWith(s.gate.users)
+	if err := s.checkUsers(); err != nil {
+		return nil, errors.Join(err, store.Close(), s.closeFiles())
+	}
+	s.connections.max, s.connections.requests, s.connections.admission = int64(c.Limits.Connections), &s.observer.requests, &s.admission
 	s.connections.receiving = &s.receiving
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.decoding.init(int64(c.Inflight()))
@@ -149,6 +177,10 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.transactions.init(&c)
 	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
 	s.feed.init(store, &c)
+	s.snapshots.backups.since = time.Now()
+	if s.feed.archive, err = openArchive(&c, store, &s.snapshots.backups.automatic); err != nil {
+		return nil, errors.Join(err, store.Close(), s.closeFiles())
+	}
 	s.newGRPC()
 	s.newHTTP()
 	return s, nil
@@ -195,7 +227,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 			CacheBytes: int64(c.CacheSize), MemtableBytes: int64(c.MemtableSize), SegmentBytes: int64(c.SegmentSize),
 			DiskReserve:       cmp.Or(int64(c.DiskReserve), storage.DiskReserveDerived),
 			CheckpointWorkers: c.CheckpointWorkers,
-			ChangeLog:         storage.ChangeLog{Age: c.Feed.Retention, Bytes: int64(c.Feed.LogSize)},
+			ChangeLog:         storage.ChangeLog{Age: c.Feed.Retention, Bytes: int64(c.Feed.LogSize), Archive: archiveHold(c)},
 		},
 		CheckpointInterval: c.CheckpointInterval, GCInterval: c.GCInterval,
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
@@ -203,7 +235,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		RequestWindow:  c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
 		Limits: mvcc.Limits{
 			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
-			BatchOps: c.Limits.BatchOps, Sessions: c.Limits.InflightRequests,
+			BatchOps: c.Limits.BatchOps, Sessions: sessionsMax(&c.Limits),
 		},
 	}
 }
@@ -212,7 +244,7 @@ func leaseOptions(c *config.Config) lease.Options {
 	const stepBytesMax = 16 << 20
 	return lease.Options{
 		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters,
-		StepBytes: min(stepBytesMax, int(c.Limits.BatchSize)), StepKeys: min(100_000, c.Limits.BatchOps),
+		StepBytes: min(stepBytesMax, int(c.Limits.BatchSize)), StepKeys: min(lease.StepKeysMax, c.Limits.BatchOps),
 	}
 }
 
@@ -247,6 +279,9 @@ func (s *Server) stats() telemetry.ServerStats {
 		Leases:             telemetry.LeaseStats(s.leases.Stats()),
 		Feed:               s.feed.stats(s.store.Clock().Now()),
 		TLS:                s.endpoints.tls.stats(s.endpoints.http != nil),
+		Backups:            s.snapshots.backups.stats(s.store),
+		Archive:            s.feed.archiveStats(time.Now()),
+		ObserverStats:      telemetry.ObserverStats{SlowRequests: s.observer.slow.count(), Audit: s.observer.audit.stats(), Traces: telemetry.TraceStats(s.observer.traces.Stats())},
 	}
 }
 
@@ -268,7 +303,7 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 		return err
 	}
 	s.drain.cutOff, s.drain.reload = signals.Shutdown, signals.Reload
-	warnAtStart(&c, log)
+	s.warnAtStart()
 	r := s.store.Recovery()
 	if r.TornFile != "" {
 		log.Warn("cut a torn tail that a crash had left", "file", r.TornFile, "offset", r.TornAt, "bytes", r.TornSize)
@@ -276,6 +311,7 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 	for _, what := range r.Repaired {
 		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
 	}
+	s.announceBootstrap(log)
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
 		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.clock.opening)
 	notifySupervisor(log, daemon.SdNotifyReady)
@@ -294,6 +330,9 @@ func (s *Server) Run(ctx context.Context) error {
 		if l, ok := s.endpoints.metrics.(*secureListener); ok {
 			serving.Go(l.run)
 		}
+		if s.endpoints.console.samples != nil {
+			serving.Go(func() { s.endpoints.console.samples.Run(ctx) })
+		}
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
 	serving.Go(func() { s.watchTLS(ctx) })
@@ -302,6 +341,9 @@ func (s *Server) Run(ctx context.Context) error {
 		s.drain.background.Go(func() { s.runProbe(ctx) })
 	}
 	s.drain.background.Go(func() { s.leases.Run(ctx) })
+	s.drain.background.Go(func() { s.gate.users.Run(ctx) })
+	s.startArchive()
+	s.drain.background.Go(func() { s.runAutomaticBackups(ctx) })
 	if s.snapshots.timeout > 0 {
 		serving.Go(func() { s.watchSnapshots(ctx) })
 	}
@@ -326,6 +368,11 @@ func longLived(method telemetry.Method) bool {
 
 // serveStream surrounds every stream, as unary surrounds every unary request.
 func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
+	return s.serveStreamFrom(ctx, method, origin{ctx: ctx}, body)
+}
+
+// serveStreamFrom is serveStream for a stream whose origin is known.
+func (s *Server) serveStreamFrom(ctx context.Context, method telemetry.Method, from origin, body func(*connection) error) error {
 	start, conn := s.clock.now(), connectionOf(ctx)
 	s.counters.streams.Add(1)
 	defer s.counters.streams.Add(-1)
@@ -334,14 +381,16 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 		scan = conn.beginScan(ctx)
 	}
 	var err error
-	if method != telemetry.MethodVerify {
+	if method != telemetry.MethodVerify && method != telemetry.MethodCreateBackup {
 		err = s.refusesStream(ctx)
 	}
 	if err == nil && longLived(method) {
 		err = grpc.SendHeader(ctx, nil) // tells the follower that messages may be followed by others
 	}
+	end := requestEnd{method: method, start: start, origin: from}
+	var d *details
 	if err == nil {
-		err = body(conn)
+		d, err = end.detailsOf(body(conn))
 	}
 	code := codes.OK
 	if err != nil {
@@ -356,6 +405,7 @@ func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body 
 	if method == telemetry.MethodWatch && code == codes.Canceled { // the same
 		code = codes.OK
 	}
-	conn.shard.Observe(method, code, s.clock.now()-start)
+	end.code = code
+	s.ended(conn, &end, accessOf(ctx).details(d))
 	return err
 }

@@ -40,6 +40,8 @@ func (e *snapshotEndedError) Error() string {
 // transactions have a table of their own, and the engine has the leases of resume tokens. All ids
 // come from one sequence.
 type snapshotTable struct {
+	backups backupState // they pin a durable state; with a lock of its own
+
 	timeout time.Duration // constant: how long a snapshot may wait for its client; 0: for ever
 
 	ended [telemetry.SnapshotEnds]atomic.Uint64

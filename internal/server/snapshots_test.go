@@ -33,7 +33,7 @@ func (h *harness) startScan(t testing.TB, r *pb.ScanRequest) grpc.ServerStreamin
 	t.Helper()
 	const windowBytes = 64 << 10
 	conn := h.dial(t, grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes))
-	stream, err := pb.NewKVClient(conn).Scan(testContext(t), r)
+	stream, err := pb.NewKVServiceClient(conn).Scan(testContext(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -28,7 +27,7 @@ type machine struct {
 }
 
 // startWarnings are warnings about a configuration that works but has a risk.
-func startWarnings(c *config.Config, m machine) (warnings []string) {
+func startWarnings(c *config.Config, m machine, checksUsers bool) (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	// The heap may take a quarter of the budget beside it: see tuneRuntime.
 	if need := int64(c.Memory) + int64(c.Memory)/4; m.memory > 0 && need > m.memory {
@@ -39,6 +38,9 @@ func startWarnings(c *config.Config, m machine) (warnings []string) {
 			c.Memory, c.Feed.Memory, m.memory>>20)
 	}
 	for _, exposed := range c.Exposed() {
+		if exposed.UsersSuffice && checksUsers {
+			continue
+		}
 		warn("--insecure: other machines can reach --%s %s, and %s", exposed.Option, exposed.Address, exposed.Missing)
 	}
 	if m.fileSystem != "" {
@@ -171,8 +173,9 @@ func widePermissions(dir string) (wide []string) {
 }
 
 // warnAtStart logs the start warnings.
-func warnAtStart(c *config.Config, log *slog.Logger) {
-	for _, warning := range startWarnings(c, thisMachine(c.DataDir)) {
+func (s *Server) warnAtStart() {
+	c, log := &s.config, s.log.Logger
+	for _, warning := range startWarnings(c, thisMachine(c.DataDir), s.gate.users.Table().Enabled) {
 		log.Warn(warning)
 	}
 	if wide := widePermissions(c.DataDir); len(wide) > 0 {
@@ -214,18 +217,46 @@ func checkFileLimit(c *config.Config, limit uint64) error {
 		ErrConfiguration, c.Limits.Connections, need, limit, max(int64(limit)-int64(beside), 0))
 }
 
-// checkBound refuses listeners that other machines can reach without --insecure. Validate has looked at
-// the names of the options; here are the addresses that localhost and others have turned out to be.
-func (s *Server) checkBound() error {
+// boundConfig is the configuration with the addresses that localhost and others have turned out to be. Validate has looked at the
+// names of the options.
+func (s *Server) boundConfig() *config.Config {
 	bound := s.config
 	bound.Listen = s.Address()
 	if bound.HTTP != "" {
 		bound.HTTP = s.HTTPAddress()
 	}
-	exposed := bound.Exposed()
-	if len(exposed) == 0 || bound.TLS.Insecure {
+	return &bound
+}
+
+// checkBound refuses listeners that other machines can reach in plain text, without --insecure.
+func (s *Server) checkBound() error {
+	bound := s.boundConfig()
+	for _, exposed := range bound.Exposed() {
+		if !exposed.UsersSuffice && !bound.TLS.Insecure {
+			return fmt.Errorf("%w: --%s: %s: other machines can reach this listener, and %s; listen on 127.0.0.1, require client certificates, or accept the risk with --insecure",
+				ErrConfiguration, exposed.Option, exposed.Address, exposed.Missing)
+		}
+	}
+	return nil
+}
+
+// checkUsers refuses listeners that other machines can reach if only users would protect them, and users are not checked.
+func (s *Server) checkUsers() error {
+	exposed := s.exposedToAll()
+	if exposed == nil || s.gate.users.Table().Enabled {
 		return nil
 	}
-	return fmt.Errorf("%w: --%s: %s: other machines can reach this listener, and %s; listen on 127.0.0.1, require client certificates, or accept the risk with --insecure",
-		ErrConfiguration, exposed[0].Option, exposed[0].Address, exposed[0].Missing)
+	return fmt.Errorf("%w: --%s: %s: other machines can reach this listener, and %s; require client certificates (--tls-client-auth), listen on 127.0.0.1 until users are checked "+
+		"(kvctl user bootstrap, kvctl auth enable), or accept the risk with --insecure", ErrConfiguration, exposed.Option, exposed.Address, exposed.Missing)
+}
+
+// exposedToAll is a listener that nothing but users protects; nil if there is none, or --insecure accepts that.
+func (s *Server) exposedToAll() *config.Exposed {
+	bound := s.boundConfig()
+	for _, exposed := range bound.Exposed() {
+		if exposed.UsersSuffice && !bound.TLS.Insecure {
+			return &exposed
+		}
+	}
+	return nil
 }

@@ -41,9 +41,24 @@ func TestRiskyConfigurationsCauseWarnings(t *testing.T) {
 	} {
 		c := config.Default()
 		test.adjust(&c)
-		got := strings.Join(startWarnings(&c, test.on), "\n")
+		got := strings.Join(startWarnings(&c, test.on, false), "\n")
 		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// TestUsersProtectEncryptedListeners, and no others: a start that nothing else protects needs users that are checked, or --insecure.
+func TestUsersProtectEncryptedListeners(t *testing.T) {
+	c := config.Default()
+	c.Listen = "0.0.0.0:7400"
+	if got := startWarnings(&c, machine{}, true); len(got) != 1 {
+		t.Errorf("in plain text, with users: %q", got)
+	}
+	c.TLS.Cert, c.TLS.Key = "c", "k"
+	for checks, want := range map[bool]int{false: 1, true: 0} {
+		if got := startWarnings(&c, machine{}, checks); len(got) != want {
+			t.Errorf("encrypted, users are checked %v: %q", checks, got)
 		}
 	}
 }

@@ -48,6 +48,7 @@ func (s *Server) openTLS() (err error) {
 		return nil
 	}
 	files := certs.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA, ClientAuth: clientAuthTypes[c.ClientAuth], MinVersion: tls.VersionTLS13}
+	files.ClientCRL = c.ClientCRL
 	if c.Min == config.TLS12 {
 		files.MinVersion = tls.VersionTLS12
 	}
@@ -159,6 +160,13 @@ func (t *secure) conditions(now time.Time) (found []health.Condition) {
 			condition.Message = c.what + " has expired: new connections fail; replace its file, which is then read by itself"
 		}
 		found = append(found, condition)
+	}
+	if at := info.RevocationNextUpdate; !at.IsZero() && now.After(at) {
+		found = append(found, health.Condition{
+			Name: "tls-revocation-list-old", Severity: health.Warning,
+			Message: "a revocation list should have been replaced: certificates that were revoked since are accepted; replace the file of --tls-client-crl, which is then read by itself",
+			Cause:   "since " + at.UTC().Format(time.RFC3339),
+		})
 	}
 	return found
 }

@@ -2,17 +2,22 @@ package server
 
 import (
 	"context"
+	"crypto"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"flag"
 	"io"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -112,7 +117,7 @@ func (f *certFiles) use(c *config.Config) { c.TLS = f.c }
 // secured is a connection over TLS.
 func (h *harness) secured(t testing.TB, c *tls.Config) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(credentials.NewTLS(c)))
+	conn, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(credentials.NewTLS(c)), h.token())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,11 +126,11 @@ func (h *harness) secured(t testing.TB, c *tls.Config) *grpc.ClientConn {
 }
 
 func putOver(t testing.TB, conn *grpc.ClientConn) error {
-	_, err := pb.NewKVClient(conn).Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_ASYNC})
+	_, err := pb.NewKVServiceClient(conn).Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_ASYNC})
 	return err
 }
 
-func getHTTPS(t testing.TB, address string, c *tls.Config) (int, string, error) {
+func (h *harness) getHTTPS(t testing.TB, address string, c *tls.Config) (int, string, error) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: c}
 	defer transport.CloseIdleConnections()
@@ -133,7 +138,7 @@ func getHTTPS(t testing.TB, address string, c *tls.Config) (int, string, error) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
+	answer, err := (&http.Client{Transport: transport}).Do(h.authorize(request))
 	if err != nil {
 		return 0, "", err
 	}
@@ -159,7 +164,7 @@ func TestTLSListenersServeOnlyClientsWithCertificates(t *testing.T) {
 		if err := putOver(t, h.secured(t, c)); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, _, err := getHTTPS(t, h.HTTPAddress(), c); err == nil {
+		if _, _, err := h.getHTTPS(t, h.HTTPAddress(), c); err == nil {
 			t.Errorf("%s: metrics were served", name)
 		}
 	}
@@ -175,7 +180,7 @@ func TestTLSListenersServeOnlyClientsWithCertificates(t *testing.T) {
 			t.Errorf("%s without TLS: %q", address, text)
 		}
 	}
-	code, metrics, err := getHTTPS(t, h.HTTPAddress(), ca.client(ca))
+	code, metrics, err := h.getHTTPS(t, h.HTTPAddress(), ca.client(ca))
 	if err != nil || code != http.StatusOK {
 		t.Fatalf("%d, %v", code, err)
 	}
@@ -244,7 +249,7 @@ func TestCertificatesAreReplacedUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	admin := pb.NewAdminClient(h.secured(t, cas[0].client(cas...)))
+	admin := pb.NewAdminServiceClient(h.secured(t, cas[0].client(cas...)))
 	for i := range 4 {
 		files.write(sets[(i+1)%2], cas...)
 		done, err := admin.ReloadTLS(testContext(t), &pb.ReloadTLSRequest{})
@@ -301,7 +306,7 @@ func TestCertificateReloadThatFailsIsReported(t *testing.T) {
 	files.write(server, ca)
 	h := mustStart(t, files.use)
 	conn := h.secured(t, ca.client(ca))
-	admin := pb.NewAdminClient(conn)
+	admin := pb.NewAdminServiceClient(conn)
 	wrong := server
 	wrong.Key = ca.server().Key
 	files.write(wrong, ca)
@@ -337,6 +342,61 @@ func TestCertificateReloadThatFailsIsReported(t *testing.T) {
 	}
 	if active() {
 		t.Error("the condition is active after a reload that succeeded")
+	}
+}
+
+// TestRevokedClientIsRefusedByBothListeners: after a reload of the list, as after a start with it.
+func TestRevokedClientIsRefusedByBothListeners(t *testing.T) {
+	ca, files := newTestCA(t), newCertFiles(t)
+	files.write(ca.server(), ca)
+	files.c.ClientCRL = filepath.Join(t.TempDir(), "ca.crl")
+	client, other := ca.client(ca), ca.client(ca)
+	ca.revoke(files.c.ClientCRL, time.Now().Add(-time.Minute))
+	h := mustStart(t, files.use, func(c *config.Config) { c.HTTP = "127.0.0.1:0" })
+	check := func(who *tls.Config, refused bool) {
+		t.Helper()
+		if err := putOver(t, h.secured(t, who)); refused != (err != nil) {
+			t.Errorf("gRPC: %v", err)
+		}
+		if _, _, err := h.getHTTPS(t, h.HTTPAddress(), who); refused != (err != nil) {
+			t.Errorf("HTTP: %v", err)
+		}
+	}
+	check(client, false)
+	h.compareCounters()
+	if !slices.ContainsFunc(h.observe(), func(c health.Condition) bool { return c.Name == "tls-revocation-list-old" }) {
+		t.Error("no condition says that the list is old")
+	}
+	ca.revoke(files.c.ClientCRL, time.Now().Add(time.Hour), client)
+	if done, err := pb.NewAdminServiceClient(h.secured(t, other)).ReloadTLS(testContext(t), &pb.ReloadTLSRequest{}); err != nil || !done.GetChanged() {
+		t.Fatalf("%v, %v", done, err)
+	}
+	check(client, true)
+	check(other, false)
+	if n := h.stats().TLS.Handshakes[telemetry.HandshakeClientCertificate]; n < 2 {
+		t.Errorf("%d handshakes are counted as refused for their certificates", n)
+	}
+}
+
+// revoke writes a list of the authority with certificates of clients.
+func (a testCA) revoke(file string, next time.Time, clients ...*tls.Config) {
+	a.t.Helper()
+	pair, err := tls.X509KeyPair(a.PEM().Cert, a.PEM().Key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	list := x509.RevocationList{Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: next}
+	for _, c := range clients {
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{
+			SerialNumber: c.Certificates[0].Leaf.SerialNumber, RevocationTime: time.Now(),
+		})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, &list, pair.Leaf, pair.PrivateKey.(crypto.Signer))
+	if err == nil {
+		err = os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der}), 0o600)
+	}
+	if err != nil {
+		a.t.Fatal(err)
 	}
 }
 
@@ -467,11 +527,11 @@ func TestHandshakesThatNeverEndKeepNoTLSClientOut(t *testing.T) {
 	// A handshake that the attack makes the oldest is repeated, as clients do.
 	for i := range 5 {
 		request := &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_ASYNC}
-		if _, err := pb.NewKVClient(h.secured(t, client)).Put(testContext(t), request, grpc.WaitForReady(true)); err != nil {
+		if _, err := pb.NewKVServiceClient(h.secured(t, client)).Put(testContext(t), request, grpc.WaitForReady(true)); err != nil {
 			t.Fatalf("client %d beside them: %v", i, err)
 		}
 		eventually(t, "metrics are served beside them", func() bool {
-			_, _, err := getHTTPS(t, h.HTTPAddress(), client)
+			_, _, err := h.getHTTPS(t, h.HTTPAddress(), client)
 			return err == nil
 		})
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 
@@ -18,8 +19,8 @@ import (
 //	| version | flags | epoch | range hash | store | last key | crc32c |
 //	+---------+-------+-------+------------+-------+----------+--------+
 //
-// The checksum covers everything before it. It detects accidents, not forgery: a forged token reads
-// nothing that the same client could not read without it.
+// The checksum covers everything before it. It detects accidents, not forgery. So the last key must be in
+// the range of the request: a forged token reads nothing that the same client could not read without it.
 type token struct {
 	epoch   keys.Epoch
 	reverse bool
@@ -91,6 +92,11 @@ func hashBounds(b bounds) uint32 {
 	}
 	h = crc32.Update(h, castagnoli, []byte{1})
 	return crc32.Update(h, castagnoli, b.upper)
+}
+
+// within reports whether a key is in a range; a nil upper bound is none.
+func within(key, lower, upper []byte) bool {
+	return bytes.Compare(key, lower) >= 0 && (upper == nil || bytes.Compare(key, upper) < 0)
 }
 
 func invalidToken(text string) error {

@@ -29,6 +29,9 @@ type exchange struct {
 // open begins a stream for a path of POST requests of gRPC. Fields that are given replace others.
 func (x *exchange) open(stream uint32, path string, end bool, fields ...string) {
 	all := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", "application/grpc", "te", "trailers"}
+	if *usersFlag {
+		all = append(all, "authorization", "Bearer "+testUser)
+	}
 	for i := 0; i < len(fields); i += 2 {
 		replaced := false
 		for j := 0; j < len(all); j += 2 {
@@ -119,7 +122,7 @@ func transportCases(t *testing.T) map[string]struct {
 	put := grpcMessage(t, &pb.PutRequest{Key: []byte("k"), Value: []byte("v")})
 	empty := grpcMessage(t, &pb.PutRequest{})
 	pipelined := grpcMessage(t, &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: []byte("k")}}})
-	const getPath, putPath, scanPath, pipelinePath = "/epochkv.v1.KV/Get", "/epochkv.v1.KV/Put", "/epochkv.v1.KV/Scan", "/epochkv.v1.KV/Pipeline"
+	const getPath, putPath, scanPath, pipelinePath = "/epochkv.v1.KVService/Get", "/epochkv.v1.KVService/Put", "/epochkv.v1.KVService/Scan", "/epochkv.v1.KVService/Pipeline"
 	flagged := func(flag byte, b []byte) []byte {
 		b = bytes.Clone(b)
 		b[0] = flag
@@ -154,8 +157,8 @@ func transportCases(t *testing.T) map[string]struct {
 		"compressed without encoding":   {send: whole(putPath, flagged(1, put))},
 		"a flag that does not exist":    {send: whole(putPath, flagged(2, put))},
 		"an unknown encoding":           {send: whole(putPath, flagged(1, put), "grpc-encoding", "secret")},
-		"an unknown method":             {send: whole("/epochkv.v1.KV/Nothing", get)},
-		"an unknown service":            {send: whole("/nothing.v1.KV/Get", get)},
+		"an unknown method":             {send: whole("/epochkv.v1.KVService/Nothing", get)},
+		"an unknown service":            {send: whole("/nothing.v1.KVService/Get", get)},
 		"a malformed path":              {send: whole("Get", get)},
 		"a wrong content-type":          {send: whole(getPath, get, "content-type", "text/plain")},
 		"no content-type":               {send: whole(getPath, get, "content-type", "")},
@@ -212,10 +215,10 @@ func transportCases(t *testing.T) map[string]struct {
 		}, "gRPC has no trailers of requests; grpc-go ends the connection, the direct transport the request"},
 		"upper case":                   {send: whole(getPath, get, "Some", "thing")},
 		"connection":                   {send: whole(getPath, get, "connection", "close")},
-		"admin with two messages":      {send: whole("/epochkv.v1.Admin/Status", make([]byte, 10))},
+		"admin with two messages":      {send: whole("/epochkv.v1.AdminService/Status", make([]byte, 10))},
 		"compressed with two messages": {send: whole(getPath, append(bytes.Clone(get), get...), "grpc-encoding", "gzip")},
 		"health":                       {send: whole("/grpc.health.v1.Health/Check", []byte{0, 0, 0, 0, 0})},
-		"admin":                        {send: whole("/epochkv.v1.Admin/Status", []byte{0, 0, 0, 0, 0})},
+		"admin":                        {send: whole("/epochkv.v1.AdminService/Status", []byte{0, 0, 0, 0, 0})},
 	}
 }
 

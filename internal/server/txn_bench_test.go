@@ -78,7 +78,7 @@ func benchConditional(b *testing.B, way string) {
 // newConditional is one caller: it puts a key if it is absent.
 func newConditional(b *testing.B, conn *grpc.ClientConn, way string) func(key []byte) error {
 	ctx, value := context.Background(), make([]byte, 100)
-	kv, txns := pb.NewKVClient(conn), pb.NewTransactionsClient(conn)
+	kv, txns := pb.NewKVServiceClient(conn), pb.NewTransactionServiceClient(conn)
 	switch way {
 	case "plain":
 		return func(key []byte) error {
@@ -120,7 +120,7 @@ func newConditional(b *testing.B, conn *grpc.ClientConn, way string) func(key []
 			}}}),
 		}
 		if way == "transaction" {
-			req.ThenOperations = append(req.ThenOperations, &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: key}}})
+			req.ThenOperations = append(req.ThenOperations, &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: key}}})
 		}
 		_, err := txns.Execute(ctx, req)
 		return err

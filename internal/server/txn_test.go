@@ -28,7 +28,9 @@ type talk struct {
 	cancel context.CancelFunc
 }
 
-func (h *harness) transactions() pb.TransactionsClient { return pb.NewTransactionsClient(h.conn) }
+func (h *harness) transactions() pb.TransactionServiceClient {
+	return pb.NewTransactionServiceClient(h.conn)
+}
 
 func (h *harness) talk(t testing.TB) *talk {
 	t.Helper()
@@ -80,7 +82,7 @@ func beginRequest(b *pb.BeginRequest) *pb.TransactRequest {
 }
 
 func txnGetRequest(key string) *pb.TransactRequest {
-	return &pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: &pb.GetRequest{Key: []byte(key)}}}
+	return &pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: &pb.KeyReadRequest{Key: []byte(key)}}}
 }
 
 func txnPutRequest(key, value string) *pb.TransactRequest {
@@ -131,7 +133,7 @@ func TestOnlyTheTransactionSeesItsWrites(t *testing.T) {
 		t.Errorf("own write reads as %v", got)
 	}
 	batch := k.must(&pb.TransactRequest{Request: &pb.TransactRequest_BatchGet{
-		BatchGet: &pb.BatchGetRequest{Keys: [][]byte{[]byte("b"), []byte("d")}},
+		BatchGet: &pb.BatchReadRequest{Keys: [][]byte{[]byte("b"), []byte("d")}},
 	}}).GetBatchGet()
 	if batch.Results[0].Found || string(batch.Results[1].Value) != "old d" || batch.Results[1].Epoch != 4 {
 		t.Errorf("batch get: %v", batch)
@@ -312,7 +314,7 @@ func TestABrokenConnectionFreesItsTransaction(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "k", "v")
 	conn := h.dial(t)
-	stream, err := pb.NewTransactionsClient(conn).Transact(testContext(t))
+	stream, err := pb.NewTransactionServiceClient(conn).Transact(testContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}

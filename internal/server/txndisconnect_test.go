@@ -117,7 +117,7 @@ func (h *harness) endAtAStep(t *testing.T, n int, random *rand.Rand) {
 	if way == 1 {
 		conn = h.dial(t)
 	}
-	stream, err := pb.NewTransactionsClient(conn).Transact(ctx)
+	stream, err := pb.NewTransactionServiceClient(conn).Transact(ctx)
 	if err != nil {
 		return // the deadline has passed
 	}

@@ -61,7 +61,7 @@ func classifyTransaction(err error) (fault, bool) {
 	case errors.As(err, &mistyped):
 		return fault{
 			code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_TYPE_ERROR,
-			metadata: map[string]string{"key": quoteKey(mistyped.Key), "index": fmt.Sprint(mistyped.Index)},
+			metadata: about(mistyped.Key, "index", fmt.Sprint(mistyped.Index)),
 		}, true
 	case errors.As(err, &timeout):
 		what := "total"

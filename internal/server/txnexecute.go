@@ -77,7 +77,9 @@ func (s *txnService) countExecuted(err error) {
 // toExecution reads the conditions, and the operations if all of them write. The record of a request has the answer in out;
 // that of operations which only write follows from the request.
 func (c *executor) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest, out *pb.ExecuteResponse) error {
-	if err := c.prepare(nil, req.Durability); err != nil {
+	c.write.Reset()
+	var err error
+	if c.write.Durability, err = toDurability(req.Durability); err != nil {
 		return err
 	}
 	request, err := c.toRequest(req, recordExecute)

@@ -51,7 +51,7 @@ func putOperation(key, value string) *pb.Operation {
 }
 
 func getOperation(key string) *pb.Operation {
-	return &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: []byte(key)}}}
+	return &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: []byte(key)}}}
 }
 
 func scanOperation(prefix string) *pb.Operation {
@@ -329,7 +329,7 @@ func TestInvokeAllIsAllOrNothing(t *testing.T) {
 	_, err = h.kv.Invoke(testContext(t), &pb.InvokeRequest{Invocation: increment("a", 1), Preconditions: []*pb.Precondition{
 		{Key: []byte("text"), Condition: &pb.Precondition_Exists{Exists: false}},
 	}})
-	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED, "key", "index", "condition")
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_PRECONDITION_FAILED, "key", "index", "condition", "epoch")
 	if got := h.get(t, "a"); string(got.Value) != "1" {
 		t.Errorf("a is %q", got.Value)
 	}

@@ -55,7 +55,7 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 			return resultOf(&pb.InvokeResponse{Result: invokeResult(&c.invoked.outcomes[0], req.Invocation)})
 		}
 	}
-	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
+	w, err := c.invokeFilled(ctx, request, req, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
 		out.Deduplicated = true
@@ -82,7 +82,7 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out 
 	if request != nil {
 		request.Result = func() []byte { return resultOf(&pb.InvokeAllResponse{Results: c.invokeResults(req.Invocations)}) }
 	}
-	w, err := c.invokeFilled(ctx, request, req.Preconditions, req.Durability, &out.Epoch)
+	w, err := c.invokeFilled(ctx, request, req, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
 		out.Deduplicated = true
@@ -106,9 +106,9 @@ func (c *executor) invokeResults(asked []*pb.Invocation) []*pb.InvokeResult {
 
 // invokeFilled applies the operations in the executor's buffers.
 func (c *executor) invokeFilled(
-	ctx context.Context, request *mvcc.Request, preconditions []*pb.Precondition, d pb.Durability, epoch *uint64,
+	ctx context.Context, request *mvcc.Request, req conditional, epoch *uint64,
 ) (ackWait, error) {
-	if err := c.prepare(preconditions, d); err != nil {
+	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
 	if err := c.admission.holdWrite(); err != nil {

@@ -11,10 +11,7 @@ import (
 // The functions in this file are the operations that Transact and Execute share. Each executes one
 // operation in an open transaction and returns a message that aliases no other memory.
 
-func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
-	if err := ownSnapshot(req.GetSnapshotEpoch() | req.GetSnapshotTimeUs()); err != nil {
-		return nil, err
-	}
+func txnGet(t *mvcc.Txn, req *pb.KeyReadRequest) (*pb.GetResponse, error) {
 	v, err := t.Get(nil, req.GetKey())
 	if err != nil {
 		return nil, err
@@ -25,17 +22,7 @@ func txnGet(t *mvcc.Txn, req *pb.GetRequest) (*pb.GetResponse, error) {
 	}, err
 }
 
-func ownSnapshot(epoch uint64) error {
-	if epoch != 0 {
-		return invalid("snapshot_epoch", "must be 0 in a transaction, which reads at its own")
-	}
-	return nil
-}
-
-func txnBatchGet(t *mvcc.Txn, req *pb.BatchGetRequest, limits *limits) (*pb.BatchGetResponse, error) {
-	if err := ownSnapshot(req.GetSnapshotEpoch() | req.GetSnapshotTimeUs()); err != nil {
-		return nil, err
-	}
+func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits) (*pb.BatchGetResponse, error) {
 	if n := len(req.Keys); n > limits.BatchOps {
 		return nil, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}

@@ -12,14 +12,16 @@ import (
 	"google.golang.org/grpc/peer"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/audit"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// txnService implements the Transactions service.
+// txnService implements TransactionService.
 type txnService struct {
-	pb.UnimplementedTransactionsServer
+	pb.UnimplementedTransactionServiceServer
 	*Server
 }
 
@@ -38,10 +40,13 @@ type transactionStream struct {
 	server *Server
 	conn   *connection
 	stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]
-	shard  *telemetry.Shard
 	peer   string
+	origin origin
 	ended  chan error // the reason, if the stream is ended from outside
 	code   codes.Code // of the last answer; the receiver's own
+	done   doneCommit // by the request at hand; the receiver's own
+	spent  details    // by the request at hand; mu guards it
+	access txnAccess  // the receiver's own, too
 
 	mu       sync.Mutex
 	executor *executor // nil: no transaction is open
@@ -53,15 +58,23 @@ type transactionStream struct {
 	busy     bool        // a request was executed and is not answered yet
 }
 
+// doneCommit is what a transaction stream knows of a commit.
+type doneCommit struct {
+	epoch uint64
+	times commitTimes // of the wait for its sync
+}
+
 // Transact implements Transactions.
 func (s *txnService) Transact(stream grpc.BidiStreamingServer[pb.TransactRequest, pb.TransactResponse]) error {
 	ctx := stream.Context()
-	return s.serveStream(ctx, telemetry.MethodTransact, func(conn *connection) error {
+	from := origin{stream: s.beginStream(telemetry.MethodTransact, traceparentOf(ctx))}
+	return s.serveStreamFrom(ctx, telemetry.MethodTransact, from, func(conn *connection) error {
 		if err := s.admit(ctx, conn, kindRead, shareSmallReads, 0); err != nil {
 			return err
 		}
 		s.admission.leave(conn, shareSmallReads, 0) // its requests are admitted one by one
-		c := &transactionStream{server: s.Server, conn: conn, stream: stream, shard: conn.shard, ended: make(chan error, 1)}
+		c := &transactionStream{server: s.Server, conn: conn, stream: stream, origin: from, ended: make(chan error, 1)}
+		c.access.begin(s.newAccess(ctx))
 		if p, ok := peer.FromContext(ctx); ok {
 			c.peer = p.Addr.String()
 		}
@@ -152,7 +165,9 @@ func (c *transactionStream) abortLocked(reason telemetry.AbortReason) {
 func (c *transactionStream) releaseLocked() {
 	c.timer.Stop()
 	c.row.stop(nil)
+	c.row.limiter.Close(auth.Transactions)
 	c.server.transactions.leave(c.row)
+	c.executor.takeDetails(&c.spent)
 	c.executor.release()
 	c.executor, c.txn, c.row, c.failed = nil, nil, nil, nil
 }
@@ -176,19 +191,70 @@ func (c *transactionStream) receive() error {
 		}
 		start := c.server.clock.now()
 		err = c.serve(req)
-		if _, ok := req.Request.(*pb.TransactRequest_Commit); ok {
-			c.shard.Observe(telemetry.MethodCommit, c.code, c.server.clock.now()-start)
-		}
+		c.requestEnded(req, start)
 		if err != nil {
 			return err
 		}
 	}
 }
 
+// requestEnded reports the end of a request. Of the requests of a transaction only its commit is counted.
+func (c *transactionStream) requestEnded(req *pb.TransactRequest, start time.Duration) {
+	end := requestEnd{method: telemetry.MethodTransact, operation: transactOperation(req), code: c.code, start: start, epoch: c.done.epoch, times: c.done.times, origin: c.origin}
+	c.done = doneCommit{}
+	if end.operation == "Commit" {
+		end.method, end.operation = telemetry.MethodCommit, ""
+	}
+	c.mu.Lock()
+	d := c.spent
+	c.spent = details{}
+	c.mu.Unlock()
+	c.server.ended(c.conn, &end, &d)
+}
+
+// transactOperation is the name of a request of a transaction.
+func transactOperation(req *pb.TransactRequest) string {
+	switch req.Request.(type) {
+	case *pb.TransactRequest_Begin:
+		return "Begin"
+	case *pb.TransactRequest_Get:
+		return "Get"
+	case *pb.TransactRequest_BatchGet:
+		return "BatchGet"
+	case *pb.TransactRequest_Scan:
+		return "Scan"
+	case *pb.TransactRequest_Write:
+		return "Write"
+	case *pb.TransactRequest_DeleteRange:
+		return "DeleteRange"
+	case *pb.TransactRequest_Invoke:
+		return "Invoke"
+	case *pb.TransactRequest_Savepoint:
+		return "Savepoint"
+	case *pb.TransactRequest_RollbackTo:
+		return "RollbackTo"
+	case *pb.TransactRequest_Commit:
+		return "Commit"
+	case *pb.TransactRequest_Rollback:
+		return "Rollback"
+	}
+	return "Unknown"
+}
+
 // serve executes and answers one request. An error ends the stream.
 func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
+	if err := c.access.check(req, size); err != nil {
+		if s := c.server; s.observer.audit.log != nil {
+			n, _ := s.noteRequest(c.stream.Context(), c.access.operation, "", transactRow, req, err) // it is refused anyway
+			c.mu.Lock()
+			c.spent.note = n
+			c.mu.Unlock()
+		}
+		admission.decoding.end(req)
+		return c.refuse(out, err)
+	}
 	if size >= countedMessageMin {
 		size = transactBytes(req, size)
 	}
@@ -197,10 +263,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	full := writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size)
 	c.server.admission.decoding.end(req)
 	if full {
-		c.mu.Lock()
-		c.failLocked(errOverloaded)
-		c.mu.Unlock()
-		return c.answer(out, nil, errOverloaded)
+		return c.refuse(out, errOverloaded)
 	}
 	row, held, w, err := c.execute(req, out)
 	admission.leave(c.conn, sh, size)
@@ -214,7 +277,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		c.mu.Unlock()
 		err = refused
 	}
-	if failed := w.wait(c.stream.Context(), c.server.store); failed != nil {
+	if failed := c.acknowledge(w); failed != nil {
 		err = failed // instead of an answer or an error that would reveal the commit
 	}
 	if err := c.answer(out, held, err); err != nil {
@@ -230,6 +293,29 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		return errShuttingDown
 	}
 	return nil
+}
+
+// acknowledge waits until an answer may be sent.
+func (c *transactionStream) acknowledge(w ackWait) error {
+	if w.ready(c.server.store) {
+		return nil
+	}
+	start := c.server.clock.now()
+	err := w.wait(c.stream.Context(), c.server.store)
+	end := c.server.clock.now()
+	c.done.times.syncing, c.done.times.done = start, end
+	c.mu.Lock()
+	c.spent.sync += end - start
+	c.mu.Unlock()
+	return err
+}
+
+// refuse answers a request that is not executed. The transaction that is open fails.
+func (c *transactionStream) refuse(out *pb.TransactResponse, err error) error {
+	c.mu.Lock()
+	c.failLocked(err)
+	c.mu.Unlock()
+	return c.answer(out, nil, err)
 }
 
 // setIdle says that the request at hand is answered.
@@ -307,6 +393,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	}
 	err = detached(err)
 	if c.txn != nil {
+		c.executor.takeDetails(&c.spent)
 		held = c.executor.takeCharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
@@ -342,33 +429,47 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	}
 	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
 	row.idleSince.Store(int64(s.clock.now()))
-	executor, err := s.takeExecutor()
-	if err != nil {
+	limiter := c.access.operation.limiter()
+	if err := limiter.Open(auth.Transactions); err != nil {
 		return err
 	}
-	if at := req.GetSnapshotTimeUs(); at != 0 {
-		if o.At, err = executor.session.EpochAt(c.stream.Context(), at); err != nil {
-			executor.release()
-			return err
-		}
-	}
-	txn, err := executor.session.Begin(o)
+	executor, txn, err := s.beginTransaction(c.stream.Context(), o, req.GetSnapshotTimeUs())
 	if err != nil {
-		executor.release()
+		limiter.Close(auth.Transactions)
 		return err
 	}
-	row.at, executor.ctx = txn.At(), c.stream.Context()
+	row.limiter = limiter
+	row.at, executor.ctx, executor.access = txn.At(), c.stream.Context(), c.access.operation
 	row.ctx, row.stop = context.WithCancelCause(c.stream.Context())
-	if err := s.transactions.enter(row); err != nil {
-		row.stop(nil)
-		txn.Rollback()
-		executor.release()
-		return err
-	}
+	s.transactions.enter(row)
 	c.executor, c.txn, c.row, c.failed = executor, txn, row, nil
 	c.timer = time.AfterFunc(min(s.transactions.idle, s.transactions.total), func() { c.expire(row) })
 	out.Response = &pb.TransactResponse_Begin{Begin: &pb.BeginResponse{Id: row.id, ReadEpoch: uint64(row.at)}}
 	return nil
+}
+
+// beginTransaction begins a transaction that has a reserved entry in the table, with a session of its own.
+func (s *Server) beginTransaction(ctx context.Context, o mvcc.TxnOptions, atTime uint64) (*executor, *mvcc.Txn, error) {
+	if err := s.transactions.reserve(); err != nil {
+		return nil, nil, err
+	}
+	executor, err := s.takeExecutor()
+	if err != nil {
+		s.transactions.cancel()
+		return nil, nil, err
+	}
+	if atTime != 0 {
+		o.At, err = executor.session.EpochAt(ctx, atTime)
+	}
+	var txn *mvcc.Txn
+	if err == nil {
+		txn, err = executor.session.Begin(o)
+	}
+	if err != nil {
+		executor.release()
+		s.transactions.cancel()
+	}
+	return executor, txn, err
 }
 
 // within executes a request in the open transaction.
@@ -460,6 +561,18 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 		return ackWait{}, err
 	}
 	at, durability := c.txn.At(), c.row.durability
+	if c.executor.access, err = c.access.commit(c.txn); err != nil {
+		c.server.transactions.aborted[telemetry.AbortFailed].Add(1)
+		c.releaseLocked()
+		return ackWait{}, err
+	}
+	if s := c.server; s.observer.audit.log != nil {
+		if c.spent.note, err = s.noteRequest(c.stream.Context(), c.access.operation, audit.ClassWrite, &rowOfTxn, c.txn, nil); err != nil {
+			c.server.transactions.aborted[telemetry.AbortFailed].Add(1)
+			c.releaseLocked()
+			return ackWait{}, err
+		}
+	}
 	epoch, err := c.txn.CommitRequest(c.stream.Context(), request)
 	w, err := c.executor.outcome(ackWait{}.revealing(c.txn.Await()), err)
 	if before, again, ok := c.executor.before(err, durability); ok {
@@ -478,6 +591,7 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	if epoch == at {
 		epoch = 0 // nothing was written
 	}
+	c.done.epoch = uint64(epoch)
 	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
 	return ackCommit(epoch, durability).revealing(w.epoch), nil
 }

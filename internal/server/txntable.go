@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -31,8 +32,9 @@ type txnTable struct {
 	committed atomic.Uint64
 	aborted   [telemetry.AbortReasons]atomic.Uint64
 
-	mu   sync.Mutex // a leaf
-	open map[uint64]*openTxn
+	mu       sync.Mutex // a leaf
+	open     map[uint64]*openTxn
+	reserved int // transactions that begin
 }
 
 func (b *txnTable) init(c *config.Config) {
@@ -53,6 +55,7 @@ type openTxn struct {
 	begun      time.Time
 	end        func(error, telemetry.AbortReason) // rolls the transaction back from outside; called without the table's lock
 	ctx        context.Context                    // of its reads: of the stream, and ended by stop
+	limiter    *auth.Limiter                      // of its user, which counts it; nil: none
 	stop       context.CancelCauseFunc            // before the transactionStream's mutex is taken, which a long walk holds
 
 	requests  atomic.Uint64
@@ -61,16 +64,30 @@ type openTxn struct {
 	idleSince atomic.Int64 // nanoseconds of the server's clock
 }
 
-// enter adds t to the table.
-func (b *txnTable) enter(t *openTxn) error {
+// reserve reserves an entry before a transaction takes its session. The caller calls enter or cancel.
+func (b *txnTable) reserve() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.open) >= b.countMax {
+	if len(b.open)+b.reserved >= b.countMax {
 		return errTooManyTxns
 	}
-	b.open[t.id] = t
-	b.started.Add(1)
+	b.reserved++
 	return nil
+}
+
+func (b *txnTable) cancel() {
+	b.mu.Lock()
+	b.reserved--
+	b.mu.Unlock()
+}
+
+// enter adds t to the table, in a reserved entry.
+func (b *txnTable) enter(t *openTxn) {
+	b.mu.Lock()
+	b.reserved--
+	b.open[t.id] = t
+	b.mu.Unlock()
+	b.started.Add(1)
 }
 
 func (b *txnTable) leave(t *openTxn) {

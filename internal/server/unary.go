@@ -5,15 +5,14 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// kvService implements the KV service.
+// kvService implements KVService.
 type kvService struct {
-	pb.UnimplementedKVServer
+	pb.UnimplementedKVServiceServer
 	*Server
 }
 
@@ -84,6 +83,7 @@ type pending struct {
 	ackWait ackWait
 	err     error         // to return after the wait; nil: the answer
 	held    *memoryCharge // for large values of the answer
+	details details       // what the request has collected
 }
 
 func (*pending) Error() string { return "not acknowledged yet" }
@@ -95,15 +95,17 @@ func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, erro
 	if err != nil {
 		return err
 	}
-	c.ctx = ctx
+	c.ctx, c.access = ctx, accessOf(ctx)
 	w, err := c.outcome(execute(c))
 	var held *memoryCharge
 	if err == nil {
 		held = c.takeCharge()
 	}
+	var d details
+	c.takeDetails(&d)
 	c.release()
-	if held != nil || !w.ready(s.store) {
-		return &pending{ackWait: w, err: err, held: held}
+	if held != nil || d.collected() || !w.ready(s.store) {
+		return &pending{ackWait: w, err: err, held: held, details: d}
 	}
 	return err
 }
@@ -121,6 +123,9 @@ func (s *Server) finish(ctx context.Context, conn *connection, write bool, out a
 		held, err = s.admission.chargeAnswer(held, conn, m.SizeVT(), write)
 	}
 	if waits {
+		if !p.ackWait.ready(s.store) {
+			p.details.executed = s.clock.now()
+		}
 		if failed := p.ackWait.wait(ctx, s.store); failed != nil {
 			err = failed // instead of an error that would reveal the commit
 		}
@@ -143,24 +148,35 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 		return handler(ctx, req) // health and reflection must answer in overload, too
 	}
 	kind := kindOf(method)
-	start := s.clock.now()
 	conn := connectionOf(ctx)
 	size := admittedBytes(req, kind)
+	end := requestEnd{method: method, start: s.clock.now(), size: size, origin: origin{ctx: ctx}}
 	sh := shareOf(kind.writes(), size)
+	var d *details
 	err := s.admit(ctx, conn, kind, sh, size)
 	s.admission.decoding.end(req)
 	if err == nil {
 		var out any
 		out, err = handler(ctx, req)
+		if err == nil && s.gate.table.Load() != nil {
+			if m, ours := out.(encoder); ours {
+				accessOf(ctx).sent(m)
+			}
+		}
+		if p, ok := err.(*pending); ok { //nolint:errorlint // made by run, and returned as it is
+			d = &p.details
+		}
 		out, err = s.finish(ctx, conn, kind.writes(), out, err)
 		s.admission.leave(conn, sh, size)
 		if err == nil {
-			conn.shard.Observe(method, codes.OK, s.clock.now()-start)
+			end.epoch = commitEpoch(out)
+			s.ended(conn, &end, accessOf(ctx).details(d))
 			return out, nil
 		}
 	}
 	st := s.failed(method, err)
-	conn.shard.Observe(method, st.Code(), s.clock.now()-start)
+	end.code = st.Code()
+	s.ended(conn, &end, accessOf(ctx).details(d))
 	return nil, st.Err()
 }
 
@@ -241,4 +257,15 @@ func methodOf(req any) (method telemetry.Method, known bool) {
 		return telemetry.MethodGetOutcome, true
 	}
 	return 0, false
+}
+
+// commitEpoch is the epoch in an answer; of a read it is that of a version, and means nothing.
+func commitEpoch(out any) uint64 {
+	if c, ok := out.(*chargedMessage); ok {
+		out = c.encoder
+	}
+	if m, ok := out.(interface{ GetEpoch() uint64 }); ok {
+		return m.GetEpoch()
+	}
+	return 0
 }

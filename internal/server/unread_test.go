@@ -49,6 +49,13 @@ func TestUnreadAnswersEndTheirConnection(t *testing.T) {
 				time.Sleep(5 * time.Millisecond)
 			}
 		},
+		"values in chunks": func(ctx context.Context, h *harness) {
+			deaf := h.dialDeaf(t)
+			for range 8 {
+				ask(ctx, t, deaf, "GetStream", &pb.GetStreamRequest{Key: getLarge.Key})
+				time.Sleep(5 * time.Millisecond)
+			}
+		},
 		"socket that is not read": func(_ context.Context, h *harness) {
 			c := h.dialRaw(t)
 			settings := []byte{0, 4, 0x7f, 0xff, 0xff, 0xff} // streams are never blocked
@@ -56,7 +63,7 @@ func TestUnreadAnswersEndTheirConnection(t *testing.T) {
 			c.send(windowOf(0, 1<<30))
 			_ = c.Conn.(*net.TCPConn).SetReadBuffer(64 << 10) //nolint:forcetypeassert // dialRaw dials TCP
 			for i := range uint32(40) {                       // the first answers go into the buffers of the kernel
-				c.begin(2*i+1, pb.KV_Get_FullMethodName, "60S")
+				c.begin(2*i+1, pb.KVService_Get_FullMethodName, "60S")
 				c.send(frame(frameData, flagEndStream, 2*i+1, message))
 				time.Sleep(5 * time.Millisecond)
 			}
@@ -95,7 +102,7 @@ func TestUnreadAnswersEndTheirConnection(t *testing.T) {
 // cancelled streams that gRPC has lost, and answers that the client takes slowly are not stuck.
 func TestAnswersThatTheClientDoesNotHoldBackEndNoConnection(t *testing.T) {
 	h := mustStartUnread(t)
-	slow, err := h.dialDeaf(t).NewStream(testContext(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, pb.KV_Pipeline_FullMethodName)
+	slow, err := h.dialDeaf(t).NewStream(testContext(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, pb.KVService_Pipeline_FullMethodName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,12 +118,12 @@ func TestAnswersThatTheClientDoesNotHoldBackEndNoConnection(t *testing.T) {
 	held := make(chan error, 2)
 	waiting := h.dial(t)
 	go func() {
-		_, err := pb.NewKVClient(waiting).Put(testContext(t), &pb.PutRequest{Key: []byte("held"), Value: make([]byte, 100<<10)})
+		_, err := pb.NewKVServiceClient(waiting).Put(testContext(t), &pb.PutRequest{Key: []byte("held"), Value: make([]byte, 100<<10)})
 		held <- err
 	}()
 	eventually(t, "the value is visible", func() bool { return h.store.Visible() > h.store.Durable() })
 	go func() {
-		_, err := pb.NewKVClient(waiting).Get(testContext(t), &pb.GetRequest{Key: []byte("held")})
+		_, err := pb.NewKVServiceClient(waiting).Get(testContext(t), &pb.GetRequest{Key: []byte("held")})
 		held <- err
 	}()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // from here on only the server looks for lost buffers

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -60,7 +59,7 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 	if !report.OK() {
 		first := &report.Damages[0]
 		s.log.Error("verification found damage", "damages", report.DamageTotal, "kind", first.Kind, "file", first.File, "offset", first.Offset,
-			"reason", first.Reason, "key_lower", quoteKey(first.KeyLower), "key_upper", quoteKey(first.KeyUpper))
+			"reason", first.Reason, "key_lower", keys.Quote(first.KeyLower), "key_upper", keys.Quote(first.KeyUpper))
 	}
 	return stream.Send(&pb.VerifyResponse{Event: &pb.VerifyResponse_Report{Report: verifyMessage(report)}})
 }
@@ -186,7 +185,7 @@ func spaceMessage(st *storage.Stats) *pb.SpaceResponse {
 	return &pb.SpaceResponse{
 		Epoch: uint64(st.Tree.Epoch), PageBytes: uint32(size), FileBytes: uint64(p.FileBytes),
 		LiveBytes: p.Live * size, PendingBytes: p.Pending * size, FreeBytes: p.Free * size,
-		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
+		TreeHeight: uint32(st.Tree.Height), Keys: st.Tree.UserKeys, EntryBytes: st.Tree.EntryBytes,
 		Pages: kindsMessage(st), Values: rows.Blobs, ValueBytes: rows.Bytes, BlobFill: rows.FillFactor,
 	}
 }
@@ -201,7 +200,7 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 	st := &e.Storage
 	size := uint64(st.PageSize)
 	return &pb.Tree{
-		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.Entries, EntryBytes: st.Tree.EntryBytes,
+		Epoch: uint64(st.Tree.Epoch), Height: uint32(st.Tree.Height), Keys: st.Tree.UserKeys, EntryBytes: st.Tree.EntryBytes,
 		LiveBytes: st.Pages.Live * size, PendingBytes: st.Pages.Pending * size, FreeBytes: st.Pages.Free * size,
 		Pages: kindsMessage(st), BlobFill: st.Blobs.FillFactor,
 		Checkpoints: st.Checkpoints.Finished, CheckpointTime: durationpb.New(st.Checkpoints.Time), PagesWritten: st.Pages.PagesWritten,
@@ -214,14 +213,12 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 // serveAdmin surrounds an Admin request: it counts the request and maps its error. It never refuses
 // it for overload.
 func (s *Server) serveAdmin(ctx context.Context, method telemetry.Method, body func() error) error {
-	start, code := s.clock.now(), codes.OK
+	end := requestEnd{method: method, start: s.clock.now(), origin: origin{ctx: ctx}}
 	err := body()
 	if err != nil {
 		st := s.failed(method, err)
-		err, code = st.Err(), st.Code()
+		err, end.code = st.Err(), st.Code()
 	}
-	if conn := connectionOf(ctx); conn != nil {
-		conn.shard.Observe(method, code, s.clock.now()-start)
-	}
+	s.ended(connectionOf(ctx), &end, accessOf(ctx).details(nil))
 	return err
 }

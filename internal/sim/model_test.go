@@ -415,7 +415,7 @@ func (m *model) end() {
 	case errors.As(err, &conflict) != must:
 		m.t.Fatalf("begun at %d, commit: %v; must conflict: %v (wrote %v, read %v and %q)",
 			x.at, err, must, slices.Sorted(maps.Keys(x.own)), slices.Sorted(maps.Keys(x.reads)), x.ranges)
-	case must: // the conflict was found before an epoch was reserved: there is no other writer
+	case conflict != nil: // the conflict was found before an epoch was reserved: there is no other writer
 	case err != nil:
 		m.t.Fatal(err)
 	case len(x.own) > 0:

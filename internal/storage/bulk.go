@@ -315,7 +315,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 		}
 		return err
 	}
-	complete, err := b.skippedPages.FreeUnused(&e.pager.Reader, b.ck, b.batch)
+	complete, err := b.skippedPages.FreeUnused(ctx, &e.pager.Reader, b.ck, repairtree.Blobs{Drop: b.batch, Store: e.blobs})
 	if err != nil {
 		return err
 	}

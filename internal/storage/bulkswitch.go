@@ -56,7 +56,8 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 		}
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
-	l.durable, e.checkpoints.skippedPages = true, b.skippedPages
+	l.durable = true
+	e.replaceRepairTree(b.skippedPages)
 	e.counters.merged(&b.stats)
 	l.bounds.Epoch, l.bounds.Keys = l.epoch, l.run.Count
 	e.bulkLoads.loaded.add(l.bounds)

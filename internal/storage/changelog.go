@@ -13,19 +13,26 @@ import (
 type ChangeLog struct {
 	Age   time.Duration // 0: nothing is kept
 	Bytes int64
+	// Archive is a holder that keeps the whole log from the start on, so that no checkpoint removes what is not archived before
+	// the archiver has found out what that is. Without a name there is none.
+	Archive wal.HolderOptions
 }
 
 // holdChangeLog keeps the log as Options.ChangeLog says.
 func (e *Engine) holdChangeLog() {
-	if c := e.options.ChangeLog; c.Age > 0 {
+	c := &e.options.ChangeLog
+	if c.Age > 0 {
 		e.log.Hold(wal.HolderOptions{Name: "feed", Owner: "change log", Age: c.Age, BytesMax: c.Bytes, Yields: true})
+	}
+	if c.Archive.Name != "" {
+		e.log.Hold(c.Archive)
 	}
 }
 
 // TruncateLog gives back segments whose time in the change log is over. Checkpoints do so as well, but a store without
 // writes makes none.
 func (e *Engine) TruncateLog() error {
-	if e.options.ChangeLog.Age == 0 {
+	if c := &e.options.ChangeLog; c.Age == 0 && c.Archive.Name == "" {
 		return nil
 	}
 	return e.log.Truncate()
@@ -33,6 +40,9 @@ func (e *Engine) TruncateLog() error {
 
 // HoldLog keeps the log for a reader.
 func (e *Engine) HoldLog(o wal.HolderOptions) *wal.Holder { return e.log.Hold(o) }
+
+// LogHolder is the holder with a name, or nil.
+func (e *Engine) LogHolder(name string) *wal.Holder { return e.log.Holder(name) }
 
 // EndedLogHolders are the holders of the log that ended after the first n did; see wal.Log.EndedHolders.
 func (e *Engine) EndedLogHolders(n uint64) (list []wal.EndedHolder, total uint64) {

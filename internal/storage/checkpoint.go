@@ -70,7 +70,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		most = 0 // one at a time: the next can use the pages that the first frees
 	}
 	merging := atOnce(complete, most)
-	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() && !e.rebuilds.waiting.Load() {
+	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() && !e.rebuilds.waiting.Load() && !e.checkpoints.skippedPages.Abandoned() {
 		e.checkpoints.vacuum.advance(garbage)
 		return 0, nil
 	}
@@ -285,10 +285,10 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
-	e.checkpoints.skippedPages = known
+	e.replaceRepairTree(known)
 	e.completeQuarantine(aside, file)
 	if job.span == nil {
-		e.checkpoints.fileEnd.end()
+		e.checkpoints.fileEnd.end(e.pager.Stats().Pending)
 	}
 	e.counters.merged(&result.Stats)
 	e.endRebuild(job)
@@ -304,6 +304,7 @@ func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btre
 	}
 	state.Entries = uint64(int64(state.Entries) + change.Keys)
 	state.EntryBytes = uint64(int64(state.EntryBytes) + change.Bytes)
+	addSystemKeys(&state, change.SystemKeys)
 	side, mirror := known.Roots()
 	encodeRepairTreeRoots(&state, side, mirror)
 	setNewestEpoch(&state, 0)
@@ -352,14 +353,25 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	return result, known, batch.Finish(limit)
 }
 
+// replaceRepairTree makes the repair tree of a state that is durable the one in use. If the state has freed an abandoned tree, the
+// search is repeated: until then that tree's pages were live, and nothing that the search reads reached them.
+func (e *Engine) replaceRepairTree(next *repairtree.Tree) {
+	freed := e.checkpoints.skippedPages.Abandoned()
+	e.checkpoints.skippedPages = next
+	if freed {
+		e.rebuilds.again()
+	}
+}
+
 // freeRepairTrees frees the repair trees that the merge does not use any more. Pages that a damaged inner node of one of them
 // hides stay allocated: from then on the allocation map is not exact.
 func (e *Engine) freeRepairTrees(ctx context.Context, ck *pager.Checkpoint, batch *blob.Batch, rebuild *nodeRebuild, counts *btree.Stats) error {
-	unused, err := e.checkpoints.skippedPages.FreeUnused(&e.pager.Reader, ck, batch)
+	blobs := repairtree.Blobs{Drop: batch, Store: e.blobs}
+	unused, err := e.checkpoints.skippedPages.FreeUnused(ctx, &e.pager.Reader, ck, blobs)
 	if err != nil {
 		return err
 	}
-	replaced, err := rebuild.finish(ctx, ck, batch, counts)
+	replaced, err := rebuild.finish(ctx, ck, blobs, counts)
 	e.checkpoints.mapExact = e.checkpoints.mapExact && unused && replaced
 	return err
 }

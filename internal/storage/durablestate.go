@@ -55,6 +55,12 @@ func (s *DurableState) MapIsExact() bool {
 	return mapIsExact(&state)
 }
 
+// SystemKeys is how many live keys are not the clients', if the state knows it.
+func (s *DurableState) SystemKeys() (n uint64, known bool) {
+	state := s.Pages.State()
+	return systemKeys(&state)
+}
+
 // LogProof is what the state knows of the log.
 func (s *DurableState) LogProof() wal.Proof {
 	state := s.Pages.State()
@@ -101,6 +107,11 @@ func (e *Engine) pinState(ctx context.Context, log *wal.HolderOptions) (*PinnedS
 		return nil, err
 	}
 	defer e.checkpoints.mu.Unlock()
+	return e.pinStateLocked(log)
+}
+
+// pinStateLocked is pinState when checkpoints.mu is held.
+func (e *Engine) pinStateLocked(log *wal.HolderOptions) (*PinnedState, error) {
 	pages, err := e.pager.Snapshot()
 	if err != nil {
 		return nil, err

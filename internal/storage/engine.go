@@ -119,8 +119,18 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 	if err != nil {
 		return nil, Recovery{}, err
 	}
+	e := newEngine(&o, registry, lock)
+	recovery, err := e.recover(ctx)
+	if err != nil {
+		return nil, recovery, errors.Join(err, e.release())
+	}
+	return e, recovery, nil
+}
+
+// newEngine is an engine without files.
+func newEngine(o *Options, registry *pin.Registry, lock io.Closer) *Engine {
 	e := &Engine{
-		options: o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
+		options: *o, fs: o.FS, registry: registry, lock: lock, pruner: newPruner(),
 		memory: memory{
 			memtableBytes: o.MemtableBytes, room: make(chan struct{}),
 			pool: tablePool{requested: make(chan struct{}, 1), slot: registry.Slot()},
@@ -129,11 +139,7 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 	}
 	e.rebuilds.requests = make(chan struct{}, 1)
 	e.reserve.init(o.DiskReserve != 0)
-	recovery, err := e.recover(ctx)
-	if err != nil {
-		return nil, recovery, errors.Join(err, e.release())
-	}
-	return e, recovery, nil
+	return e
 }
 
 // Close makes every commit durable and closes the files. No reader or writer may be inside.

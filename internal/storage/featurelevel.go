@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
@@ -32,6 +34,7 @@ func checkFeatureLevel(s *pager.State) error {
 func (o *Options) created(options pager.Options, segments []wal.SegmentInfo) pager.Options {
 	var state pager.State
 	setFeatureLevel(&state, o.FeatureLevel, newLineage(segments))
+	setSystemKeys(&state, 0)
 	options.Format, options.Engine = state.Format, state.Engine
 	return options
 }
@@ -56,6 +59,7 @@ func (e *Engine) FeatureLevel() keys.FeatureLevel {
 // History names the history of a store and what the data file knows of it.
 type History struct {
 	Lineage    keys.Lineage // zero at the oldest feature level
+	Parent     keys.Epoch   // of another lineage, at which this one began; zero if the store was created with it
 	Term       keys.Term    // of the epoch of the newest durable state
 	CommitTime time.Time    // the latest of all commits up to that epoch; zero if it is not known
 }
@@ -63,8 +67,12 @@ type History struct {
 // History is that of the newest durable state.
 func (e *Engine) History() History {
 	state := e.pager.State()
-	h := History{Lineage: lineageOf(&state), Term: termOf(&state)}
-	if at := commitTime(&state); at != 0 {
+	return historyOf(&state)
+}
+
+func historyOf(state *pager.State) History {
+	h := History{Lineage: lineageOf(state), Parent: parentEpoch(state), Term: termOf(state)}
+	if at := commitTime(state); at != 0 {
 		h.CommitTime = time.UnixMicro(int64(at))
 	}
 	return h
@@ -85,6 +93,9 @@ func (e *Engine) RaiseFeatureLevel(ctx context.Context, level keys.FeatureLevel)
 	}
 	state := e.pager.State()
 	setFeatureLevel(&state, level, newLineage(nil))
+	if err := e.countSystemKeys(&state); err != nil {
+		return fmt.Errorf("raise the feature level: %w", err)
+	}
 	// Both superblocks have the level before anything else is written in its formats: if the newer one is lost with its copy,
 	// the older one knows the lineage of the log, too.
 	for range 2 {
@@ -93,6 +104,31 @@ func (e *Engine) RaiseFeatureLevel(ctx context.Context, level keys.FeatureLevel)
 		}
 	}
 	e.useFeatureLevel()
+	return nil
+}
+
+// countSystemKeys counts the records of a store whose level is raised: it has one at most. Damage leaves their number unknown, and
+// so do skipped pages, whose records are in the repair tree.
+func (e *Engine) countSystemKeys(state *pager.State) error {
+	root, _, err := repairTreeRoots(&e.pager.Reader)
+	if err != nil || !root.Empty() {
+		return err
+	}
+	var c btree.Cursor
+	n := uint64(0)
+	c.Reset(pagesource.WholeTree{Pager: &e.pager.Reader}, rootOf(*state), keys.MaxEpoch, nil, []byte{byte(keys.SpaceUser)})
+	for ok := c.First(); ok; ok = c.Next() {
+		if c.Version().Kind.HasValue() {
+			n++
+		}
+	}
+	if err := c.Err(); err != nil {
+		if IsDamage(err) {
+			return nil
+		}
+		return err
+	}
+	setSystemKeys(state, n)
 	return nil
 }
 

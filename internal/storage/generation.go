@@ -85,6 +85,9 @@ func (e *Engine) secure(mem *memtable.Table, w *Writer, body *batch.Body) error 
 	return nil
 }
 
+// Expect prepares for a look-up of the newest version of key, which the caller will make soon.
+func (e *Engine) Expect(key []byte) { e.view.Load().active.mem.Expect(key) }
+
 // noMemory is the error for a client when the system has no memory for a memtable.
 func (e *Engine) noMemory(err error) error {
 	e.counters.refused.Add(1)

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -23,6 +24,10 @@ var ErrWouldWait = pagesource.ErrWouldWait
 
 // SetWaits says whether the reader waits for the device, as it does at first. Called by its owner.
 func (r *Reader) SetWaits(waits bool) { r.pages.SetWaits(waits) }
+
+// TakeReads returns how many pages of the data file the reader has waited for since the last call, and how long. Called by
+// its owner.
+func (r *Reader) TakeReads() (pages uint64, took time.Duration) { return r.pages.TakeReads() }
 
 // Flush publishes what the reader has counted, for Stats. Called by its owner at the end of a request.
 func (r *Reader) Flush() { r.pages.Flush() }

@@ -78,6 +78,14 @@ func (r *rebuilds) wake() {
 	}
 }
 
+// again requests a search for all lost nodes, those that were refused as well.
+func (r *rebuilds) again() {
+	r.mu.Lock()
+	r.refused = nil
+	r.mu.Unlock()
+	r.wake()
+}
+
 // requestFor requests a search if inner nodes are skipped.
 func (r *rebuilds) requestFor(skipped *repairtree.Tree) {
 	for _, p := range skipped.Pages() {
@@ -269,7 +277,7 @@ type nodeRebuild struct {
 }
 
 // finish frees what the new repair tree replaces.
-func (b *nodeRebuild) finish(ctx context.Context, ck *pager.Checkpoint, blobs repairtree.Dropper, counts *btree.Stats) (complete bool, err error) {
+func (b *nodeRebuild) finish(ctx context.Context, ck *pager.Checkpoint, blobs repairtree.Blobs, counts *btree.Stats) (complete bool, err error) {
 	if b == nil {
 		return true, nil
 	}

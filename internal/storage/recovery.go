@@ -58,7 +58,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	e.setViewLocked(v)
 	e.mu.Unlock()
 	e.openReserve()
-	if len(v.immutables) > 0 {
+	if len(v.immutables) > 0 || e.checkpoints.skippedPages.Abandoned() {
 		e.checkpoints.request()
 	}
 	return recovery, nil

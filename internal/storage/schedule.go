@@ -93,9 +93,10 @@ func (e *Engine) shrinkable() bool {
 	return (s.FileBytes-e.reservedPages())/int64(s.PageSize) > int64(s.Live)*3/2+2*relocatePagesMin
 }
 
-// fileEnd is what checkpoints try to move from the end of the data file. Damaged pages do not move: a file end
-// that stayed as it was is left alone until it changes. Otherwise every second a checkpoint would look for
-// pages to move and find none.
+// fileEnd is what checkpoints try to move from the end of the data file. Damaged pages do not move, and the
+// pages for the disk reserve and for the memtables are no remains of a larger tree: a file end that stayed as it
+// was is left alone until it changes. Otherwise every second a checkpoint would look for pages to move and
+// find none.
 type fileEnd struct {
 	before, now fileEndState
 	stuck       atomic.Bool
@@ -118,8 +119,9 @@ func (t *fileEnd) begin(ck *pager.Checkpoint, relocate int) page.ID {
 	return t.now.limit
 }
 
-// end notes that the checkpoint is durable.
-func (t *fileEnd) end() {
-	t.stuck.Store(t.now.limit > 0 && t.now == t.before)
+// end notes that the checkpoint is durable, while so many pages wait for readers. These may leave holes that
+// pages can move to, and a shorter file, when the readers end.
+func (t *fileEnd) end(pending uint64) {
+	t.stuck.Store(t.now == t.before && (t.now.limit > 0 || pending <= relocatePagesMin))
 	t.before = t.now
 }

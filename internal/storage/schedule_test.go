@@ -82,6 +82,33 @@ func TestWorkOfAnIdleStoreEnds(t *testing.T) {
 	}
 }
 
+// TestAnEmptyStoreWithADiskReserveIsLeftAlone: the file has pages for the reserve, and for the memtables, which are
+// not the remains of a larger tree. A checkpoint every second found nothing to move, for ever.
+func TestAnEmptyStoreWithADiskReserveIsLeftAlone(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 256 << 10, SegmentBytes: 256 << 10, DiskReserve: 1 << 20})
+	b.put(0, 10, 50)
+	b.engine.CheckSpace()
+	at := []keys.Epoch{keys.Epoch(b.visible.Load())}
+	schedule := func() Work {
+		b.engine.Schedule(time.Hour, at) // a store is idle if nothing was committed since the last call
+		return b.engine.Schedule(time.Hour, at)
+	}
+	for round := 0; schedule() != WorkNone; round++ {
+		if round == 5 {
+			t.Fatalf("%d checkpoints of an idle store: %+v", round, b.engine.Stats().Pages)
+		}
+		if err := b.engine.Checkpoint(context.Background(), GCWatermarks{Visible: at[0], Snapshots: at}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := b.engine.pager.Stats(); s.FileBytes-b.engine.reservedPages() <= 2*relocatePagesMin*512 {
+		t.Errorf("the file has no pages but those of the reserve: the test tests nothing: %+v", s)
+	}
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // damageLastLeaf overwrites the live leaf that is the farthest from the beginning of the file.
 func (b *bench) damageLastLeaf() {
 	b.t.Helper()

@@ -66,6 +66,7 @@ type TreeStats struct {
 	Epoch            keys.Epoch // every commit up to it is in the tree
 	Height           int
 	Entries          uint64  // live keys
+	UserKeys         uint64  // of them, those of clients; see userKeys
 	EntryBytes       uint64  // of all versions
 	DeadVersionRatio float64 // superseded versions and tombstones, as a part of the tree; rounded up
 }
@@ -160,7 +161,7 @@ func (e *Engine) diskStats() DiskStats {
 func (e *Engine) treeStats() TreeStats {
 	state := e.pager.State()
 	return TreeStats{
-		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, EntryBytes: state.EntryBytes,
+		Epoch: state.Epoch, Height: int(state.Height), Entries: state.Entries, UserKeys: userKeys(&state), EntryBytes: state.EntryBytes,
 		DeadVersionRatio: page.DeadRatio(e.checkpoints.vacuum.deadVersions.Load()).Ratio(),
 	}
 }

@@ -21,9 +21,9 @@ import (
 //	| side root | side height | mirror root | mirror height | quarantine | exact | level | zero | log segment | newest epoch | ...
 //	+-----------+-------------+-------------+---------------+------------+-------+-------+------+-------------+--------------+--
 //	80        96             104    112           120
-//	+---------+--------------+------+-------------+------+
-//	| lineage | parent epoch | term | commit time | zero |
-//	+---------+--------------+------+-------------+------+
+//	+---------+--------------+------+-------------+-------------+
+//	| lineage | parent epoch | term | commit time | system keys |
+//	+---------+--------------+------+-------------+-------------+
 //
 // quarantine: the number of the quarantine file that the state uses, 1 or 2; 0 for none.
 //
@@ -36,6 +36,8 @@ import (
 // level: the feature level. It and everything from byte 80 on is zero in files before format 5, whose level is the oldest.
 // Parent epoch is the one at which the lineage began, zero for a store that was created. Term is that of the state's epoch.
 // Commit time is in microseconds since 1970: the latest of all commits up to the state's epoch; zero if it is not known.
+//
+// system keys: one more than the number of live keys that are not the clients'; zero if it is not known.
 //
 // newest epoch: the tree and the quarantine have versions of no later epoch. It is after the epoch of the state while a merge in steps is
 // incomplete, and zero otherwise.
@@ -53,7 +55,7 @@ const (
 	areaParent     = 96
 	areaTerm       = 104
 	areaTime       = 112
-	areaRest       = 120
+	areaSystemKeys = 120
 
 	historyFormat = 5 // since this format of the data file the area has a level and a history
 
@@ -96,7 +98,7 @@ func validHistory(s *pager.State) bool {
 	if s.Format < historyFormat {
 		return s.Engine[areaExact] == 0 && s.Engine[areaLevel] == 0 && allZero(s.Engine[areaHistory:])
 	}
-	return featureLevel(s) > keys.FeatureLevelOldest && lineageOf(s) != keys.Lineage{} && allZero(s.Engine[areaRest:])
+	return featureLevel(s) > keys.FeatureLevelOldest && lineageOf(s) != keys.Lineage{}
 }
 
 // featureLevel is the level of a state.
@@ -117,6 +119,44 @@ func setFeatureLevel(s *pager.State, level keys.FeatureLevel, lineage keys.Linea
 	if lineageOf(s) == (keys.Lineage{}) {
 		copy(s.Engine[areaLineage:areaParent], lineage[:])
 	}
+}
+
+// systemKeys is how many of the live keys are not the clients', if that is known: a file that had the newest format before
+// this count does not say so.
+func systemKeys(s *pager.State) (n uint64, known bool) {
+	stored := binary.LittleEndian.Uint64(s.Engine[areaSystemKeys:])
+	return max(stored, 1) - 1, stored > 0
+}
+
+func setSystemKeys(s *pager.State, n uint64) {
+	if s.Format >= historyFormat {
+		binary.LittleEndian.PutUint64(s.Engine[areaSystemKeys:], n+1)
+	}
+}
+
+// addSystemKeys counts what a merge has added.
+func addSystemKeys(s *pager.State, change int64) {
+	if n, known := systemKeys(s); known {
+		setSystemKeys(s, uint64(int64(n)+change))
+	}
+}
+
+// userKeys is how many live keys are the clients'; all, if that is not known.
+func userKeys(s *pager.State) uint64 {
+	n, _ := systemKeys(s)
+	return s.Entries - min(n, s.Entries)
+}
+
+// setNewLineage begins a history at the state's epoch. The log of the earlier one does not belong to it.
+func setNewLineage(s *pager.State, lineage keys.Lineage) {
+	copy(s.Engine[areaLineage:areaParent], lineage[:])
+	binary.LittleEndian.PutUint64(s.Engine[areaParent:], uint64(s.Epoch))
+	clear(s.Engine[areaSegment:areaNewest])
+}
+
+// parentEpoch is the epoch at which the lineage began; zero if the store was created with it.
+func parentEpoch(s *pager.State) keys.Epoch {
+	return keys.Epoch(binary.LittleEndian.Uint64(s.Engine[areaParent:]))
 }
 
 // lineageOf is the lineage of a state, zero before it has one.

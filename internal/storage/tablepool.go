@@ -2,8 +2,11 @@ package storage
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
@@ -31,7 +34,20 @@ type tablePool struct {
 func (e *Engine) tableConfig() memtable.Config {
 	return memtable.Config{
 		Bytes: int(e.memory.memtableBytes), Heads: e.memory.pool.heads.Load(), Prefix: []byte{byte(keys.SpaceUser)}, LongChain: e.options.Ablation.LongChain(longChainLength), Filling: e.memory.pool.requested,
-		Obtain: e.options.Obtain,
+		Obtain: e.options.Obtain, Expected: expectedRecords(time.Now()),
+	}
+}
+
+// expectedRecords describes the keys of the requests of the next hours: the time of the id in milliseconds, of which the
+// first two of six bytes change every fifty days, the third every five hours, and then the version and random bits.
+func expectedRecords(now time.Time) *memtable.Expected {
+	var at [8]byte
+	binary.BigEndian.PutUint64(at[:], uint64(now.UnixMilli())<<16)
+	const uuidVersion = 7 << 4
+	every := memtable.ByteRange{Most: math.MaxUint8}
+	return &memtable.Expected{
+		Prefix: []byte{byte(keys.SpaceSystem), keys.SystemRequest, at[0], at[1]},
+		Bytes:  []memtable.ByteRange{{Least: at[2], Most: at[2] + min(1, math.MaxUint8-at[2])}, every, every, every, {Least: uuidVersion, Most: uuidVersion | 0xf}, every},
 	}
 }
 

@@ -27,26 +27,29 @@ type throttling struct {
 // Throttle delays a writer after a commit of so many operations and bytes, while checkpoints lag. The writer
 // should hold nothing that others wait for. When the delay becomes smaller, so does the rest of the wait. The end
 // of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
-// one step of it.
-func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) {
+// one step of it. It returns how long the writer has waited.
+func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
 	delay := t.Delay()
 	if delay == 0 || t.stopped.Load() {
-		return
+		return 0
 	}
 	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
 	if w.delayOwed < throttleWaitMin {
-		return
+		return 0
 	}
 	t.waiting.Add(1)
 	defer t.waiting.Add(-1)
 	for w.delayOwed >= throttleWaitMin {
 		start := time.Now()
-		if !w.sleep(ctx, min(w.delayOwed, throttleStep)) {
-			w.delayOwed = min(w.delayOwed-time.Since(start), throttleStep)
-			return
+		slept := w.sleep(ctx, min(w.delayOwed, throttleStep))
+		took := time.Since(start)
+		waited += took
+		if !slept {
+			w.delayOwed = min(w.delayOwed-took, throttleStep)
+			return waited
 		}
-		w.delayOwed = max(w.delayOwed-time.Since(start), -throttleWaitMin)
+		w.delayOwed = max(w.delayOwed-took, -throttleWaitMin)
 		if now := t.Delay(); now < delay {
 			w.delayOwed, delay = time.Duration(float64(w.delayOwed)*float64(now)/float64(delay)), now
 		}
@@ -54,6 +57,7 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 			w.delayOwed = min(w.delayOwed, 0) // no merge is running that the wait could help
 		}
 	}
+	return waited
 }
 
 // sleep returns true after d, and false when ctx has ended.

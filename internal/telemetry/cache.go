@@ -12,10 +12,10 @@ var cacheReadings = []reading{
 	engineGauge("cache_pages", "Pages in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Resident) }),
 	engineGauge("cache_hot_pages", "Pages in the hot set.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hot) }),
 	engineGauge("cache_frames", "Largest number of pages that the cache may hold.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Frames) }),
-	engineCounter("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hits) }),
-	engineCounter("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
-	engineCounter("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Refaults) }),
-	engineCounter("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",
+	engineFromStart("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hits) }),
+	engineFromStart("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
+	engineFromStart("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Refaults) }),
+	engineFromStart("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Uncached) }),
 	engineCounter("cache_evictions_total", "Pages of the cold set that were evicted to make room.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
 	engineCounter("cache_shrink_evictions_total", "Pages evicted because the cache was made smaller.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.ShrinkEvicted) }),
@@ -59,10 +59,10 @@ func (c *ioCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, ioDesc, float64(s.Repeated), "repeated")
 	gauge(ch, ioRingDesc, float64(s.InFlight))
 	for path := range vfs.Path(vfs.Paths) {
-		ch <- ioHistogram(path, &s.Latencies[path])
+		ioHistogram(ch, path, &s.Latencies[path])
 	}
 }
 
-func ioHistogram(path vfs.Path, l *vfs.Latency) prometheus.Metric {
-	return histogram(ioTimeDesc, l.Buckets[:], l.Time.Seconds(), func(i int) float64 { return vfs.LatencyBound(i).Seconds() }, path.String())
+func ioHistogram(ch chan<- prometheus.Metric, path vfs.Path, l *vfs.Latency) {
+	histogram(ch, ioTimeDesc, l.Buckets[:], l.Time.Seconds(), func(i int) float64 { return vfs.LatencyBound(i).Seconds() }, path.String())
 }

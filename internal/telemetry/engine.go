@@ -26,12 +26,25 @@ func engineCounter(name, help string, value func(*mvcc.Stats) float64) reading {
 	return reading{desc(name, help), prometheus.CounterValue, value}
 }
 
+// engineFromStart is engineCounter for one that is sent from the start.
+func engineFromStart(name, help string, value func(*mvcc.Stats) float64) reading {
+	return reading{descFromStart(name, help), prometheus.CounterValue, value}
+}
+
+func (r *reading) send(ch chan<- prometheus.Metric, s *mvcc.Stats) {
+	if r.kind == prometheus.CounterValue {
+		counter(ch, r.desc, r.value(s))
+	} else {
+		gauge(ch, r.desc, r.value(s))
+	}
+}
+
 // readings are the engine's metrics without labels, in the order of docs/operations.md.
 var readings = []reading{
 	engineGauge("visible_epoch", "Epoch that new snapshots read: every commit up to it is visible.", func(s *mvcc.Stats) float64 { return float64(s.Visible) }),
 	engineGauge("durable_epoch", "Every commit up to this epoch is on stable storage.", func(s *mvcc.Stats) float64 { return float64(s.Durable) }),
 	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a snapshot lease or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
-	engineCounter("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
+	engineFromStart("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
 	engineGauge("expiry_lag_seconds", "Time since the earliest deadline of a key that has not been deleted.",
 		func(s *mvcc.Stats) float64 { return s.Expiry.Lag.Seconds() }),
@@ -39,7 +52,7 @@ var readings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Expired) }),
 	engineCounter("expiry_stale_entries_total", "Entries of the expiry queue that were deleted alone, because their key had got another deadline, or none.",
 		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Stale) }),
-	engineCounter("expiry_skipped_entries_total", "Entries of the expiry queue that were skipped, because damaged pages hide their keys; they are tried again every minute.",
+	engineFromStart("expiry_skipped_entries_total", "Entries of the expiry queue that were skipped, because damaged pages hide their keys; they are tried again every minute.",
 		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Skipped) }),
 	engineCounter("expiry_commits_total", "Commits that deleted keys because of their deadlines.",
 		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Commits) }),
@@ -58,8 +71,8 @@ var readings = []reading{
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
 	engineGauge("snapshot_leases", "Snapshot leases of resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Leases) }),
 
-	engineCounter("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
-	engineCounter("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
+	engineFromStart("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
+	engineFromStart("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
 	engineCounter("log_write_seconds_total", "Time spent writing log records, without syncs.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Log.WriteTime.Seconds() }),
 	engineGauge("log_segments", "Log segments that recovery would read, the open one included.",
@@ -68,8 +81,8 @@ var readings = []reading{
 	engineCounter("log_rotations_total", "Changes to a new log segment and memtable because a segment was full.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Rotations) }),
 	engineCounter("memtables_prepared_total", "Log rotations that used a memtable prepared in the background.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.MemtablesPrepared) }),
-	engineCounter("log_stalls_total", "Log rotations that waited for a segment file or buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
-	engineCounter("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file without needed records. They are repeated.",
+	engineFromStart("log_stalls_total", "Log rotations that waited for a segment file or buffer.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Stalls) }),
+	engineFromStart("log_prepare_failures_total", "Failed attempts to prepare, close or remove a log file without needed records. They are repeated.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.PrepareFailures) }),
 	engineCounter("log_recycled_segments_total", "Old log segment files reused as new ones.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Recycled) }),
@@ -77,7 +90,7 @@ var readings = []reading{
 	engineGauge("memtables", "Memtables, the active one included.", func(s *mvcc.Stats) float64 { return float64(len(s.Storage.Generations)) }),
 	engineGauge("memtable_keys", "Keys in all memtables; a key in several memtables counts in each.", func(s *mvcc.Stats) float64 { return float64(sumKeys(s)) }),
 	engineGauge("memtable_versions", "Versions in all memtables.", func(s *mvcc.Stats) float64 { return float64(sumVersions(s)) }),
-	engineCounter("memory_refusals_total", "Writes refused because the memory budget was exhausted.",
+	engineFromStart("memory_refusals_total", "Writes refused because the memory budget was exhausted.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Refused) }),
 	engineGauge("disk_full", "1 while writes other than deletions are refused because the disk is full.",
 		func(s *mvcc.Stats) float64 { return oneIf(s.Storage.Disk.Full) }),
@@ -131,12 +144,12 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.stats()
 	for _, r := range slices.Concat(readings, treeReadings, cacheReadings) {
-		ch <- prometheus.MustNewConstMetric(r.desc, r.kind, r.value(&s))
+		r.send(ch, &s)
 	}
 	collectPages(ch, &s)
 	collectKinds(ch, &s)
 	collectLogHolders(ch, &s.Storage.Log)
-	ch <- checkpointHistogram(&s.Storage.Checkpoints)
+	checkpointHistogram(ch, &s.Storage.Checkpoints)
 	gauge(ch, memoryDesc, float64(s.Storage.Memory.CacheUsed), "cache")
 	gauge(ch, memoryDesc, float64(s.Storage.Memory.Memtables), "memtables")
 	gauge(ch, memoryDesc, float64(s.Storage.Log.BufferBytes), "log_buffers")
@@ -149,15 +162,15 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, sessionDesc, x.Age.Seconds(), strconv.Itoa(x.Slot))
 	}
 	gauge(ch, failedDesc, oneIf(c.failed()))
-	ch <- chainHistogram(&s.Storage.Pruning)
-	ch <- syncHistogram(&s.Storage.Log)
-	ch <- groupHistogram(&s.Storage.Log)
+	chainHistogram(ch, &s.Storage.Pruning)
+	syncHistogram(ch, &s.Storage.Log)
+	groupHistogram(ch, &s.Storage.Log)
 }
 
-func syncHistogram(l *wal.Stats) prometheus.Metric {
-	return histogram(fsyncDesc, l.SyncDurations[:], l.SyncTime.Seconds(), func(i int) float64 { return wal.SyncBound(i).Seconds() })
+func syncHistogram(ch chan<- prometheus.Metric, l *wal.Stats) {
+	histogramFromStart(ch, fsyncDesc, l.SyncDurations[:], l.SyncTime.Seconds(), func(i int) float64 { return wal.SyncBound(i).Seconds() })
 }
 
-func groupHistogram(l *wal.Stats) prometheus.Metric {
-	return histogram(groupDesc, l.GroupSizes[:], float64(l.Records), func(i int) float64 { return float64(uint64(1) << i) })
+func groupHistogram(ch chan<- prometheus.Metric, l *wal.Stats) {
+	histogram(ch, groupDesc, l.GroupSizes[:], float64(l.Records), func(i int) float64 { return float64(uint64(1) << i) })
 }

@@ -19,6 +19,7 @@ type FeedStats struct {
 
 	GapsCrossed uint64 // differences that were sent to watches, to their end
 	GapsGone    uint64 // watches that ended with HISTORY_GONE
+	Watched     bool   // there has been a stream
 }
 
 // Delays counts durations in the buckets of requests.
@@ -43,9 +44,9 @@ var (
 	feedMemoryDesc   = desc("feed_memory_bytes", "Memory of the change stream: decoded commits (ring), and what only queues of watches refer to (queues).", "kind")
 	feedEventsDesc   = desc("feed_events_total", "Events that were taken for watches, each watch counted.")
 	feedCatchUpDesc  = desc("feed_catchup_bytes_total", "Bytes of the log that were read for lagging watches.")
-	feedLaggingDesc  = desc("feed_became_lagging_total", "Live watches that became lagging because their queue was full, or because all queues took too much memory.", "reason")
-	feedGapsDesc     = desc("feed_gaps_total", "Watches to which the log did not reach back, by result: diff (the difference was sent to its end), or gone (the watch ended with HISTORY_GONE).", "result")
-	feedDamagesDesc  = desc("feed_damages_total", "Damages of the log that were found when it was read for watches.")
+	feedLaggingDesc  = descFromStart("feed_became_lagging_total", "Live watches that became lagging because their queue was full, or because all queues took too much memory.", "reason")
+	feedGapsDesc     = descFromStart("feed_gaps_total", "Watches to which the log did not reach back, by result: diff (the difference was sent to its end), or gone (the watch ended with HISTORY_GONE).", "result")
+	feedDamagesDesc  = descFromStart("feed_damages_total", "Damages of the log that were found when it was read for watches.")
 	feedDelayDesc    = desc("feed_delivery_delay_seconds", "Time from a commit to when it is sent to a watch.")
 	feedDescriptions = []*prometheus.Desc{
 		feedStreamsDesc, feedWatchesDesc, feedEpochDesc, feedLagDesc, feedLagTimeDesc, feedMemoryDesc, feedEventsDesc, feedCatchUpDesc,
@@ -54,6 +55,9 @@ var (
 )
 
 func (s *FeedStats) collect(ch chan<- prometheus.Metric) {
+	if !s.Watched {
+		return
+	}
 	gauge(ch, feedStreamsDesc, float64(s.Streams))
 	gauge(ch, feedWatchesDesc, float64(s.Live), "live")
 	gauge(ch, feedWatchesDesc, float64(s.Lagging), "lagging")
@@ -81,5 +85,5 @@ func (d *Delays) collect(ch chan<- prometheus.Metric) {
 		buckets[i] = d.buckets[i].Load()
 	}
 	bound := func(i int) float64 { return float64(uint64(1)<<(bucketShift+i)) / float64(time.Second) }
-	ch <- histogram(feedDelayDesc, buckets, time.Duration(d.nanos.Load()).Seconds(), bound)
+	histogram(ch, feedDelayDesc, buckets, time.Duration(d.nanos.Load()).Seconds(), bound)
 }

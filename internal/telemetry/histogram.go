@@ -2,9 +2,21 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// histogram makes a metric from the counts of disjoint buckets. Bucket i has the values up to
-// bound(i); the last bucket has the rest.
-func histogram(d *prometheus.Desc, buckets []uint64, sum float64, bound func(i int) float64, labels ...string) prometheus.Metric {
+// histogram sends a metric made from the counts of disjoint buckets. Bucket i has the values up to
+// bound(i); the last bucket has the rest. One that has counted nothing yet is not sent: a histogram is
+// twenty series, and most methods of most servers are never called.
+func histogram(ch chan<- prometheus.Metric, d *prometheus.Desc, buckets []uint64, sum float64, bound func(i int) float64, labels ...string) {
+	for _, n := range buckets {
+		if n > 0 {
+			histogramFromStart(ch, d, buckets, sum, bound, labels...)
+			return
+		}
+	}
+}
+
+// histogramFromStart is histogram for a metric that is sent also before it has counted anything: that nothing was
+// counted says something.
+func histogramFromStart(ch chan<- prometheus.Metric, d *prometheus.Desc, buckets []uint64, sum float64, bound func(i int) float64, labels ...string) {
 	cumulative, count := make(map[float64]uint64, len(buckets)), uint64(0)
 	for i, n := range buckets {
 		count += n
@@ -12,5 +24,5 @@ func histogram(d *prometheus.Desc, buckets []uint64, sum float64, bound func(i i
 			cumulative[bound(i)] = count
 		}
 	}
-	return prometheus.MustNewConstHistogram(d, count, sum, cumulative, labels...)
+	ch <- prometheus.MustNewConstHistogram(d, count, sum, cumulative, labels...)
 }

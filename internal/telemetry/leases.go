@@ -28,7 +28,7 @@ var (
 	leaseExpiredDesc = desc("leases_expired_total", "Leases whose deadline passed without a keep-alive.")
 	leaseRevokedDesc = desc("leases_revoked_total", "Leases that ended, those that expired included.")
 	leaseKeysDesc    = desc("lease_deleted_keys_total", "Keys and locks that were deleted because their lease ended.")
-	leaseFailedDesc  = desc("lease_failures_total", "Attempts to end a lease, or to record what is left of leases, that failed and are made again.")
+	leaseFailedDesc  = descFromStart("lease_failures_total", "Attempts to end a lease, or to record what is left of leases, that failed and are made again.")
 	lockWaitersDesc  = desc("lock_waiters", "Requests that wait for locks or observe them.")
 	lockAcquiredDesc = desc("locks_acquired_total", "Locks acquired.")
 )
@@ -43,6 +43,9 @@ func describeLeases(ch chan<- *prometheus.Desc) {
 }
 
 func (s *LeaseStats) collect(ch chan<- prometheus.Metric) {
+	if *s == (LeaseStats{}) {
+		return // there has never been one
+	}
 	gauge(ch, leasesDesc, float64(s.Leases))
 	gauge(ch, leaseLagDesc, s.Lag.Seconds())
 	counter(ch, leaseGrantedDesc, float64(s.Granted))

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,7 @@ const (
 	MethodFinalizeUpgrade
 	MethodClock
 	MethodReloadTLS
+	MethodSlowRequests
 	MethodGrantLease
 	MethodRevokeLease
 	MethodKeepAlive // a whole stream, from opening to end
@@ -53,19 +55,49 @@ const (
 	MethodListHolds
 	MethodTakeHold
 	MethodEndHold
+	MethodCreateBackup // a whole stream, from opening to end
+	MethodGetBackupStatus
+	MethodArchiveStatus
+	MethodGetStream // a whole stream, from opening to end
+	MethodLogin
+	MethodLogout
+	MethodBootstrap
+	MethodWhoAmI
+	MethodEnable
+	MethodDisable
+	MethodExplain
+	MethodCreateUser
+	MethodUpdateUser
+	MethodDeleteUser
+	MethodListUsers
+	MethodSetPassword
+	MethodCreateRole
+	MethodUpdateRole
+	MethodDeleteRole
+	MethodListRoles
+	MethodCreateToken
+	MethodListTokens
+	MethodRevokeToken
 	methodCount
 )
 
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS", "SlowRequests",
 	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
-	"History", "Diff", "ListHolds", "TakeHold", "EndHold",
+	"History", "Diff", "ListHolds", "TakeHold", "EndHold", "CreateBackup", "GetBackupStatus", "ArchiveStatus", "GetStream",
+	"Login", "Logout", "Bootstrap", "WhoAmI", "Enable", "Disable", "Explain", "CreateUser", "UpdateUser", "DeleteUser", "ListUsers", "SetPassword", "CreateRole", "UpdateRole", "DeleteRole", "ListRoles", "CreateToken", "ListTokens", "RevokeToken",
 }
 
 // String is the method's name on the wire.
 func (m Method) String() string { return methodNames[m] }
+
+// MethodNamed is the method with a name on the wire.
+func MethodNamed(name string) (Method, bool) {
+	i := slices.Index(methodNames[:], name)
+	return Method(max(i, 0)), i >= 0
+}
 
 const (
 	codeCount = int(codes.Unauthenticated) + 1
@@ -140,16 +172,13 @@ func (c *requestCollector) Collect(ch chan<- prometheus.Metric) {
 			nanos += s.sumNanos.Load()
 		}
 		for code, n := range byCode {
-			// OK exists from the start, so that a rate over it never lacks its first point.
-			if n > 0 || codes.Code(code) == codes.OK {
-				counter(ch, requestsDesc, float64(n), m.String(), codes.Code(code).String())
-			}
+			counter(ch, requestsDesc, float64(n), m.String(), codes.Code(code).String())
 		}
-		ch <- durationHistogram(durationDesc, &byBucket, nanos, m.String())
+		durationHistogram(ch, durationDesc, &byBucket, nanos, m.String())
 	}
 }
 
-func durationHistogram(d *prometheus.Desc, byBucket *[bucketCount + 1]uint64, sumNanos uint64, labels ...string) prometheus.Metric {
+func durationHistogram(ch chan<- prometheus.Metric, d *prometheus.Desc, byBucket *[bucketCount + 1]uint64, sumNanos uint64, labels ...string) {
 	bound := func(i int) float64 { return time.Duration(1 << (bucketShift + i)).Seconds() }
-	return histogram(d, byBucket[:], time.Duration(sumNanos).Seconds(), bound, labels...)
+	histogram(ch, d, byBucket[:], time.Duration(sumNanos).Seconds(), bound, labels...)
 }

@@ -1,6 +1,17 @@
 package telemetry
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// ObserverStats counts what is noted of requests at their end.
+type ObserverStats struct {
+	SlowRequests uint64 // above the threshold
+	Audit        AuditStats
+	Traces       TraceStats
+}
 
 // ServerStats is a snapshot of the RPC layer.
 type ServerStats struct {
@@ -25,19 +36,25 @@ type ServerStats struct {
 	Leases       LeaseStats
 	Feed         FeedStats
 	TLS          TLSStats
+	Archive      ArchiveStats
+
+	Backups BackupStats
+
+	ObserverStats
 }
 
 var (
 	connectionsDesc      = desc("connections", "Open client connections.")
 	streamsDesc          = desc("streams", "Open pipelines, scans and transaction streams.")
 	inflightRequestsDesc = desc("inflight_requests", "Requests that are being executed or wait to be acknowledged.")
-	deduplicatedDesc     = desc("requests_deduplicated_total", "Requests that were executed before, by another attempt with their request_id.")
+	deduplicatedDesc     = descFromStart("requests_deduplicated_total", "Requests that were executed before, by another attempt with their request_id.")
 	requestCutoffDesc    = desc("request_id_cutoff_timestamp_seconds", "Time up to which request ids are refused; 0 if none was needed.")
 	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests that are being executed.")
 	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB or more that are not sent yet.")
 	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
 	drainingDesc         = desc("draining", "1 while the server is shutting down, else 0.")
-	rejectionsDesc       = desc("rejections_total", "Connections and requests refused before they began, by the limit that was reached.", "limit")
+	slowRequestsDesc     = desc("slow_requests_total", "Requests that took longer than --slow-request-threshold.")
+	rejectionsDesc       = descFromStart("rejections_total", "Connections and requests refused before they began, by the limit that was reached.", "limit")
 )
 
 type serverCollector struct{ stats func() ServerStats }
@@ -45,14 +62,17 @@ type serverCollector struct{ stats func() ServerStats }
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
-		snapshotsEndedDesc, deduplicatedDesc, requestCutoffDesc,
+		snapshotsEndedDesc, deduplicatedDesc, requestCutoffDesc, slowRequestsDesc,
 	} {
 		ch <- d
 	}
 	describeTransactions(ch)
 	describeLeases(ch)
 	describeTLS(ch)
-	for _, d := range feedDescriptions {
+	describeBackups(ch)
+	describeAudit(ch)
+	describeTraces(ch)
+	for _, d := range slices.Concat(feedDescriptions, archiveDescriptions) {
 		ch <- d
 	}
 }
@@ -61,6 +81,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.stats()
 	gauge(ch, connectionsDesc, float64(s.Connections))
 	gauge(ch, streamsDesc, float64(s.Streams))
+	s.Archive.collect(ch)
 	gauge(ch, inflightRequestsDesc, float64(s.InflightRequests))
 	gauge(ch, inflightBytesDesc, float64(s.InflightBytes))
 	gauge(ch, answerBytesDesc, float64(s.AnswerBytes))
@@ -69,13 +90,17 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
 	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
 	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	counter(ch, slowRequestsDesc, float64(s.SlowRequests))
 	counter(ch, deduplicatedDesc, float64(s.Deduplicated))
 	gauge(ch, requestCutoffDesc, float64(s.RequestCutoff)/1000)
 	collectSnapshotEnds(ch, &s.SnapshotsEnded)
 	s.Transactions.collect(ch)
 	s.Leases.collect(ch)
 	s.Feed.collect(ch)
+	s.Audit.collect(ch)
+	s.Traces.collect(ch)
 	s.TLS.collect(ch)
+	s.Backups.collect(ch)
 }
 
 func oneIf(b bool) float64 {

@@ -25,7 +25,7 @@ var snapshotsEndedDesc = desc("snapshots_ended_total", "Snapshots that the serve
 
 var (
 	logHolderBytesDesc  = desc("log_holder_bytes", "Bytes of complete log segments that are kept for readers with this name.", "name")
-	logHoldersEndedDesc = desc("log_holders_ended_total", "Readers of the log for which segments are not kept any more, although they had not finished, by cause.", "cause")
+	logHoldersEndedDesc = descFromStart("log_holders_ended_total", "Readers of the log for which segments are not kept any more, although they had not finished, by cause.", "cause")
 )
 
 func collectLogHolders(ch chan<- prometheus.Metric, log *wal.Stats) {

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bytes"
 	"log/slog"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -24,24 +25,58 @@ func testSources() Sources {
 	for m := range methodCount {
 		requests.Shard().Observe(m, codes.OK, time.Millisecond)
 	}
+	delays := new(Delays)
+	delays.Observe(time.Millisecond)
+	var io vfs.Stats
+	io.RingReads = 6
+	for path := range io.Latencies {
+		io.Latencies[path].Buckets[1] = 1
+	}
+	fill(reflect.ValueOf(&io).Elem())
 	return Sources{
 		Requests: requests,
 		Server: func() ServerStats {
-			return ServerStats{Connections: 3, Feed: FeedStats{Delays: new(Delays)}, TLS: TLSStats{Listeners: []string{"grpc"}}}
+			s := ServerStats{Connections: 3, Feed: FeedStats{Delays: delays}, TLS: TLSStats{Listeners: []string{"grpc"}}, Archive: ArchiveStats{Enabled: true}, Backups: BackupStats{Full: BackupSuccess{Time: time.Unix(1, 0), Duration: time.Second}}}
+			fill(reflect.ValueOf(&s).Elem())
+			return s
 		},
 		Engine: func() mvcc.Stats {
 			s := mvcc.Stats{Visible: 7, Storage: storage.Stats{Generations: []storage.GenerationStats{{Keys: 2}, {Keys: 3}}}}
 			s.Storage.Log.SyncDurations[2], s.Storage.Log.SyncDurations[wal.SyncBuckets-1], s.Storage.Log.SyncTime = 4, 1, time.Second
 			s.Storage.Log.GroupSizes[0], s.Storage.Log.Records = 5, 5
+			s.Storage.Checkpoints.Durations[1], s.Storage.Pruning.ChainLengths[1] = 1, 1
 			s.Storage.Log.Holders = []wal.HolderInfo{{HolderOptions: wal.HolderOptions{Name: "checkpoint"}, Bytes: 8}}
 			s.Snapshots.Longest = []pin.Snapshot{{Slot: 3, Age: time.Minute}}
+			fill(reflect.ValueOf(&s).Elem())
 			return s
 		},
 		Failed: func() bool { return true },
-		IO:     func() vfs.Stats { return vfs.Stats{RingReads: 6} },
+		IO:     func() vfs.Stats { return io },
 		Conditions: func() []health.Condition {
 			return []health.Condition{{Name: "checkpoints-failing", Severity: health.Degraded}}
 		},
+	}
+}
+
+// fill lets every number that is zero be one, so that everything has counted something.
+func fill(v reflect.Value) {
+	switch v.Kind() { //nolint:exhaustive // others are no numbers
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(v.Index(i))
+		}
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Uint64, reflect.Uint32, reflect.Int, reflect.Int64, reflect.Float64:
+		if v.IsZero() {
+			v.Set(reflect.ValueOf(1).Convert(v.Type()))
+		}
 	}
 }
 
@@ -83,22 +118,35 @@ func TestCountsReachTheMetrics(t *testing.T) {
 # TYPE kvserver_requests_total counter
 kvserver_requests_total{code="NotFound",method="Get"} 3
 kvserver_requests_total{code="OK",method="AcquireLock"} 1
+kvserver_requests_total{code="OK",method="ArchiveStatus"} 1
 kvserver_requests_total{code="OK",method="BatchGet"} 1
 kvserver_requests_total{code="OK",method="BatchWrite"} 1
+kvserver_requests_total{code="OK",method="Bootstrap"} 1
 kvserver_requests_total{code="OK",method="BulkLoad"} 1
 kvserver_requests_total{code="OK",method="Checkpoint"} 1
 kvserver_requests_total{code="OK",method="Clock"} 1
 kvserver_requests_total{code="OK",method="Commit"} 1
+kvserver_requests_total{code="OK",method="CreateBackup"} 1
+kvserver_requests_total{code="OK",method="CreateRole"} 1
+kvserver_requests_total{code="OK",method="CreateToken"} 1
+kvserver_requests_total{code="OK",method="CreateUser"} 1
 kvserver_requests_total{code="OK",method="Delete"} 1
 kvserver_requests_total{code="OK",method="DeleteRange"} 1
+kvserver_requests_total{code="OK",method="DeleteRole"} 1
+kvserver_requests_total{code="OK",method="DeleteUser"} 1
 kvserver_requests_total{code="OK",method="Diff"} 1
+kvserver_requests_total{code="OK",method="Disable"} 1
+kvserver_requests_total{code="OK",method="Enable"} 1
 kvserver_requests_total{code="OK",method="EndHold"} 1
 kvserver_requests_total{code="OK",method="Execute"} 1
+kvserver_requests_total{code="OK",method="Explain"} 1
 kvserver_requests_total{code="OK",method="FinalizeUpgrade"} 1
 kvserver_requests_total{code="OK",method="Get"} 1
+kvserver_requests_total{code="OK",method="GetBackupStatus"} 1
 kvserver_requests_total{code="OK",method="GetLease"} 1
 kvserver_requests_total{code="OK",method="GetLock"} 1
 kvserver_requests_total{code="OK",method="GetOutcome"} 1
+kvserver_requests_total{code="OK",method="GetStream"} 1
 kvserver_requests_total{code="OK",method="GrantLease"} 1
 kvserver_requests_total{code="OK",method="History"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1
@@ -106,6 +154,11 @@ kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="KeepAlive"} 1
 kvserver_requests_total{code="OK",method="ListHolds"} 1
 kvserver_requests_total{code="OK",method="ListLeases"} 1
+kvserver_requests_total{code="OK",method="ListRoles"} 1
+kvserver_requests_total{code="OK",method="ListTokens"} 1
+kvserver_requests_total{code="OK",method="ListUsers"} 1
+kvserver_requests_total{code="OK",method="Login"} 1
+kvserver_requests_total{code="OK",method="Logout"} 1
 kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
@@ -113,13 +166,19 @@ kvserver_requests_total{code="OK",method="ReleaseLock"} 1
 kvserver_requests_total{code="OK",method="ReloadTLS"} 1
 kvserver_requests_total{code="OK",method="ResizeCache"} 1
 kvserver_requests_total{code="OK",method="RevokeLease"} 1
+kvserver_requests_total{code="OK",method="RevokeToken"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
+kvserver_requests_total{code="OK",method="SetPassword"} 1
+kvserver_requests_total{code="OK",method="SlowRequests"} 1
 kvserver_requests_total{code="OK",method="Space"} 1
 kvserver_requests_total{code="OK",method="Status"} 1
 kvserver_requests_total{code="OK",method="TakeHold"} 1
 kvserver_requests_total{code="OK",method="Transact"} 1
+kvserver_requests_total{code="OK",method="UpdateRole"} 1
+kvserver_requests_total{code="OK",method="UpdateUser"} 1
 kvserver_requests_total{code="OK",method="Verify"} 1
 kvserver_requests_total{code="OK",method="Watch"} 1
+kvserver_requests_total{code="OK",method="WhoAmI"} 1
 kvserver_requests_total{code="Unauthenticated",method="Get"} 1
 # HELP kvserver_visible_epoch Epoch that new snapshots read: every commit up to it is visible.
 # TYPE kvserver_visible_epoch gauge

@@ -40,7 +40,7 @@ type TLSStats struct {
 
 var (
 	tlsExpiryDesc     = desc("tls_certificate_expiry_timestamp_seconds", "Time at which the first certificate of the listener's chain expires; no series without TLS.", "listener")
-	tlsReloadsDesc    = desc("tls_reloads_total", "Reloads of the certificate files; after an error the listeners keep the configuration before it.", "result")
+	tlsReloadsDesc    = descFromStart("tls_reloads_total", "Reloads of the certificate files; after an error the listeners keep the configuration before it.", "result")
 	tlsHandshakesDesc = desc("tls_handshakes_total", "TLS handshakes that ended, by result.", "result")
 )
 

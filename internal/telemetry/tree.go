@@ -37,13 +37,13 @@ var treeReadings = []reading{
 	engineCounter("vacuum_pages_read_total", "Leaves read by vacuum.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Reads) }),
 	engineCounter("vacuum_passes_total", "Complete vacuum passes over the tree.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Vacuum.Passes) }),
-	engineCounter("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Stalls) }),
-	engineCounter("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.StallTime.Seconds() }),
+	engineFromStart("write_stalls_total", "Writes that waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Backpressure.Stalls) }),
+	engineFromStart("write_stall_seconds_total", "Time that writes waited for a checkpoint to free memory.", func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.StallTime.Seconds() }),
 	engineGauge("write_throttle_seconds_per_kib", "Current delay of writers for each KiB; zero while checkpoints and bulk loads keep up.",
 		func(s *mvcc.Stats) float64 { return s.Storage.Backpressure.DelayPerKiB.Seconds() }),
 
 	engineGauge("tree_height", "Levels of the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Height) }),
-	engineGauge("tree_keys", "Live keys in the tree, with the records of requests that have an id.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.Entries) }),
+	engineGauge("tree_keys", "Live keys of clients in the tree.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.UserKeys) }),
 	engineGauge("tree_bytes", "Bytes of all versions in the tree, without blobs.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Tree.EntryBytes) }),
 	engineGauge("data_file_bytes", "Size of the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.FileBytes) }),
 	engineCounter("pages_read_total", "Pages read from the data file.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pages.PagesRead) }),
@@ -55,7 +55,7 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Repaired) }),
 	engineCounter("rebuilt_nodes_total", "Inner nodes of the tree that could not be read and were rebuilt from the pages below them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.RebuiltNodes) }),
-	engineCounter("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
+	engineFromStart("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
 	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
 	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
@@ -70,14 +70,14 @@ var treeReadings = []reading{
 
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
 
-func checkpointHistogram(c *storage.CheckpointStats) prometheus.Metric {
-	return histogram(checkpointDesc, c.Durations[:], c.Time.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
+func checkpointHistogram(ch chan<- prometheus.Metric, c *storage.CheckpointStats) {
+	histogram(ch, checkpointDesc, c.Durations[:], c.Time.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
 }
 
 var chainDesc = desc("gc_chain_length_versions", "Length of version chains when they were pruned.")
 
-func chainHistogram(p *storage.PruneStats) prometheus.Metric {
-	return histogram(chainDesc, p.ChainLengths[:], float64(p.ChainVersions), func(i int) float64 { return float64(storage.ChainBound(i)) })
+func chainHistogram(ch chan<- prometheus.Metric, p *storage.PruneStats) {
+	histogram(ch, chainDesc, p.ChainLengths[:], float64(p.ChainVersions), func(i int) float64 { return float64(storage.ChainBound(i)) })
 }
 
 var kindsDesc = desc("pages_in_use", "Pages of the newest state by kind.", "kind")

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"sync"
@@ -37,13 +36,15 @@ type call struct {
 	header   metadata.MD
 	trailer  metadata.MD
 	inbox
-	crowded int     // a goroutine that sends waits until less than this is pending; 0: none does
-	lent    *[]byte // buffer of what the stream has pending; nil if that was copied
+	mustProgress bool    // what is pending counts against a client that takes nothing; see RequireProgress
+	crowded      int     // a goroutine that sends waits until less than this is pending; 0: none does
+	lent         *[]byte // buffer of what the stream has pending; nil if that was copied
 }
 
 var (
 	errHandshake = errors.New("transport: no settings came in time")
 	errSilent    = errors.New("transport: the client does not answer pings")
+	errAge       = errors.New("transport: the connection is old")
 )
 
 // ErrUnknownMethod is the error of a request for a method that is not registered.
@@ -106,9 +107,9 @@ func (k *call) setContext(md metadata.MD) {
 func (c *Conn) callContext() context.Context {
 	if c.calls == nil {
 		p := &grpcpeer.Peer{Addr: c.raw.RemoteAddr(), LocalAddr: c.raw.LocalAddr()}
-		if s, ok := c.raw.(interface{ ConnectionState() tls.ConnectionState }); ok {
+		if state := c.TLS(); state != nil {
 			p.AuthInfo = credentials.TLSInfo{
-				State: s.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+				State: *state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 			}
 		}
 		c.calls = context.WithValue(grpcpeer.NewContext(context.Background(), p), clientKey{}, c.client)

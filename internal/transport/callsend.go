@@ -133,6 +133,16 @@ func AwaitSent(ctx context.Context) error {
 	return nil
 }
 
+// RequireProgress makes the messages of the call with this context count like answers of unary requests: a client that takes none of them
+// for the progress timeout loses its connection. Other calls have timeouts of their own, or none.
+func RequireProgress(ctx context.Context) {
+	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream); ok {
+		t.conn.mu.Lock()
+		defer t.conn.mu.Unlock()
+		t.mustProgress = true
+	}
+}
+
 // waitRoom waits until less than so many bytes are pending.
 func (k *call) waitRoom(most int) error {
 	c, s := k.conn, k.stream

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -105,13 +106,22 @@ func newConn(t *Server, raw net.Conn) *Conn {
 	c.in.init(raw)
 	c.headers.init(t.options.HeaderBytes)
 	c.out.room.L = &c.mu
-	c.liveness.init(time.Now())
+	c.liveness.init(time.Now(), t.options.MaxAge)
 	c.control.since = c.liveness.started
 	return c
 }
 
 // RemoteAddr is the client's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.raw.RemoteAddr() }
+
+// TLS is the state of a connection over TLS; nil in plain text.
+func (c *Conn) TLS() *tls.ConnectionState {
+	if s, ok := c.raw.(interface{ ConnectionState() tls.ConnectionState }); ok {
+		state := s.ConnectionState()
+		return &state
+	}
+	return nil
+}
 
 // start begins the connection, and serves it until it ends or the reader role is taken.
 func (c *Conn) start() {
@@ -324,13 +334,17 @@ func (c *Conn) endLocked(err error) {
 // their way are still served, and then with the number of the last one.
 func (c *Conn) drain() {
 	c.mu.Lock()
-	if !c.draining {
-		c.draining, c.drainAt = true, time.Now()
-		c.out.buf = appendGoAway(c.out.buf, windowMax, http2.ErrCodeNo, "draining")
-		c.out.buf = appendPing(c.out.buf, drainPing)
-	}
+	c.drainLocked(time.Now(), "draining")
 	c.mu.Unlock()
 	c.flush()
+}
+
+func (c *Conn) drainLocked(now time.Time, reason string) {
+	if !c.draining {
+		c.draining, c.drainAt = true, now
+		c.out.buf = appendGoAway(c.out.buf, windowMax, http2.ErrCodeNo, reason)
+		c.out.buf = appendPing(c.out.buf, drainPing)
+	}
 }
 
 // goAwayLocked ends the time in which streams are still taken.

@@ -43,6 +43,7 @@ type service struct {
 	lanes     atomic.Int64
 	executed  atomic.Int64
 	cancelled atomic.Int64
+	failed    atomic.Int64 // streams that ended because of a message
 	held      atomic.Int64 // answers that the transport has not released
 	refuse    atomic.Bool  // Receive refuses
 }
@@ -54,12 +55,12 @@ type client struct{ *service }
 func (client) Fast(path string) int {
 	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5, pathKiB: 6, pathKiBs: 7}[path]
 }
-func (c client) Lane() Lane              { c.lanes.Add(1); return lane(c) }
-func (c client) OpenStream(string) error { c.streams.Add(1); return nil }
-func (c client) CloseStream()            { c.streams.Add(-1) }
-func (c client) Received(bytes int)      { c.received.Add(-int64(bytes)) }
-func (c client) Cancelled(Request)       { c.cancelled.Add(1) }
-func (c client) Closed(error)            { c.clients.Add(-1) }
+func (c client) Lane() Lane                   { c.lanes.Add(1); return lane(c) }
+func (c client) OpenStream(_, _ string) error { c.streams.Add(1); return nil }
+func (c client) CloseStream()                 { c.streams.Add(-1) }
+func (c client) Received(bytes int)           { c.received.Add(-int64(bytes)) }
+func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
+func (c client) Closed(error)                 { c.clients.Add(-1) }
 func (client) Status(err error) *status.Status {
 	return status.New(codes.ResourceExhausted, err.Error())
 }
@@ -75,9 +76,9 @@ func (c client) Receive(bytes int) error {
 func (c client) Messages(r Request) (Messages, error) {
 	switch r.Method() {
 	case 3:
-		return &echoStream{request: r}, nil
+		return &echoStream{request: r, failed: &c.failed}, nil
 	case 7:
-		return &echoStream{request: r, always: threeKiB}, nil
+		return &echoStream{request: r, always: threeKiB, failed: &c.failed}, nil
 	case 5:
 		return heldStream{}, nil
 	}
@@ -87,6 +88,7 @@ func (c client) Messages(r Request) (Messages, error) {
 type echoStream struct {
 	request Request
 	always  Message // nil: the message itself
+	failed  *atomic.Int64
 }
 
 func (s *echoStream) Execute(_ Lane, message []byte) bool {
@@ -98,7 +100,12 @@ func (s *echoStream) Execute(_ Lane, message []byte) bool {
 	return true
 }
 
-func (s *echoStream) End() { s.request.EndStream(status.New(codes.OK, "")) }
+func (s *echoStream) End(st *status.Status) {
+	if st.Code() != codes.OK {
+		s.failed.Add(1)
+	}
+	s.request.EndStream(st)
+}
 
 type lane struct{ *service }
 

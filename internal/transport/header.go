@@ -33,7 +33,9 @@ type headerList struct {
 
 	method, scheme, path, authority string
 	contentType, encoding, timeout  string
-	pseudo                          bool // there are pseudo header fields
+	authorization                   string // all fields of that name, with commas
+	traceparent                     string // the same
+	pseudo                          bool   // there are pseudo header fields
 }
 
 func (h *headers) init(maxBytes int) {
@@ -85,6 +87,10 @@ func (l *headerList) add(f hpack.HeaderField) {
 		l.encoding = f.Value
 	case "grpc-timeout":
 		l.timeout = f.Value
+	case "authorization":
+		l.authorization = joined(l.authorization, f.Value)
+	case "traceparent":
+		l.traceparent = joined(l.traceparent, f.Value)
 	case "connection", "proxy-connection", "transfer-encoding", "upgrade", "keep-alive":
 		l.invalid = "a field of the connection: " + f.Name
 	case "te":
@@ -100,6 +106,14 @@ func (l *headerList) add(f hpack.HeaderField) {
 		l.invalid = "a field value that HTTP does not allow"
 	}
 	l.fields = append(l.fields, f)
+}
+
+// joined is a field that has come twice, as HTTP combines such fields.
+func joined(before, value string) string {
+	if before == "" {
+		return value
+	}
+	return before + ", " + value
 }
 
 func (l *headerList) addPseudo(f hpack.HeaderField) {

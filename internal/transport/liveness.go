@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -12,6 +13,7 @@ type liveness struct {
 	now        time.Time // of the last check
 	started    time.Time
 	handshaken bool
+	aged       time.Time // when the connection is old; zero: never
 
 	reads   uint64    // frames that had been read at the last sign of life
 	written uint64    // bytes that had been written then, and the ping
@@ -32,7 +34,16 @@ const progressBytes = 256 << 10
 // pingStrikesMax is how often a client may ping too early before it loses its connection.
 const pingStrikesMax = 2
 
-func (l *liveness) init(now time.Time) { l.now, l.started, l.signAt, l.taking.at = now, now, now, now }
+// AgePart divides Options.MaxAge: by that part ages differ, so that clients which have connected together do not do so again, and
+// in that part an old connection may end what is under way.
+const AgePart = 10
+
+func (l *liveness) init(now time.Time, maxAge time.Duration) {
+	l.now, l.started, l.signAt, l.taking.at = now, now, now, now
+	if maxAge > 0 {
+		l.aged = now.Add(maxAge - rand.N(maxAge/AgePart+1))
+	}
+}
 
 // allowsPing counts a ping of the client. An answer since the one before excuses it: clients
 // measure round trips while they receive.
@@ -61,13 +72,13 @@ func (t *takes) proceeds(now time.Time, waits bool, written uint64, timeout time
 	return now.Sub(t.at) <= timeout
 }
 
-// waitsLocked reports whether answers of fast requests, or the socket, wait for the client.
+// waitsLocked reports whether answers of fast requests, those of calls that RequireProgress names, or the socket wait for the client.
 func (c *Conn) waitsLocked() bool {
 	if c.out.writing+len(c.out.buf) >= outMax {
 		return true
 	}
 	for _, s := range c.streams {
-		if s.call == nil && len(s.pending) > 0 {
+		if (s.call == nil || s.call.mustProgress) && len(s.pending) > 0 {
 			return true
 		}
 	}
@@ -123,6 +134,13 @@ func (c *Conn) check(now time.Time) {
 	}
 	if l.pinged || now.Sub(l.signAt) > idleAfter {
 		c.shrinkLocked()
+	}
+	if !l.aged.IsZero() && now.After(l.aged) {
+		c.drainLocked(now, "the connection is old; connect again")
+		if now.Sub(l.aged) > o.MaxAge/AgePart {
+			c.endLocked(errAge)
+			return
+		}
 	}
 	if c.draining && now.Sub(c.drainAt) > drainPingTimeout {
 		c.goAwayLocked()

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"encoding/binary"
 
 	"google.golang.org/grpc/codes"
@@ -13,14 +14,15 @@ import (
 // client's window with them. The connection's mutex guards it.
 type messages struct {
 	service Messages
-	busy    bool // a goroutine executes messages
-	within  bool // a message is being executed
-	resumed bool // Resume was called meanwhile
-	held    bool // the service has asked for a pause, until Resume
-	full    bool // too much waits to be sent
-	ended   bool // End has been called
-	count   int  // messages that were executed
-	widened int  // bytes at the begin of the body that the client's window no longer counts
+	busy    bool           // a goroutine executes messages
+	within  bool           // a message is being executed
+	resumed bool           // Resume was called meanwhile
+	held    bool           // the service has asked for a pause, until Resume
+	full    bool           // too much waits to be sent
+	ended   bool           // End has been called
+	failed  *status.Status // why the next message cannot be taken; nothing that follows is executed
+	count   int            // messages that were executed
+	widened int            // bytes at the begin of the body that the client's window no longer counts
 }
 
 // pendingRelease is called when so many bytes of a stream have been sent.
@@ -36,6 +38,10 @@ const pendingMax = 64 << 10
 // messagesLocked takes the payload of a data frame. It returns what is to be executed.
 func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
 	m := s.messages
+	if m.failed != nil {
+		c.takenLocked(len(payload))
+		return execution{}
+	}
 	if m.busy || m.held || m.full || s.err != nil || len(s.message.body) > 0 || !isWhole(payload) {
 		s.message.body = append(s.message.body, payload...)
 		payload = nil
@@ -60,11 +66,12 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 			c.mu.Lock()
 			if whole, reserved = c.nextMessageLocked(s); whole == nil {
 				m.busy = false
-				end := s.recvEnded && !m.ended && !m.held && !m.full && !s.gone
+				end := (s.recvEnded || m.failed != nil) && !m.ended && !m.held && !m.full && !s.gone
 				m.ended = m.ended || end
+				st := m.failed
 				c.mu.Unlock()
 				if end {
-					m.service.End()
+					m.service.End(cmp.Or(st, statusOK))
 				}
 				return
 			}
@@ -121,7 +128,7 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(body[1:]))
 		switch {
 		case body[0] != 0:
-			c.failLocked(s, statusCompressed())
+			c.refuseMessageLocked(s, statusCompressed())
 			return nil, 0
 		case len(body) >= n:
 			reserved, s.message.reserved = s.message.reserved, 0
@@ -132,12 +139,12 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 			return body[:n:n], reserved
 		}
 		if st := c.admitMessage(s, n-grpcPrefixBytes); st != nil {
-			c.failLocked(s, st)
+			c.refuseMessageLocked(s, st)
 			return nil, 0
 		}
 	}
 	if s.recvEnded && len(body) > 0 {
-		c.failLocked(s, status.New(codes.Internal, "the stream ended within a message"))
+		c.refuseMessageLocked(s, status.New(codes.Internal, "the stream ended within a message"))
 		return nil, 0
 	}
 	// The rest must come, whatever the window.
@@ -145,6 +152,15 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 	c.widenLocked(s, len(body)-m.widened)
 	m.widened = len(body)
 	return nil, 0
+}
+
+var statusOK = status.New(codes.OK, "")
+
+// refuseMessageLocked ends the receiving side of a stream whose next message cannot be taken. The service ends the stream,
+// after the answers to what it has executed.
+func (c *Conn) refuseMessageLocked(s *stream, st *status.Status) {
+	s.messages.failed = st
+	c.dropMessagesLocked(s)
 }
 
 // Resume ends the pause that Messages.Execute has asked for.

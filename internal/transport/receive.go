@@ -268,7 +268,8 @@ func (c *Conn) trailersLocked(s *stream, l *headerList, end bool) {
 
 // openLocked opens a stream for a request.
 func (c *Conn) openLocked(s *stream, l *headerList) {
-	if err := c.client.OpenStream(l.path); err != nil {
+	s.authorization, s.traceparent = l.authorization, l.traceparent
+	if err := c.client.OpenStream(l.path, l.authorization); err != nil {
 		c.refuseLocked(s, err)
 		return
 	}

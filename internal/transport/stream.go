@@ -19,7 +19,9 @@ type stream struct {
 	call     *call     // nil if fast
 	messages *messages // nil unless it is a fast stream of messages
 
-	deadline time.Time // zero: none
+	deadline      time.Time // zero: none
+	authorization string    // of the metadata
+	traceparent   string    // the same
 	receiving
 	sending
 	cancellation
@@ -136,6 +138,12 @@ func (r Request) Context() context.Context { return r.stream }
 
 // Method is the number of the request's method.
 func (r Request) Method() int { return r.stream.fast }
+
+// Authorization is the field of that name in the request's metadata.
+func (r Request) Authorization() string { return r.stream.authorization }
+
+// Traceparent is the field of that name in the request's metadata.
+func (r Request) Traceparent() string { return r.stream.traceparent }
 
 // Deadline is when the client stops waiting, or zero.
 func (r Request) Deadline() time.Time { return r.stream.deadline }

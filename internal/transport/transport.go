@@ -53,6 +53,7 @@ type Options struct {
 	ConnWindow       int           // the same of a connection
 	HeaderBytes      int           // of a request's metadata, as HTTP/2 counts them
 	HandshakeTimeout time.Duration // for preface and settings
+	MaxAge           time.Duration // from which on a client must connect again, up to a tenth earlier; requests under way have another tenth. 0: none
 	KeepaliveTime    time.Duration // of silence before a ping
 	KeepaliveTimeout time.Duration // for a sign of life after it
 	PingInterval     time.Duration // clients that ping more often lose their connection
@@ -80,8 +81,8 @@ type Client interface {
 	Lane() Lane
 
 	// OpenStream admits a stream for a path or refuses it, with an error that Status knows. After
-	// nil, CloseStream is called at its end.
-	OpenStream(path string) error
+	// nil, CloseStream is called at its end. The connection's mutex is held meanwhile.
+	OpenStream(path, authorization string) error
 	CloseStream()
 
 	// Receive admits a message of so many bytes, of which the prefix has arrived, or refuses it.
@@ -120,8 +121,10 @@ type Messages interface {
 	// message is not executed before Request.Resume.
 	Execute(l Lane, message []byte) (more bool)
 
-	// End is called after the last message, when the client has closed its side.
-	End()
+	// End is called after the last message, when the client has closed its side: then the status is OK. Another status
+	// says why the message after the last one cannot be taken. The stream ends with it once what was executed is
+	// answered.
+	End(st *status.Status)
 }
 
 // ErrIncomplete is the error when the rest of a message, or the end of a request, did not arrive in time.

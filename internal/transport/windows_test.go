@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc/status"
 )
 
 // TestStreamsThatEndEarlyGiveTheirWindowBack: after streams that ended in every way before the
@@ -192,7 +193,7 @@ func TestStreamsThatFailAreReported(t *testing.T) {
 	_ = p.framer.WriteRSTStream(5, http2.ErrCodeCancel)
 	p.open(7, pathStream)
 	_ = p.framer.WriteData(7, true, prefixed(10)[:7])
-	eventually(t, "four streams are cancelled", func() bool { return s.cancelled.Load() == 4 })
+	eventually(t, "two streams are cancelled, and two have failed", func() bool { return s.cancelled.Load() == 2 && s.failed.Load() == 2 })
 }
 
 // TestIdleConnectionsKeepLittle: after a burst of large answers a connection gives back its buffers.
@@ -333,4 +334,4 @@ type heldStream struct{}
 
 func (heldStream) Execute(Lane, []byte) bool { return false }
 
-func (heldStream) End() {}
+func (heldStream) End(*status.Status) {}

@@ -102,6 +102,19 @@ func (l *Log) Hold(o HolderOptions) *Holder {
 	return h
 }
 
+// Holder is the first holder with a name, or nil.
+func (l *Log) Holder(name string) *Holder {
+	r := &l.completed.holders
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.list {
+		if h.Name == name {
+			return h
+		}
+	}
+	return nil
+}
+
 // Renew puts the deadline off. The error, of type *HolderEndedError, says that the holder has ended.
 func (h *Holder) Renew() error {
 	r := &h.log.completed.holders

@@ -37,15 +37,19 @@ type TailReader struct {
 	file       vfs.File
 	pos        int64      // of the next record
 	at         keys.Epoch // its epoch
+	term       keys.Term  // of the records from there on
 	buf        []byte     // bytes of the file
 	bufAt      int64      // where they begin
 	read       int64
+	admit      func(bytes int) error
 }
 
 // TailRecord is what the log has of one epoch, or that it has none.
 type TailRecord struct {
 	Epoch keys.Epoch
-	Body  []byte // a batch body, empty for a no-op record; valid until the next call
+	Term  keys.Term // of a record, or of the one after skipped epochs
+	Body  []byte    // a batch body, empty for a no-op record; valid until the next call, or the caller's if it is Owned
+	Owned bool      // the reader keeps nothing of Body: the record was larger than what it reads at a time
 	// Gap means that no record has the epochs from the one before up to this one. Skipped tells that a restart skipped them:
 	// they name no commit. Without it a bulk load took effect at Epoch, or several did at epochs up to it.
 	Gap, Skipped bool
@@ -58,6 +62,7 @@ type TailMark struct {
 	number uint64
 	offset int64
 	epoch  keys.Epoch
+	term   keys.Term
 }
 
 // Epoch is that of the record that begins at the mark; zero for the zero mark.
@@ -73,7 +78,7 @@ func (l *Log) ReadFrom(next keys.Epoch, mark TailMark) *TailReader {
 	r := &TailReader{log: l, next: next}
 	if s, found, err := l.completed.find(next); err == nil && found && s.number == mark.number && mark.epoch <= next {
 		if r.open(s) == nil {
-			r.pos, r.at = mark.offset, mark.epoch
+			r.pos, r.at, r.term = mark.offset, mark.epoch, mark.term
 		}
 	}
 	return r
@@ -84,7 +89,7 @@ func (r *TailReader) Mark() TailMark {
 	if r.file == nil {
 		return TailMark{}
 	}
-	return TailMark{r.segment.number, r.pos, r.at}
+	return TailMark{r.segment.number, r.pos, r.at, r.term}
 }
 
 // Position is the first epoch that Next has not returned.
@@ -93,11 +98,15 @@ func (r *TailReader) Position() keys.Epoch { return r.next }
 // BytesRead is how many bytes the reader has read.
 func (r *TailReader) BytesRead() int64 { return r.read }
 
-// Buffered is the memory of the reader.
-func (r *TailReader) Buffered() int { return cap(r.buf) }
+// Admit sets what is asked before memory is taken for a record that is larger than what is read at a time. Its error is that of
+// Next, which changes nothing.
+func (r *TailReader) Admit(admit func(bytes int) error) { r.admit = admit }
 
 // Close closes the file.
 func (r *TailReader) Close() error {
+	if cap(r.buf) > tailWindowBytes {
+		r.buf = nil
+	}
 	if r.file == nil {
 		return nil
 	}
@@ -171,7 +180,7 @@ func (r *TailReader) open(s tailSegment) error {
 	if err != nil {
 		return r.explain(fmt.Errorf("wal: %w", err))
 	}
-	r.segment, r.file, r.pos, r.at, r.buf = s, f, headerPage, s.First, r.buf[:0]
+	r.segment, r.file, r.pos, r.at, r.term, r.buf = s, f, headerPage, s.First, s.term, r.buf[:0]
 	return nil
 }
 
@@ -210,20 +219,28 @@ func (r *TailReader) record(one *record) (rec TailRecord, ok bool, err error) {
 	case flagClose:
 		return r.closeRecord(one)
 	case flagTerm:
+		r.term, _, ok = termsOf(one.body)
+		if !ok {
+			return rec, false, malformed(s, at, "term", one.body)
+		}
+		ok = false
 	case flagSkip:
 		next, err := skipTo(s, at, one)
 		if err != nil {
 			return rec, false, err
 		}
 		r.at = next
-		rec, ok = TailRecord{Epoch: next - 1, Gap: true, Skipped: true, First: one.epoch}, next > r.next
+		rec, ok = TailRecord{Epoch: next - 1, Term: r.term, Gap: true, Skipped: true, First: one.epoch}, next > r.next
 	default:
 		body, err := batchOf(s, at, one)
 		if err != nil {
 			return rec, false, err
 		}
 		r.at++
-		rec, ok = TailRecord{Epoch: one.epoch, Body: body}, one.epoch >= r.next
+		rec, ok = TailRecord{Epoch: one.epoch, Term: r.term, Body: body}, one.epoch >= r.next
+		if rec.Owned = cap(r.buf) > tailWindowBytes; rec.Owned {
+			r.buf = nil
+		}
 	}
 	r.pos += int64(one.space)
 	if ok {
@@ -257,7 +274,12 @@ func (r *TailReader) bytes(n int) ([]byte, error) {
 		return nil, r.damaged("the segment ends before it")
 	}
 	want := int(min(max(int64(n), tailWindowBytes), end-r.pos))
-	if cap(r.buf) < want || cap(r.buf) > 4*tailWindowBytes && want <= tailWindowBytes {
+	if cap(r.buf) < want {
+		if want > tailWindowBytes && r.admit != nil {
+			if err := r.admit(want); err != nil {
+				return nil, err
+			}
+		}
 		r.buf = make([]byte, want)
 	}
 	r.buf, r.bufAt = r.buf[:want], r.pos

@@ -23,7 +23,7 @@ func (s *Segment) Position() Position {
 // Mark is that position for a reader of the log's files.
 func (s *Segment) Mark() TailMark {
 	p := s.Position()
-	return TailMark{number: s.number, offset: int64(p.offset), epoch: p.Epoch}
+	return TailMark{s.number, int64(p.offset), p.Epoch, s.header.term}
 }
 
 // BytesTo is the number of bytes between two positions of one segment.

@@ -31,8 +31,8 @@ class ExactlyOnceTest(unittest.TestCase):
     def setUp(self):
         channel = grpc.insecure_channel(self.server.endpoint)
         self.addCleanup(channel.close)
-        self.kv = kv_pb2_grpc.KVStub(channel)
-        self.transactions = transactions_pb2_grpc.TransactionsStub(channel)
+        self.kv = kv_pb2_grpc.KVServiceStub(channel)
+        self.transactions = transactions_pb2_grpc.TransactionServiceStub(channel)
 
     def increment(self, key, request_id):
         request = kv_pb2.InvokeRequest(request_id=request_id)

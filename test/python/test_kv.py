@@ -36,8 +36,8 @@ class ServerTest(unittest.TestCase):
         channel = grpc.insecure_channel(self.server.endpoint)
         self.addCleanup(channel.close)
         self.channel = channel
-        self.kv = kv_pb2_grpc.KVStub(channel)
-        self.admin = admin_pb2_grpc.AdminStub(channel)
+        self.kv = kv_pb2_grpc.KVServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
 
     # The calls, with a deadline each.
 
@@ -225,7 +225,7 @@ class TestErrors(ServerTest):
         value = bytes(range(256)) * (16 << 12)
         options = [("grpc.max_receive_message_length", 20 << 20)]
         with grpc.insecure_channel(self.server.endpoint, options=options) as channel:
-            kv = kv_pb2_grpc.KVStub(channel)
+            kv = kv_pb2_grpc.KVServiceStub(channel)
             kv.Put(kv_pb2.PutRequest(key=b"large", value=value), timeout=TIMEOUT)
             self.assertEqual(kv.Get(kv_pb2.GetRequest(key=b"large"), timeout=TIMEOUT).value, value)
 
@@ -271,7 +271,7 @@ class TestAdministration(ServerTest):
 
     def test_reflection_lists_the_services(self):
         services = ProtoReflectionDescriptorDatabase(self.channel).get_services()
-        for name in ("epochkv.v1.KV", "epochkv.v1.Admin", "grpc.health.v1.Health"):
+        for name in ("epochkv.v1.KVService", "epochkv.v1.AdminService", "grpc.health.v1.Health"):
             self.assertIn(name, services)
 
 

@@ -20,7 +20,7 @@ class TLSTest(unittest.TestCase):
 
     def put(self, channel):
         with channel:
-            return kv_pb2_grpc.KVStub(channel).Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=TIMEOUT)
+            return kv_pb2_grpc.KVServiceStub(channel).Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=TIMEOUT)
 
     def test_a_client_with_a_certificate_is_served(self):
         self.assertGreater(self.put(self.server.channel()).epoch, 0)

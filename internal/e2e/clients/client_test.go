@@ -1,6 +1,7 @@
 package clients
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -175,5 +176,23 @@ func TestSIGTERMLosesNothingAndAnswersEverything(t *testing.T) {
 	}
 	if found != uint64(acknowledged) || unknown != 0 || acknowledged == 0 {
 		t.Errorf("%d acknowledged, %d refused, %d unknown; %d found after the restart", acknowledged, refused, unknown, found)
+	}
+}
+
+// TestGetReadsValuesThatAreLongerThanItsMessages: a client that accepts messages of 4 MiB, as those of gRPC do by default, falls back to
+// GetStream by itself.
+func TestGetReadsValuesThatAreLongerThanItsMessages(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	value := bytes.Repeat([]byte("0123456789abcdef"), 5<<16)
+	epoch, err := s.dial(s.endpoint).Put(t.Context(), []byte("k"), value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.dial(s.endpoint, client.WithMaxMessage(4<<20))
+	for name, options := range map[string][]client.ReadOption{"newest": nil, "at an epoch": {client.At(epoch)}} {
+		if v, err := c.Get(t.Context(), []byte("k"), options...); err != nil || !v.Found || v.Epoch != epoch || !bytes.Equal(v.Data, value) {
+			t.Errorf("%s: %d bytes of epoch %d, %v", name, len(v.Data), v.Epoch, err)
+		}
 	}
 }

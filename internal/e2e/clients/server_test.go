@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -109,9 +110,9 @@ func (s *server) signal(signal syscall.Signal) int {
 	return s.process.ProcessState.ExitCode()
 }
 
-func (s *server) dial(endpoint string) *client.Client {
+func (s *server) dial(endpoint string, options ...client.Option) *client.Client {
 	s.t.Helper()
-	c, err := client.Dial(endpoint, s.dialed...)
+	c, err := client.Dial(endpoint, append(slices.Clip(s.dialed), options...)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -50,8 +50,8 @@ func TestBulkImportSurvivesAKillAndVerifies(t *testing.T) {
 	}
 	var space struct {
 		Prefixes []struct {
-			Prefix []byte `json:"prefix"`
-			Keys   int    `json:"keys,string"`
+			Prefix string `json:"prefix"`
+			Keys   int    `json:"keys"`
 		} `json:"prefixes"`
 	}
 	out, _, _ := s.kvctl("", "space", "--by-prefix", "--depth", "2", "-o", "json")
@@ -166,7 +166,7 @@ func TestDamagedPageIsDataLossForItsKeysAlone(t *testing.T) {
 	}
 	s.signal(syscall.SIGTERM)
 	rescued := filepath.Join(s.dir, "rescued.jsonl")
-	out, stderr, code := s.kvctl("", "salvage", "--data-dir", s.data(), "--out", rescued)
+	out, stderr, code := s.kvctl("", "salvage", "--data-dir", s.data(), "--out", rescued, "-o", "jsonl")
 	if code != 8 || !strings.Contains(out, `"lost_total":1,`) {
 		t.Errorf("salvage: exit %d: %s%s", code, out, stderr)
 	}

@@ -252,6 +252,9 @@ func TestUpdateOutlivesARestartOfTheServer(t *testing.T) {
 	calls := 0
 	err := c.Update(ctx, func(tx *client.Txn) error {
 		if calls++; calls == 1 {
+			if _, err := tx.Get([]byte("n")); err != nil { // else the server may not have seen the transaction, which then begins with the next one
+				return err
+			}
 			s.signal(syscall.SIGKILL)
 			s.start()
 		}

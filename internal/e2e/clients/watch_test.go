@@ -143,7 +143,7 @@ func TestKvctlWatchContinues(t *testing.T) {
 	s.mustKvctl("put", "a/2", "three")
 	w.changes(4)
 	token = awaitToken(t, file, token)
-	if code := w.interrupt(); code != 0 {
+	if code := w.interrupt(); code != 130 {
 		t.Fatalf("an interrupted watch: exit %d: %s", code, w.errs.String())
 	}
 	s.mustKvctl("put", "a/3", "four")
@@ -165,7 +165,7 @@ func TestKvctlWatchContinues(t *testing.T) {
 	s.mustKvctl("put", "a/4", "five")
 	last := s.startWatch(args...)
 	mustBe(t, last.changes(1), "set a/4=five")
-	if code := last.interrupt(); code != 0 {
+	if code := last.interrupt(); code != 130 {
 		t.Fatalf("exit %d", code)
 	}
 	if leftovers, _ := filepath.Glob(file + ".*"); len(leftovers) != 0 {

@@ -96,13 +96,17 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"half-sent messages in tiny frames", func(a *attacker) { a.halfSend(a.times(2, 8), a.times(4, 100), 60<<10, 50<<10, 1) }},
 		{"streams that send nothing", func(a *attacker) { a.halfSend(a.times(2, 8), 1000, 10, 0, 16<<10) }},
 		{"idle connections", func(a *attacker) { a.idle(a.times(100, 900)) }},
-		{"unread gets", func(a *attacker) { a.unread(a.times(50, 150), 1, "KV/Get", &pb.GetRequest{Key: largeKey(0)}) }},
-		{"unread batch gets", func(a *attacker) { a.unread(60, 1, "KV/BatchGet", &pb.BatchGetRequest{Keys: largeKeys(15)}) }},
-		{"unread transactions", func(a *attacker) { a.unread(a.times(20, 60), 20, "Transactions/Execute", largeExecute(15)) }},
-		{"unread scans", func(a *attacker) { a.unread(64, 1, "KV/Scan", new(pb.ScanRequest)) }},
-		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KV/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
+		{"unread gets", func(a *attacker) { a.unread(a.times(50, 150), 1, "KVService/Get", &pb.GetRequest{Key: largeKey(0)}) }},
+		{"unread batch gets", func(a *attacker) { a.unread(60, 1, "KVService/BatchGet", &pb.BatchGetRequest{Keys: largeKeys(15)}) }},
+		{"unread transactions", func(a *attacker) { a.unread(a.times(20, 60), 20, "TransactionService/Execute", largeExecute(15)) }},
+		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
+		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
-		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40)) }},
+		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40), new(pb.CreateWatch)) }},
+		{"watches of snapshots that are not read", func(a *attacker) {
+			a.watches(a.times(100, 900), 1, &pb.CreateWatch{Start: &pb.CreateWatch_Snapshot{Snapshot: new(pb.WatchSnapshot)}})
+			time.Sleep(a.look())
+		}},
 		{"pipelines without a window", func(a *attacker) { a.closedWindows(a.times(4, 40), 25) }},
 	} {
 		t.Run(kind.name, func(t *testing.T) {
@@ -113,7 +117,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000", "--max-watches", fmt.Sprint(attackWatches))
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+4**attackTime)
 			defer cancel()
-			kv := pb.NewKVClient(dial(t, p.address))
+			kv := pb.NewKVServiceClient(dial(t, p.address))
 			for i := range 4 {
 				mustPut(t, kv, largeKey(i), 4<<20)
 			}
@@ -161,18 +165,18 @@ func boundWithWatches(memory config.Size) int64 {
 const attackWatches = 10_000
 
 // watches opens streams of watches of everything that are never read, and writes.
-func (a *attacker) watches(streams, batches int) {
+func (a *attacker) watches(streams, batches int, create *pb.CreateWatch) {
 	a.bound = boundWithWatches(attackMemory)
 	var conns []*grpc.ClientConn
 	for range 4 {
 		conns = append(conns, a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
 	}
 	for i := range streams {
-		stream, err := pb.NewFeedClient(conns[i%len(conns)]).Watch(a.ctx)
+		stream, err := pb.NewFeedServiceClient(conns[i%len(conns)]).Watch(a.ctx)
 		if err != nil {
 			a.Fatal(err)
 		}
-		create := &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}, Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS}
+		create.Ranges, create.Values = []*pb.KeyRange{{}}, pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS
 		if err := stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: create}}); err != nil {
 			a.Fatal(err)
 		}
@@ -185,7 +189,7 @@ func (a *attacker) watches(streams, batches int) {
 }
 
 // behave puts and gets a small value until ctx ends. An attack of one kind must not make it fail.
-func behave(ctx context.Context, kv pb.KVClient) error {
+func behave(ctx context.Context, kv pb.KVServiceClient) error {
 	for i := 0; ctx.Err() == nil; i++ {
 		key := fmt.Appendf(nil, "healthy/%d", i%10)
 		_, err := kv.Put(ctx, &pb.PutRequest{Key: key, Value: key, Durability: pb.Durability_DURABILITY_ASYNC})
@@ -217,12 +221,12 @@ func largeKeys(n int) (keys [][]byte) {
 func largeExecute(n int) *pb.ExecuteRequest {
 	req := new(pb.ExecuteRequest)
 	for i := range n {
-		req.ThenOperations = append(req.ThenOperations, &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.GetRequest{Key: largeKey(i)}}})
+		req.ThenOperations = append(req.ThenOperations, &pb.Operation{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: largeKey(i)}}})
 	}
 	return req
 }
 
-func mustPut(t *testing.T, kv pb.KVClient, key []byte, size int) {
+func mustPut(t *testing.T, kv pb.KVServiceClient, key []byte, size int) {
 	t.Helper()
 	_, err := kv.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, size), Durability: pb.Durability_DURABILITY_ASYNC})
 	if err != nil {
@@ -279,7 +283,7 @@ func (a *attacker) sendAll(connections int, batch []byte, refusals ...codes.Code
 		conn := a.dial(grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encoded{})))
 		all.Go(func() {
 			var none []byte
-			err := conn.Invoke(a.ctx, "/epochkv.v1.KV/BatchWrite", &batch, &none)
+			err := conn.Invoke(a.ctx, "/epochkv.v1.KVService/BatchWrite", &batch, &none)
 			switch code := status.Code(err); {
 			case code == codes.OK:
 				a.done.Add(1)
@@ -323,7 +327,7 @@ func (a *attacker) pipelines(connections, streams int) {
 	ctx, cancel := context.WithTimeout(a.ctx, 3*a.look())
 	defer cancel()
 	for range connections {
-		kv := pb.NewKVClient(a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
+		kv := pb.NewKVServiceClient(a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
 		for range streams {
 			all.Go(func() {
 				stream, err := kv.Pipeline(ctx)
@@ -386,7 +390,7 @@ func (r *rawClient) pipelines(a *attacker, streams int, messages [][]byte) {
 	for i := range streams {
 		id := uint32(2*i + 1)
 		r.mu.Lock()
-		err := r.begin(id, "/epochkv.v1.KV/Pipeline")
+		err := r.begin(id, "/epochkv.v1.KVService/Pipeline")
 		r.mu.Unlock()
 		if err != nil {
 			return
@@ -532,7 +536,7 @@ func (r *rawClient) read(settled chan<- struct{}) {
 func (r *rawClient) open(id uint32, declared, sent, frame int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.begin(id, "/epochkv.v1.KV/BatchWrite"); err != nil {
+	if err := r.begin(id, "/epochkv.v1.KVService/BatchWrite"); err != nil {
 		return err
 	}
 	message := make([]byte, 5+sent)

@@ -78,8 +78,8 @@ type round struct {
 	*storm
 	number int
 	server *process
-	kv     pb.KVClient
-	slow   pb.KVClient // over a connection of its own: for clients that do not read
+	kv     pb.KVServiceClient
+	slow   pb.KVServiceClient // over a connection of its own: for clients that do not read
 	client *client.Client
 	ctx    context.Context // ends just before the server is ended
 }

@@ -35,7 +35,7 @@ func ordinaryMax(memory int64) int64 { return memory + max(memory*15/100, 64<<20
 type ordinaryLoad struct {
 	name           string
 	callers, calls int
-	call           func(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error
+	call           func(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error
 }
 
 // ordinaryKeys are the keys from 1 to written, at random places of the tree.
@@ -105,7 +105,7 @@ func (l *ordinaryLoad) run(t *testing.T, conns []*grpc.ClientConn, keys *ordinar
 	t.Helper()
 	var callers sync.WaitGroup
 	for c := range l.callers {
-		kv := pb.NewKVClient(conns[c%len(conns)])
+		kv := pb.NewKVServiceClient(conns[c%len(conns)])
 		callers.Go(func() {
 			for i := c; i < l.calls**ordinaryScale; i += l.callers {
 				if err := l.call(t.Context(), kv, keys); err != nil {
@@ -118,12 +118,12 @@ func (l *ordinaryLoad) run(t *testing.T, conns []*grpc.ClientConn, keys *ordinar
 	callers.Wait()
 }
 
-func putOne(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func putOne(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	_, err := kv.Put(ctx, &pb.PutRequest{Key: keys.next(), Value: ordinaryValue})
 	return err
 }
 
-func putHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func putHundred(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	req := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
 	for range 100 {
 		req.Mutations = append(req.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: keys.next(), Value: ordinaryValue})
@@ -132,12 +132,12 @@ func putHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
 	return err
 }
 
-func getOne(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func getOne(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	_, err := kv.Get(ctx, &pb.GetRequest{Key: keys.any()})
 	return err
 }
 
-func getHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func getHundred(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	req := new(pb.BatchGetRequest)
 	for range 100 {
 		req.Keys = append(req.Keys, keys.any())
@@ -146,7 +146,7 @@ func getHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
 	return err
 }
 
-func scanHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func scanHundred(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	scan, err := kv.Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{Start: keys.any()}, Limit: 100})
 	for err == nil {
 		_, err = scan.Recv()
@@ -158,7 +158,7 @@ func scanHundred(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error 
 }
 
 // pipePuts does five thousand puts, of which a thousand are on their way.
-func pipePuts(ctx context.Context, kv pb.KVClient, keys *ordinaryKeys) error {
+func pipePuts(ctx context.Context, kv pb.KVServiceClient, keys *ordinaryKeys) error {
 	const puts, window = 5000, 1000
 	pipe, err := kv.Pipeline(ctx)
 	if err != nil {

@@ -114,7 +114,7 @@ func (s *storm) live(binary, dir string, h *history, d time.Duration, kill bool)
 	h.add(h.last + 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	r := &round{storm: s, number: h.last, server: p, kv: pb.NewKVClient(conn), slow: pb.NewKVClient(slow), client: c, ctx: ctx}
+	r := &round{storm: s, number: h.last, server: p, kv: pb.NewKVServiceClient(conn), slow: pb.NewKVServiceClient(slow), client: c, ctx: ctx}
 	began, wait := time.Now(), r.run()
 	select {
 	case <-time.After(d):

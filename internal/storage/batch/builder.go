@@ -21,7 +21,9 @@ var ErrReleased = errors.New("batch: the shared values were released")
 // ErrDuplicateKey.
 type DuplicateKeyError struct{ Key []byte }
 
-func (e *DuplicateKeyError) Error() string { return fmt.Sprintf("%v: %q", ErrDuplicateKey, e.Key) }
+func (e *DuplicateKeyError) Error() string {
+	return fmt.Sprintf("%v: %s", ErrDuplicateKey, keys.Quote(e.Key))
+}
 
 // Unwrap makes the error match ErrDuplicateKey.
 func (e *DuplicateKeyError) Unwrap() error { return ErrDuplicateKey }

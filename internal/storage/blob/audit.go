@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ var ErrAccounts = errors.New("blob: the accounts are wrong")
 
 // Length is the length of the value that r refers to.
 func Length(r page.Ref) int { return int(binary.LittleEndian.Uint64(r[8:])) }
+
+// SameValue reports whether two references are to values of the same length and checksum.
+func SameValue(a, b page.Ref) bool { return bytes.Equal(a[8:], b[8:]) }
 
 // Direct reads blob pages from the file, past any cache, into one buffer: for verification, and where
 // there is no cache.

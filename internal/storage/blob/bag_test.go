@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,6 +19,7 @@ import (
 // checkpoint.
 type bag struct {
 	wasteful bool // every value is stored twice, and the same batch drops one of the two
+	relocate int  // pages at the file end that a checkpoint relocates; 8 if it is zero
 
 	p     *pager.Pager
 	s     *Store
@@ -162,7 +164,7 @@ func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.
 			refs[name] = r
 		}
 	}
-	if err := batch.Finish(ck.RelocateFrom(8)); err != nil {
+	if err := batch.Finish(ck.RelocateFrom(cmp.Or(b.relocate, 8))); err != nil {
 		return nil, nil, err
 	}
 	index, err := b.writeIndex(ck, refs)

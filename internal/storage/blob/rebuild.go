@@ -12,13 +12,14 @@ import (
 
 // Rebuild makes a read-only store from the blob pages themselves, for a file whose indirection table
 // cannot be read. pages calls its argument for pages of the file: any type, any order, any number of
-// times. Of several copies of a fragment Rebuild takes the one that the newest checkpoint wrote. The
-// checksum in the reference tells a reader whether that copy is the right one.
+// times. Of several copies of a fragment a reader gets the one that its reference means.
 func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
-	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{}}
+	s := &Store{
+		pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{},
+		copies: &copies{written: map[uint64]uint64{}, others: map[uint64][]fragmentCopy{}},
+	}
 	s.fill.capacity = capacity(s.pageSize)
 	bound := (uint64(p.PageCount()) + 1) * slotsMax // no file of so many pages ever had more blobs
-	written := make(map[uint64]uint64)
 	err := pages(func(id page.ID, buf []byte) {
 		n, err := fragmentCount(buf)
 		if err != nil {
@@ -26,12 +27,11 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 		}
 		for slot := range n {
 			r, err := fragmentAt(buf, slot, n)
-			checkpoint := page.ReadHeader(buf).Checkpoint
-			if err != nil || r.id >= bound || written[r.id] > checkpoint {
+			if err != nil || r.id >= bound {
 				continue
 			}
-			written[r.id] = checkpoint
-			s.table.set(r.id, makeLocation(id, slot, cost(len(r.data), s.pageSize), r.kind))
+			at := makeLocation(id, slot, cost(len(r.data), s.pageSize), r.kind)
+			s.table.set(r.id, s.copies.add(r.id, s.table.locationOf(r.id), fragmentCopy{page.ReadHeader(buf).Checkpoint, at}))
 		}
 	})
 	s.publishStats()
@@ -47,7 +47,8 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // If a live page is missing, the copy of a fragment that was found may be an older one: of the same blob
 // before it moved, or of another blob that had the id before. Its overflow pages and its second fragment
 // may belong to other blobs now. So each value is then read and compared with its reference, and a blob
-// that is not the one that its leaf refers to counts as lost: nothing is freed for it, ever.
+// of which no copy is the one that its leaf refers to counts as lost: nothing is freed for it, ever. The same
+// is done where one checkpoint has written two copies.
 func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (complete bool, err error), live func(page.ID) bool,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
@@ -92,6 +93,7 @@ func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (comp
 		s.state.Bytes, s.state.OverflowPages = used.bytes, used.overflowPages
 	}
 	s.state.BlobPages = uint64(s.fill.pages)
+	s.copies = nil // the table is complete
 	s.fill.begin()
 	s.publishStats()
 	return s, nil
@@ -118,49 +120,60 @@ func (r *repair) ref(to page.Ref) error {
 	r.bytes += ref.length
 	pages, _ := split(int(ref.length), r.s.pageSize)
 	r.overflowPages += uint64(pages)
-	second, err := r.secondOf(to, ref.id)
+	at := r.s.table.locationOf(ref.id)
+	if at.page() == 0 {
+		return nil
+	}
+	if !r.certain || r.s.copies.tied(ref.id) {
+		return r.find(to, ref.id)
+	}
+	if !at.continued() {
+		return nil
+	}
+	fragment, err := r.s.readFragment(ref.id, at, r.src)
 	if err != nil {
-		if !r.certain && errors.Is(err, pager.ErrCorrupt) {
-			r.s.table.set(ref.id, 0) // lost
-			return nil
-		}
 		return err
 	}
-	if second != 0 {
-		r.fragments.Add(int(second - 1))
+	second := binary.LittleEndian.Uint64(fragment.data)
+	if r.s.copies.tied(second) {
+		return r.find(to, ref.id)
 	}
+	r.fragments.Add(int(second))
 	return nil
 }
 
-// secondOf returns one more than the id of the second fragment of a blob, or zero if it has none.
-func (r *repair) secondOf(to page.Ref, id uint64) (uint64, error) {
-	at := r.s.table.locationOf(id)
-	if at.page() == 0 {
-		return 0, nil
-	}
-	if !r.certain {
-		if err := r.compare(to, id); err != nil {
-			return 0, err
+// find enters the copies of the fragments of blob id that are the value that its leaf refers to. If there are none, the
+// blob is lost.
+func (r *repair) find(to page.Ref, id uint64) error {
+	err := r.s.choose(id, r.src, func(c *choice) error {
+		if err := r.compare(to, c); err != nil {
+			return err
 		}
+		r.s.table.set(id, c.at)
+		if c.at.continued() {
+			r.s.table.set(c.second, c.rest)
+			r.fragments.Add(int(c.second))
+		}
+		return nil
+	})
+	if errors.Is(err, pager.ErrCorrupt) || errors.Is(err, ErrBadRef) {
+		r.s.table.set(id, 0)
+		return nil
 	}
-	if !at.continued() {
-		return 0, nil
-	}
-	fragment, err := r.s.readFragment(id, at, r.src)
-	if err != nil {
-		return 0, err
-	}
-	return binary.LittleEndian.Uint64(fragment.data) + 1, nil
+	return err
 }
 
 // compare reads a value, and reports as damage if it is not the one that its leaf refers to, or if it
 // takes pages that are not live: these hold an older copy of the same blob.
-func (r *repair) compare(to page.Ref, id uint64) error {
-	var err error
-	if r.value, err = r.s.Append(r.value[:0], to, r.src); err != nil {
+func (r *repair) compare(to page.Ref, c *choice) error {
+	ref, err := decodeRef(to)
+	if err != nil {
 		return err
 	}
-	fragment, kind, err := r.s.appendFragments(nil, id, r.s.table, r.src)
+	if r.value, err = r.s.appendValue(r.value[:0], ref, c, r.src); err != nil {
+		return err
+	}
+	fragment, kind, err := r.s.appendFragments(nil, c.id, c, r.src)
 	if err != nil || kind != fragmentHead {
 		return err
 	}
@@ -170,7 +183,7 @@ func (r *repair) compare(to page.Ref, id uint64) error {
 	}
 	h.pages(func(at page.ID) {
 		if err == nil && !r.live(at) {
-			err = r.s.pager.Corrupt(at, fmt.Sprintf("page of an older copy of blob %d", id))
+			err = r.s.pager.Corrupt(at, fmt.Sprintf("page of an older copy of blob %d", c.id))
 		}
 	})
 	return err

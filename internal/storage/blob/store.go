@@ -26,6 +26,8 @@ type Store struct {
 	fill        fill
 	state       pager.BlobState
 	rebuilt     bool // the stored table is damaged: the next batch writes all of it
+
+	copies *copies // of a store that Rebuild made; constant
 }
 
 // droppedBlobs is the ids that one checkpoint dropped.
@@ -121,8 +123,20 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 	if err != nil {
 		return dst, err
 	}
+	dst, err = s.appendValue(dst, ref, s.table, src)
+	if err != nil && s.copies != nil {
+		err = s.choose(ref.id, src, func(c *choice) (err error) {
+			dst, err = s.appendValue(dst, ref, c, src)
+			return err
+		})
+	}
+	return dst, err
+}
+
+// appendValue appends the value that ref refers to. After an error it appends nothing.
+func (s *Store) appendValue(dst []byte, ref ref, locations locations, src PageSource) ([]byte, error) {
 	start := len(dst)
-	dst, kind, err := s.appendFragments(dst, ref.id, s.table, src)
+	dst, kind, err := s.appendFragments(dst, ref.id, locations, src)
 	if err == nil && kind == fragmentHead {
 		fragment := append([]byte(nil), dst[start:]...)
 		dst, err = s.appendOverflow(dst[:start], ref.id, fragment)
@@ -131,7 +145,7 @@ func (s *Store) Append(dst []byte, r page.Ref, src PageSource) ([]byte, error) {
 		return dst[:start], err
 	}
 	if value := dst[start:]; uint64(len(value)) != ref.length || crc32.Checksum(value, castagnoli) != ref.checksum {
-		at := s.table.locationOf(ref.id).page()
+		at := locations.locationOf(ref.id).page()
 		return dst[:start], s.pager.Corrupt(at, fmt.Sprintf("blob %d is not the value of %d bytes that its leaf refers to", ref.id, ref.length))
 	}
 	return dst, nil

@@ -25,7 +25,8 @@ type leafPacker struct {
 	separators   arena
 	stored       []byte // what the leaf stores of a large value
 	packed       int    // entries of the leaves in out and of those written, since the partition began
-	err          error  // the first broken invariant
+	covered      coveredRun
+	err          error // the first broken invariant
 	out          []item
 }
 

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"sync"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -55,7 +56,7 @@ type MergeInput struct {
 	Unreadable func(error) bool
 	// Avoid names pages of the base that the merge leaves where they are, unread, with all pages
 	// below them. The input should have nothing for them.
-	Avoid map[page.ID]struct{}
+	Avoid Avoided
 	// Rebuilt are inner nodes of the base that cannot be read, with their children. The merge writes
 	// them anew.
 	Rebuilt []RebuiltNode
@@ -73,7 +74,7 @@ type MergeInput struct {
 
 // Cuts are keys at which a merge may be divided.
 type Cuts struct {
-	Keys [][]byte // sorted
+	Keys [][]byte // sorted, each once
 	// Least is the least number of keys at which a run of neighbouring leaves is divided: fewer are not
 	// worth the leaves that are rewritten for them. Zero means one.
 	Least int
@@ -122,6 +123,7 @@ type Result struct {
 type Stats struct {
 	LeafPages, InnerPages int   // written
 	Keys                  int64 // keys whose newest version is a value
+	SystemKeys            int64 // of them, those outside the keyspace of clients
 	Versions              int64
 	Bytes                 int64 // keys and inline values of all versions
 	VersionsDropped       int64 // dead versions, of the tree and of the input
@@ -131,11 +133,20 @@ type Stats struct {
 	Stored, Dropped       int64 // large values
 }
 
+// CountKey adds n keys like this one.
+func (s *Stats) CountKey(key []byte, n int64) {
+	s.Keys += n
+	if keys.SpaceOf(key) != keys.SpaceUser {
+		s.SystemKeys += n
+	}
+}
+
 // Add adds up two merges.
 func (s *Stats) Add(o *Stats) {
 	s.LeafPages += o.LeafPages
 	s.InnerPages += o.InnerPages
 	s.Keys += o.Keys
+	s.SystemKeys += o.SystemKeys
 	s.Versions += o.Versions
 	s.Bytes += o.Bytes
 	s.VersionsDropped += o.VersionsDropped
@@ -151,6 +162,7 @@ type merge struct {
 	*MergeInput
 	soft    int // bytes at which a long run cuts a page
 	cuts    [][]byte
+	avoided []page.Separator // where the ranges of avoided pages end; sorted
 	ordered ordered
 
 	unreadablePages unreadablePages
@@ -173,6 +185,7 @@ func mergeFilling(ctx context.Context, in *MergeInput, percent int) (*Result, er
 	m := &merge{MergeInput: in, cuts: in.Cuts.Keys}
 	if len(in.Avoid) > 0 {
 		m.cuts = nil // both partitions would read a leaf that they share
+		m.avoided = in.Avoid.ends()
 	}
 	m.soft = page.Payload(in.PageSize) * percent / 100
 	m.ordered.init(m)

@@ -51,7 +51,7 @@ type worker struct {
 // run merges p. It leaves the partition's children in pack.out.
 func (w *worker) run(p *partition) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
-	w.pack.packed, w.balance = 0, balance{}
+	w.pack.packed, w.balance, w.pack.covered.open = 0, balance{}, false
 	w.prefetchPartition(p)
 	w.in.seek(p.lo)
 	w.checkInput()
@@ -113,6 +113,7 @@ func (p *partition) divides(i int) bool {
 
 // retain leaves a leaf as it is.
 func (w *worker) retain(c *page.Child) {
+	w.endRun()
 	w.pack.flush()
 	w.pack.out = append(w.pack.out, item{Child: *c})
 }
@@ -129,6 +130,7 @@ func (p *partition) boundAfter(i int) *page.Separator {
 // unchanged, the two become one run. The last leaf of the tree may be underfull, because ascending
 // keys continue there.
 func (w *worker) finish(p *partition) error {
+	w.endRun()
 	n := len(w.pack.out)
 	if p.hi == nil || !w.pack.underfull() || n == 0 || w.pack.out[n-1].page != nil {
 		w.pack.flush()
@@ -229,7 +231,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	if err != nil {
 		return w.skipUnreadable(p, i, bound, err)
 	}
-	w.pack.begin(lower)
+	w.pack.begin(w.pack.covered.beginLeaf(w.m, lower))
 	leaf := page.Leaf(b)
 	v := leaf.Layout()
 	from, to := 0, v.Count()
@@ -460,12 +462,15 @@ func (w *worker) emit(old bool) {
 	if !keep {
 		w.stats.VersionsDropped++
 		w.dropRef(e.Value, e.Large)
+		if w.pack.covered.needed {
+			w.pack.covered.drop(w.key, t, w.bound)
+		}
 		return
 	}
 	w.stats.Versions++
 	w.stats.Bytes += int64(len(w.key) + w.inlineSize(e))
 	if !w.countedNew && t.Kind() != keys.KindDelete {
-		w.stats.Keys++
+		w.stats.CountKey(w.key, 1)
 	}
 	w.countedNew = true
 	e.Key, e.Same = w.key, w.retained
@@ -493,7 +498,7 @@ func (w *worker) countOld(t keys.Trailer, value []byte) {
 	w.stats.Versions--
 	w.stats.Bytes -= int64(len(w.key) + len(value))
 	if !w.countedOld && t.Kind() != keys.KindDelete {
-		w.stats.Keys--
+		w.stats.CountKey(w.key, -1)
 	}
 	w.countedOld = true
 }

@@ -20,9 +20,11 @@ import (
 // Older versions of a key may be on an avoided page after the leaf with the key's newer versions.
 // They stay. So the tombstone of such a key stays, too: the page may become readable again.
 //
-// The key range of an avoided page can grow: the leaves after it disappear once their versions are
-// dead. Input for the keys of the larger range makes an UnreadableError of the same page again,
-// with its new bounds.
+// The key range of an avoided page does not grow when all versions of the leaves beside it are dead:
+// a leaf with one tombstone stays, because keys that are known to be absent would be damaged
+// otherwise. So does the first leaf of the tree. The range grows if the page was not avoided yet.
+// Input for the keys of the larger range then makes an UnreadableError of the same page again, with
+// its new bounds.
 
 // UnreadablePage is a page of the base that the merge would have rewritten but could not read.
 type UnreadablePage struct {

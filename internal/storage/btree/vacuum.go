@@ -16,9 +16,9 @@ import (
 // VacuumSearch looks for leaves from which something can be dropped.
 type VacuumSearch struct {
 	Policy Policy
-	From   page.Separator       // where to begin; the zero Separator is the first leaf
-	Max    int                  // leaves to read at most
-	Avoid  map[page.ID]struct{} // pages that a merge skips, with all pages below them
+	From   page.Separator // where to begin; the zero Separator is the first leaf
+	Max    int            // leaves to read at most
+	Avoid  Avoided        // pages that a merge skips, with all pages below them
 	// Damaged is called with the error of a page that cannot be read. If it returns nil, the search
 	// skips the page.
 	Damaged func(error) error

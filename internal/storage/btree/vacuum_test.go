@@ -229,7 +229,7 @@ func TestVacuumSearchSkipsDamagedPages(t *testing.T) {
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found, %d without damage, %d damaged, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)
 	}
-	find.Avoid = map[page.ID]struct{}{bad: {}}
+	find.Avoid = Avoided{bad: nil}
 	found, err = find.Find(s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found with an avoided page, %d damages: %v", found.Leaves, damaged, err)

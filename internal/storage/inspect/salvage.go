@@ -31,9 +31,9 @@ import (
 //
 // The allocation map tells whether a leaf belongs to the newest state. Without it, the contents of
 // leaves that were freed and not overwritten may come back. A leaf of a newer checkpoint that
-// covers a key overrules them, but only if that leaf is intact, and only if there was no repair
-// tree, whose leaves have few keys of their ranges. Of the versions that are left the newest
-// counts.
+// covers a key overrules them, but only if that leaf is intact, has a version of theirs (else it may
+// be left of a repair tree that was given back), and only if there is no repair tree, whose leaves
+// have few keys of their ranges. Of the versions that are left the newest counts.
 
 // SalvageReport says what was salvaged and what is lost.
 type SalvageReport struct {

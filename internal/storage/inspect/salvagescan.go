@@ -3,6 +3,8 @@ package inspect
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
+	"hash/maphash"
 	"maps"
 	"slices"
 
@@ -16,7 +18,8 @@ type foundLeaf struct {
 	id          page.ID
 	checkpoint  uint64
 	first, last []byte
-	at          keys.Trailer // of first
+	at          keys.Trailer        // of first
+	versions    map[uint64]struct{} // hashes of its versions; nil before they are needed and afterwards
 }
 
 // scan reads the leaves that may be in the gaps. Ranges of leaves overlap: the versions of a key
@@ -39,8 +42,14 @@ func (s *salvager) scan() error {
 		}
 		var newer []*foundLeaf
 		if overrule {
-			before = slices.DeleteFunc(before, func(o *foundLeaf) bool { return bytes.Compare(o.last, l.first) < 0 })
-			newer = l.overruledBy(before, leaves[i+1:])
+			before = slices.DeleteFunc(before, func(o *foundLeaf) bool {
+				ended := bytes.Compare(o.last, l.first) < 0
+				if ended {
+					o.versions = nil
+				}
+				return ended
+			})
+			newer = slices.DeleteFunc(l.overruledBy(before, leaves[i+1:]), func(o *foundLeaf) bool { return !s.share(l, o, buf) })
 			before = append(before, l)
 		}
 		if s.state.ReadPage(l.id, buf) == nil { // it was intact a moment ago
@@ -55,7 +64,8 @@ func (s *salvager) scan() error {
 // them.
 //
 // Where the newest state is known, pages of a newer checkpoint that was not finished, for instance
-// of a bulk load that a crash ended, do not count as intact.
+// of a bulk load that a crash ended, do not count as intact. The next checkpoint has the same number,
+// and may leave such pages in the file. They have versions after the epoch of the state.
 func (s *salvager) findLeaves() (leaves []foundLeaf, repaired bool, err error) {
 	err = s.eachPage(func(id page.ID, buf []byte) {
 		if !page.IsTree(buf, 0) {
@@ -67,13 +77,21 @@ func (s *salvager) findLeaves() (leaves []foundLeaf, repaired bool, err error) {
 			first: slices.Concat(v.Prefix(), v.Suffix(0)), at: v.Trailer(0), last: slices.Concat(v.Prefix(), v.Suffix(v.Count()-1)),
 		}
 		repaired = repaired || keys.SpaceOf(l.first) == keys.SpaceRepairTree
-		if s.reached.Has(int(id)) || s.mapped && !s.state.Pages.IsLive(id) {
+		if s.reached.Has(int(id)) || s.mapped && !s.state.Pages.IsLive(id) || !s.raw() && newestOf(v) > s.report.Epoch {
 			return
 		}
 		leaves = append(leaves, l)
 	})
 	slices.SortFunc(leaves, func(a, b foundLeaf) int { return cmp.Or(bytes.Compare(a.first, b.first), cmp.Compare(b.at, a.at)) })
 	return leaves, repaired, err
+}
+
+// newestOf is the epoch of the newest version of a leaf.
+func newestOf(v page.LeafLayout) (newest keys.Epoch) {
+	for i := range v.Count() {
+		newest = max(newest, v.Trailer(i).Epoch())
+	}
+	return newest
 }
 
 // addPending adds the newest versions of a leaf's keys that are in the gaps and that no newer leaf
@@ -133,6 +151,45 @@ func (l *foundLeaf) overruledBy(before []*foundLeaf, after []foundLeaf) (newer [
 	}
 	return newer
 }
+
+// share reports whether two leaves have a version in common. A leaf that replaces another one has the versions that were left of it;
+// one that has none of them may be of a repair tree, with few keys of its range: no version is in the tree before the repair tree
+// has given it back. If all versions of a leaf were replaced, deleted keys in it come back.
+func (s *salvager) share(a, b *foundLeaf, buf []byte) bool {
+	s.readVersions(a, buf)
+	s.readVersions(b, buf)
+	for version := range a.versions {
+		if _, ok := b.versions[version]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// readVersions reads the versions of a leaf, unless it has them.
+func (s *salvager) readVersions(l *foundLeaf, buf []byte) {
+	if l.versions != nil {
+		return
+	}
+	l.versions = map[uint64]struct{}{}
+	if s.state.ReadPage(l.id, buf) != nil { // it was intact a moment ago
+		return
+	}
+	view, key := page.Leaf(buf).Layout(), []byte(nil)
+	for i := range view.Count() {
+		suffix, t, _, _ := view.At(i)
+		if i == 0 || len(suffix) > 0 {
+			key = append(append(key[:0], view.Prefix()...), suffix...)
+		}
+		var h maphash.Hash
+		h.SetSeed(versionSeed)
+		_, _ = h.Write(key)
+		_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, uint64(t)))
+		l.versions[h.Sum64()] = struct{}{}
+	}
+}
+
+var versionSeed = maphash.MakeSeed()
 
 // covered reports whether one of the leaves would have a version if the version still existed.
 // Newer versions of the first key of a leaf may be in the leaf before it.

@@ -21,6 +21,10 @@ func TestVerifyFindsAccountsThatDoNotAddUp(t *testing.T) {
 			s.Entries++
 			return nil
 		},
+		"records of the store": func(_ *pager.Checkpoint, s *pager.State) error {
+			s.Engine[120]++
+			return nil
+		},
 		"bytes": func(_ *pager.Checkpoint, s *pager.State) error {
 			s.EntryBytes--
 			return nil

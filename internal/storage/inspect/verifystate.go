@@ -25,6 +25,8 @@ type verifier struct {
 
 	state *storage.DurableState
 	keys  keyCounter
+
+	systemKeys uint64 // live keys that are not the clients'
 }
 
 func newVerifier(ctx context.Context, o VerifyOptions) *verifier {
@@ -77,6 +79,10 @@ func (v *verifier) accounts(err error) error {
 	if v.report.Keys != s.Entries || v.keys.bytes != s.EntryBytes {
 		v.damage(Damage{Kind: DamageAccounts, File: v.state.Pages.Name(), Reason: fmt.Sprintf(
 			"the tree has %d keys and %d bytes, the superblock says %d and %d", v.report.Keys, v.keys.bytes, s.Entries, s.EntryBytes)})
+	}
+	if n, known := v.state.SystemKeys(); known && n != v.systemKeys {
+		v.damage(Damage{Kind: DamageAccounts, File: v.state.Pages.Name(), Reason: fmt.Sprintf(
+			"the tree has %d records of the store, the superblock says %d", v.systemKeys, n)})
 	}
 	return nil
 }
@@ -160,8 +166,9 @@ func (v *verifier) walk(reach func(page.ID) error, value func(page.Ref) error) e
 		return err
 	}
 	v.keys.interrupt()
-	counted, bytes := v.report, v.keys.bytes
+	counted, bytes, systemKeys := v.report, v.keys.bytes, v.systemKeys
 	err = v.walkTree(mirror, reach, value)
+	v.systemKeys = systemKeys
 	v.report.Keys, v.report.Versions, v.report.Values, v.report.ValueBytes = counted.Keys, counted.Versions, counted.Values, counted.ValueBytes
 	v.keys.bytes = bytes
 	return err
@@ -198,6 +205,9 @@ func (v *verifier) leaf(p page.Leaf, value func(page.Ref) error) error {
 		_, t, inline, large := view.At(i)
 		if v.keys.add(&view, i) && t.Kind() != keys.KindDelete {
 			v.report.Keys++
+			if keys.SpaceOf(v.keys.key) != keys.SpaceUser {
+				v.systemKeys++
+			}
 		}
 		v.report.Versions++
 		if !large {

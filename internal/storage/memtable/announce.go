@@ -16,19 +16,29 @@ import (
 // Announce would have to wait; so it expects what the last lone operation of the writer found.
 func (t *Table) Announce(in *Inserter, body *batch.Body) {
 	var r batch.Reader
-	if body.Count() != 1 || r.ReadBody(body) != nil || !r.Next() {
+	n := body.Count()
+	if n > smallBody || r.ReadBody(body) != nil {
 		return
 	}
-	hash := t.hash(r.Key)
-	if in.overwrote {
+	for i := 0; r.Next(); i++ {
+		t.announceOne(in, in.spliceOf(i, n), r.Key)
+	}
+}
+
+// Expect prefetches what Find of key reads first. The table may be freed meanwhile.
+func (t *Table) Expect(key []byte) { prefetchLines(t.index.bucket(t.hash(key)), 1) }
+
+func (t *Table) announceOne(in *Inserter, s *splice, key []byte) {
+	hash := t.hash(key)
+	if in.overwrote && s == &in.splice {
 		if node, absent := t.index.candidate(hash); !absent {
 			prefetchLines(unsafe.Pointer(raw64(t.arena.base, node)), 1)
 			return
 		}
 	}
 	prefetchLines(t.index.bucket(hash), 1)
-	in.ascending = false
-	tower := t.approach(in, r.Key, t.heads.of(r.Key))
+	s.ascending = false
+	tower := t.approach(s, key, t.heads.of(key))
 	block := towerBlock(t.arena.base, tower).Load()
 	prefetchLines(unsafe.Pointer(raw64(t.arena.base, block)), int(blockWords(t.slots))*wordBytes/cacheLine)
 }

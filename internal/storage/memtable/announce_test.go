@@ -1,6 +1,7 @@
 package memtable
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -52,4 +53,42 @@ func mustAnnounce(t *testing.T, tab *Table, in *Inserter, b *batch.Builder) {
 		t.Fatal(err)
 	}
 	tab.Announce(in, body)
+}
+
+// TestRecordsFindTheirPlaceBesideOtherKeys commits pairs of a record and a key by several writers. The records count on
+// with the time, nearly in order, and now and then an old one comes. The heads tell them apart, or do not.
+func TestRecordsFindTheirPlaceBesideOtherKeys(t *testing.T) {
+	const writers = 4
+	expected := &Expected{Prefix: []byte("aqcd"), Bytes: []ByteRange{{Most: 1}, {Most: 255}, {Most: 255}}}
+	for name, e := range map[string]*Expected{"expected": expected, "equal heads": nil} {
+		t.Run(name, func(t *testing.T) {
+			rnd := seeded(t)(0)
+			tab := mustNew(t, Config{Bytes: 8 << 20, Prefix: []byte("p"), Expected: e})
+			ins, builders := make([]Inserter, writers), make([]batch.Builder, writers)
+			want, pairs := map[string]string{}, 0
+			for pairs < 8_000 {
+				for i := range ins {
+					at := pairs + rnd.IntN(40)
+					if rnd.IntN(50) == 0 {
+						at = rnd.IntN(pairs + 1)
+					}
+					record := fmt.Appendf([]byte("aqcd"), "%s-%d", binary.BigEndian.AppendUint32(nil, uint32(at)<<8)[:3], pairs)
+					key, value := binary.BigEndian.AppendUint64([]byte("p"), rnd.Uint64()), fmt.Sprint(pairs)
+					builders[i].Reset()
+					builders[i].Set(keys.SpaceOf(record), keys.User(record), []byte(value))
+					builders[i].Set(keys.SpaceOf(key), keys.User(key), []byte(value))
+					want[string(record)], want[string(key)] = value, value
+					pairs++
+					mustAnnounce(t, tab, &ins[i], &builders[i])
+				}
+				for _, i := range rnd.Perm(writers) {
+					applyAll(t, tab, &ins[i], &builders[i], keys.Epoch(pairs+i))
+				}
+			}
+			if tab.Count() != len(want) {
+				t.Errorf("%d keys, want %d", tab.Count(), len(want))
+			}
+			checkHolds(t, tab, want)
+		})
+	}
 }

@@ -49,7 +49,7 @@ func TestIteratorsSeeWhatWasAppliedBeforeAndInOrder(t *testing.T) {
 			sample = append(sample, numberedKey(7*i))
 		}
 		slices.SortFunc(sample, bytes.Compare)
-		c.Heads = learnHeads(sample[100:200], 3000) // most keys are outside the values that were seen
+		c.Heads = learnHeads(sample[100:200], 3000, nil) // most keys are outside the values that were seen
 		checkConcurrentIteration(t, c)
 	})
 }

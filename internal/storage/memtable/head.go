@@ -3,7 +3,6 @@ package memtable
 import (
 	"bytes"
 	"encoding/binary"
-	"math"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
@@ -25,8 +24,30 @@ import (
 // of its place the first or last head of that place. So every key has a valid head, whatever the
 // groups were learned from; more keys then share one.
 //
+// Keys that are expected have heads of their own, whatever the groups were learned from; see Expected.
+//
 // Heads is immutable.
 type Heads struct {
+	groupedHeads // of all keys, or of those after the expected ones
+
+	expected *expectedHeads // nil without expected keys
+}
+
+// of is the head of key.
+func (h *Heads) of(key []byte) uint32 {
+	if e := h.expected; e != nil {
+		switch mark := first32(key); {
+		case mark < e.mark || mark == e.mark && len(key) < expectedPrefix:
+			return e.before.of(key)
+		case mark == e.mark:
+			return e.group.head(key[expectedPrefix:])
+		}
+	}
+	return h.groupedHeads.of(key)
+}
+
+// groupedHeads are the heads of a range of keys.
+type groupedHeads struct {
 	prefix []byte // of all groups
 	groups []headGroup
 	words  [groupsMax]uint64 // of each group: the eight bytes of its prefix after that of all
@@ -56,18 +77,27 @@ const (
 )
 
 // plainHeads has one group: the heads are the four bytes after the prefix.
-func plainHeads(prefix []byte) *Heads {
-	return &Heads{prefix: bytes.Clone(prefix), groups: []headGroup{{size: allHeads}}}
+func plainHeads(prefix []byte, e *Expected) *Heads {
+	return newHeads(e, func(after bool, first, size uint64) groupedHeads {
+		if !after {
+			return plainGroup(e.Prefix[:1], first, size)
+		}
+		return plainGroup(prefix, first, size)
+	})
 }
 
-// of is the head of key.
-func (h *Heads) of(key []byte) uint32 {
+func plainGroup(prefix []byte, first, size uint64) groupedHeads {
+	return groupedHeads{prefix: bytes.Clone(prefix), groups: []headGroup{{first: first, size: size}}}
+}
+
+func (h *groupedHeads) of(key []byte) uint32 {
 	n := len(h.prefix)
 	if len(key) < n || string(key[:n]) != string(h.prefix) {
 		if bytes.Compare(key, h.prefix) < 0 {
-			return 0
+			return uint32(h.groups[0].first)
 		}
-		return math.MaxUint32
+		last := &h.groups[len(h.groups)-1]
+		return uint32(last.first + last.size - 1)
 	}
 	rest, i := key[n:], 0
 	if len(h.groups) > 1 {
@@ -85,7 +115,7 @@ func (h *Heads) of(key []byte) uint32 {
 }
 
 // groupOf is the last group whose prefix is not after rest, or the first group.
-func (h *Heads) groupOf(rest []byte) int {
+func (h *groupedHeads) groupOf(rest []byte) int {
 	word, i := keys.WordAfter(rest, 0), -1
 	for _, w := range h.words[:len(h.groups)] {
 		if w <= word {

@@ -42,15 +42,9 @@ type Inserter struct {
 	stripe   *stripe
 	rnd      uint64
 
-	// The splice: per level, the last tower passed on the way to the latest insert. Towers are
-	// never removed, so it stays a valid start for any key that is not smaller.
-	splice    [heightMax]uint32
-	levels    int    // levels of splice that are filled; zero without a splice
-	lowHead   uint32 // head of the anchor of splice[0]
-	highHead  uint32 // head of the next anchor when it was read; a nearer tower may have been linked since
-	ascending bool   // the next key is not smaller than the one for which the splice was made
+	splice    splice // of the latest insert, without those of records
+	record    splice // of the latest record: what comes before the other operations of a small body
 	overwrote bool   // the latest lone operation found its key in the table
-	moved     bool   // the latest insert ended right of splice[0], so the splice is too far left to be kept
 
 	starved error // why the latest Apply found no memory; see ErrStarved
 
@@ -122,7 +116,7 @@ func (t *Table) bind(in *Inserter) {
 	in.pos, in.end = 0, 0
 	in.stripe = &t.stripes[n%stripeCount]
 	in.rnd = uint64(n)*0x9e3779b97f4a7c15 | 1
-	in.levels, in.moved = 0, false
+	in.splice, in.record = splice{}, splice{follows: true}
 	in.pooled = 0
 	in.longChainCount = 0
 }
@@ -155,7 +149,7 @@ func (in *Inserter) allocMargin(words, align uint32) uint32 {
 // then. So bodies from a file are validated first, and after ErrStarved no reader may reach the
 // epoch.
 func (t *Table) Apply(in *Inserter, body *batch.Body, epoch keys.Epoch, sync bool) error {
-	in.longChainCount, in.ascending, in.starved = 0, false, nil
+	in.longChainCount, in.splice.ascending, in.record.ascending, in.starved = 0, false, false, nil
 	var r batch.Reader
 	if err := r.ReadBody(body); err != nil {
 		return err
@@ -180,7 +174,7 @@ func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 		hash := t.hash(r.Key)
 		node, _ := t.index.find(t.arena.base, hash, r.Key)
 		in.overwrote = node != 0
-		if t.applyFound(in, r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync, node, hash, 0) {
+		if t.applyFound(in, in.spliceOf(int(ops), r.Count()), r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync, node, hash, 0) {
 			fresh++
 		}
 		if in.starved != nil {
@@ -194,12 +188,12 @@ func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 // applyFound installs one version of a key, of which the index has the given node, or zero, and reports
 // whether the key is new. near is a tower as in window, or zero. If in is starved afterwards, nothing was
 // installed.
-func (t *Table) applyFound(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool, node uint32, hash uint64, near uint32) bool {
+func (t *Table) applyFound(in *Inserter, s *splice, key, value []byte, trailer keys.Trailer, sync bool, node uint32, hash uint64, near uint32) bool {
 	if node != 0 {
 		t.add(in, node, trailer, sync, value)
 		return false
 	}
-	node, fresh := t.insertNode(in, key, value, trailer, sync, near)
+	node, fresh := t.insertNode(in, s, key, value, trailer, sync, near)
 	if node == 0 {
 		return false
 	}
@@ -221,21 +215,21 @@ func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, 
 // was not, nothing is installed, and the node is the existing one, or zero if in is starved. The
 // search begins at the tower near, or finds its own way if near is zero. A split needs the splice and
 // makes the search find its own way, too.
-func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool, near uint32) (node uint32, fresh bool) {
+func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer keys.Trailer, sync bool, near uint32) (node uint32, fresh bool) {
 	base, head := t.arena.base, t.heads.of(key)
 	x := near
 	if x == 0 {
-		x = t.approach(in, key, head)
-		in.ascending = true
+		x = t.approach(s, key, head)
+		s.ascending = true
 	}
 	made := uint32(0)
 	for {
 		tower, block, link := advanceRight(base, x, key, head, upTo)
 		if near == 0 {
 			if tower != x {
-				in.moved = true
+				s.moved = true
 			}
-			in.highHead = headIn(link)
+			s.highHead = headIn(link)
 		}
 		x = tower
 		for i := range t.slots {
@@ -248,7 +242,7 @@ func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer
 					}
 				}
 				if slot.CompareAndSwap(0, pack(head, made)) {
-					in.saveSplice()
+					s.save()
 					return made, true
 				}
 				w = slot.Load()
@@ -257,17 +251,17 @@ func (t *Table) insertNode(in *Inserter, key, value []byte, trailer keys.Trailer
 				if made != 0 {
 					t.unmakeNode(in, made, len(key), len(value))
 				}
-				in.saveSplice()
+				s.save()
 				return offsetIn(w), false
 			}
 		}
 		if near != 0 {
 			near = 0
-			x = t.approach(in, key, head)
-			in.ascending = true
+			x = t.approach(s, key, head)
+			s.ascending = true
 			continue
 		}
-		if t.split(in, x, block); in.starved != nil {
+		if t.split(in, s, x, block); in.starved != nil {
 			return 0, false
 		}
 	}

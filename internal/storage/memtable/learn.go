@@ -26,7 +26,7 @@ func (t *Table) LearnHeads() *Heads {
 	if len(sample) < sampleMin {
 		return nil
 	}
-	return learnHeads(sample, t.Count())
+	return learnHeads(sample, t.Count(), t.expected)
 }
 
 // sample copies up to sampleMax keys, in order and about equally far apart: anchors of towers.
@@ -56,20 +56,37 @@ func (t *Table) sample() (sample [][]byte) {
 
 // learner computes heads from a sample of keys.
 type learner struct {
+	first uint64 // of the heads
+	heads uint64 // how many there are
 	total int    // keys in the sample
 	apart uint64 // how far apart the heads of neighbours in the sample should be: keys of the table are between them
 }
 
 // learnHeads computes heads for so many keys, from a sorted sample of them.
-func learnHeads(sample [][]byte, population int) *Heads {
-	l := learner{total: len(sample), apart: uint64(max(population/len(sample)/2, 1))}
+func learnHeads(sample [][]byte, population int, e *Expected) *Heads {
+	before, rest := e.around(sample)
+	apart := uint64(max(population/len(sample)/2, 1))
+	return newHeads(e, func(after bool, first, size uint64) groupedHeads {
+		part := before
+		if after {
+			part = rest
+		}
+		if len(part) < 2 {
+			return plainGroup(nil, first, size)
+		}
+		l := learner{first: first, heads: size, total: len(part), apart: apart}
+		return l.learn(part)
+	})
+}
+
+func (l *learner) learn(sample [][]byte) groupedHeads {
 	groups, _ := l.divide(sample, 0, groupsMax)
 	common := groups[0].prefix
 	for i := range groups {
 		common = common[:commonPrefix(common, groups[i].prefix)]
 	}
-	h := &Heads{prefix: common, groups: groups}
-	first := uint64(0)
+	h := groupedHeads{prefix: common, groups: groups}
+	first := l.first
 	for i := range groups {
 		g := &groups[i]
 		g.prefix = g.prefix[len(common):]
@@ -139,7 +156,7 @@ func (l *learner) resolved(g *headGroup, sample [][]byte) (n int) {
 
 // group makes one group of all keys, which share common bytes; its prefix has at least so many.
 func (l *learner) group(sample [][]byte, least, common int) headGroup {
-	g := headGroup{size: allHeads * uint64(len(sample)) / uint64(l.total)}
+	g := headGroup{size: l.heads * uint64(len(sample)) / uint64(l.total)}
 	values := valuesAfter(sample, common)
 	if whole(values) {
 		g.prefix = bytes.Clone(sample[0][:common])

@@ -84,8 +84,8 @@ func TestLearnedHeadsTellKeysApart(t *testing.T) {
 			if name == "ascending decimal" || name == "counter" {
 				next = shaped(name, 1, 100_000)[50_000:]
 			}
-			h := learnHeads(every(old, 50), len(old))
-			plain := distinct(t, plainHeads([]byte{1}), next)
+			h := learnHeads(every(old, 50), len(old), nil)
+			plain := distinct(t, plainHeads([]byte{1}, nil), next)
 			learned := distinct(t, h, next)
 			t.Logf("%d groups; different heads: %.2f of the keys, with plain heads %.2f", len(h.groups), learned, plain)
 			if learned < 0.8 {
@@ -109,9 +109,9 @@ func TestHeadsOrderAsKeys(t *testing.T) {
 	all = append(all, []byte{}, []byte{0}, []byte{2}, bytes.Repeat([]byte{0xff}, 20), bytes.Repeat([]byte{0}, 20))
 	slices.SortFunc(all, bytes.Compare)
 	for name := range shapes {
-		distinct(t, learnHeads(every(shaped(name, 1, 5000), 5), 5000), all)
+		distinct(t, learnHeads(every(shaped(name, 1, 5000), 5), 5000, nil), all)
 	}
-	distinct(t, learnHeads(every(all, 7), len(all)), all)
+	distinct(t, learnHeads(every(all, 7), len(all), nil), all)
 }
 
 // TestHeadsOfAnySampleOrderAsKeys: the sample and the keys are drawn from few bytes and few prefixes, so that prefixes
@@ -129,7 +129,7 @@ func TestHeadsOfAnySampleOrderAsKeys(t *testing.T) {
 			return slices.CompactFunc(out, bytes.Equal)
 		}
 		sample, probes := draw("sample"), draw("probes")
-		h := learnHeads(sample, rapid.IntRange(1, 1_000_000).Draw(t, "population"))
+		h := learnHeads(sample, rapid.IntRange(1, 1_000_000).Draw(t, "population"), nil)
 		probes = append(probes, sample...)
 		slices.SortFunc(probes, bytes.Compare)
 		last := uint32(0)
@@ -141,4 +141,42 @@ func TestHeadsOfAnySampleOrderAsKeys(t *testing.T) {
 			last = head
 		}
 	})
+}
+
+// TestExpectedKeysHaveHeadsOfTheirOwn, whatever the heads were learned from: those of the keys to come after the sample.
+func TestExpectedKeysHaveHeadsOfTheirOwn(t *testing.T) {
+	whole := ByteRange{Most: 255}
+	e := &Expected{Prefix: []byte{1, 'q', 7, 0}, Bytes: []ByteRange{{Least: 5, Most: 6}, whole, whole, whole, {Least: 0x70, Most: 0x7f}, whole}}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	at := func(i int) []byte { // one each four milliseconds, and random bits
+		k := binary.BigEndian.AppendUint64([]byte{1, 'q', 7, 0}, uint64(5<<24|i*4)<<32|7<<28|rnd.Uint64()&(1<<28-1))
+		return binary.BigEndian.AppendUint64(k, rnd.Uint64())
+	}
+	var old, next, others [][]byte
+	for i := range 20_000 {
+		old, next = append(old, at(i)), append(next, at(1_000_000+i))
+		others = append(others, binary.BigEndian.AppendUint64([]byte{2}, rnd.Uint64()))
+	}
+	for i := range 100 {
+		others = append(others, []byte{1, 'a', byte(i)}, []byte{1, 't', byte(i)}, []byte{1, 'q', 7}, []byte{1, 'q', 8, byte(i)})
+	}
+	slices.SortFunc(others, bytes.Compare)
+	slices.SortFunc(old, bytes.Compare)
+	slices.SortFunc(next, bytes.Compare)
+	both := append(slices.Clone(others), old...)
+	slices.SortFunc(both, bytes.Compare)
+	for name, h := range map[string]*Heads{
+		"plain": plainHeads([]byte{2}, e), "learned without": learnHeads(every(others, 20), len(others), e),
+		"learned with": learnHeads(every(both, 20), len(both), e), "learned from them alone": learnHeads(every(old, 20), len(old), e),
+	} {
+		if apart := distinct(t, h, next); apart < 0.9 {
+			t.Errorf("%s: %.2f of the expected keys have a head of their own", name, apart)
+		}
+		all := append(slices.Clone(both), next...)
+		slices.SortFunc(all, bytes.Compare)
+		distinct(t, h, all) // are in order
+	}
+	if apart := distinct(t, learnHeads(every(both, 20), len(both), e), others); apart < 0.9 {
+		t.Errorf("%.2f of the other keys have a head of their own", apart)
+	}
 }

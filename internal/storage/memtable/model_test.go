@@ -83,7 +83,7 @@ func drawHeads(t *rapid.T) *Heads {
 	if sample = slices.CompactFunc(sample, bytes.Equal); len(sample) == 0 {
 		return nil
 	}
-	return learnHeads(sample, rapid.IntRange(len(sample), 1000).Draw(t, "population"))
+	return learnHeads(sample, rapid.IntRange(len(sample), 1000).Draw(t, "population"), nil)
 }
 
 func drawBody(t *rapid.T, epoch keys.Epoch, sync bool, m *model) *batch.Body {
@@ -264,7 +264,7 @@ func TestHeadsOrderAsTheirKeys(t *testing.T) {
 		if rapid.Bool().Draw(t, "inside") {
 			a, b = append(slices.Clone(prefix), a...), append(slices.Clone(prefix), b...)
 		}
-		ha, hb := plainHeads(prefix).of(a), plainHeads(prefix).of(b)
+		ha, hb := plainHeads(prefix, nil).of(a), plainHeads(prefix, nil).of(b)
 		if c := bytes.Compare(a, b); c < 0 && ha > hb || c > 0 && ha < hb || c == 0 && ha != hb {
 			t.Fatalf("keys %q %q have heads %x %x", a, b, ha, hb)
 		}

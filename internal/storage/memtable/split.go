@@ -9,7 +9,7 @@ import "sync/atomic"
 // The new tower gets the upper half and is linked after the old one first; swapping in the lower
 // half second ends the split. Between the two steps nothing else can be linked after the tower,
 // because the next split needs the next block.
-func (t *Table) split(in *Inserter, tower, block uint32) {
+func (t *Table) split(in *Inserter, s *splice, tower, block uint32) {
 	base := t.arena.base
 	var arrived, ordered [slotsMax]uint64
 	n, sorted := loadBlock(base, block, t.slots, &arrived)
@@ -27,11 +27,11 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 		return
 	}
 	if offsetIn(next) == 0 || towerAnchor(base, offsetIn(next)) != offsetIn(ordered[cut]) {
-		if !t.linkRight(in, link, next, ordered[cut:n]) {
+		if !t.linkRight(in, s, link, next, ordered[cut:n]) {
 			return
 		}
 	}
-	in.levels = 0 // a search from the splice would start after the new tower
+	s.levels = 0 // a search from the splice would start after the new tower
 	undo := in.pos
 	left := in.alloc(blockWords(t.slots), blockAlign)
 	if left == 0 {
@@ -46,7 +46,7 @@ func (t *Table) split(in *Inserter, tower, block uint32) {
 // linkRight makes a tower of the upper half of a block and links it between link's tower and next.
 // If link has changed since next was read, another goroutine has linked its own tower with the same
 // half, and this one is discarded. It reports false if in is starved.
-func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper []uint64) bool {
+func (t *Table) linkRight(in *Inserter, s *splice, link *atomic.Uint64, next uint64, upper []uint64) bool {
 	base, undo := t.arena.base, in.pos
 	height := randomHeight(&in.rnd)
 	block := in.alloc(blockWords(t.slots), blockAlign)
@@ -67,7 +67,7 @@ func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper 
 	}
 	t.raise(height)
 	if height > 1 {
-		t.linkUpper(in, word, height)
+		t.linkUpper(s, word, height)
 	}
 	t.guide.towers.Add(1)
 	return true
@@ -75,12 +75,12 @@ func (t *Table) linkRight(in *Inserter, link *atomic.Uint64, next uint64, upper 
 
 // linkUpper links a tower into the levels above the lowest. Searches are correct without these
 // links, only longer.
-func (t *Table) linkUpper(in *Inserter, word uint64, height int) {
+func (t *Table) linkUpper(s *splice, word uint64, height int) {
 	base, tower, head := t.arena.base, offsetIn(word), headIn(word)
 	anchor := nodeKey(base, towerAnchor(base, tower))
-	t.descendSplice(in, t.first, int(t.height.Load())-1, 0, anchor, head)
+	t.descendSplice(s, t.first, int(t.height.Load())-1, 0, anchor, head)
 	for l := 1; l < height; l++ {
-		x := in.splice[l]
+		x := s.towers[l]
 		for {
 			link := towerLink(base, x, l)
 			next := link.Load()

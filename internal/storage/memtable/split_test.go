@@ -47,7 +47,7 @@ func TestSplitLeftHalfDoneIsReadAndFinishedByOthers(t *testing.T) {
 	arrived := words
 	sortWords(base, words[:n], sorted)
 	link := towerLink(base, tab.first, 0)
-	tab.linkRight(&in, link, link.Load(), words[cutAt(base, arrived[:n], words[:n], sorted):n])
+	tab.linkRight(&in, &in.splice, link, link.Load(), words[cutAt(base, arrived[:n], words[:n], sorted):n])
 	if towerBlock(base, tab.first).Load() != block {
 		t.Fatal("the split is finished already")
 	}

@@ -19,6 +19,8 @@ type Config struct {
 	// beginning that most keys are expected to share. Other keys are valid too, only slower.
 	Heads  *Heads
 	Prefix []byte
+	// Expected, if set, is keys to come that no earlier table tells of.
+	Expected *Expected
 	// Filling, if set, gets a token whenever another step of memory is begun, and when half of
 	// Bytes is used. A token that is still in the channel is enough. Its capacity is one.
 	Filling chan<- struct{}
@@ -71,7 +73,7 @@ func (c Config) withDefaults() Config {
 		l.indexBytes = c.Bytes
 	}
 	if c.Heads == nil {
-		c.Heads = plainHeads(c.Prefix)
+		c.Heads = plainHeads(c.Prefix, c.Expected)
 	}
 	return c
 }
@@ -81,6 +83,7 @@ type Table struct {
 	// Constant after New.
 	start     uint64 // tail of the arena after index and first tower
 	heads     *Heads
+	expected  *Expected
 	seed      maphash.Seed
 	first     uint32 // the tower whose anchor is below every key
 	slots     int
@@ -145,6 +148,7 @@ func (t *Table) Reset(c Config) (*Table, error) {
 func newTable(c Config) *Table {
 	return &Table{
 		heads:     c.Heads,
+		expected:  c.Expected,
 		seed:      maphash.MakeSeed(),
 		slots:     c.layout.slots,
 		region:    uint64(c.layout.regionBytes) / wordBytes,

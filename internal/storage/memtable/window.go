@@ -54,7 +54,7 @@ func (t *Table) applyWindows(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 		w := &ring[next]
 		for i := range w.n {
 			op := &w.ops[i]
-			if t.applyFound(in, op.Key, op.Value, keys.MakeTrailer(epoch, op.Kind), sync, w.found(t, i), w.hashes[i], w.towers[i]) {
+			if t.applyFound(in, &in.splice, op.Key, op.Value, keys.MakeTrailer(epoch, op.Kind), sync, w.found(t, i), w.hashes[i], w.towers[i]) {
 				fresh++
 			}
 			if in.starved != nil {
@@ -102,7 +102,7 @@ func (t *Table) locate(in *Inserter, w *window) {
 		return
 	}
 	base := t.arena.base
-	if in.levels > 0 && w.heads[0] > in.lowHead && w.heads[w.n-1] < in.highHead {
+	if s := &in.splice; s.levels > 0 && w.heads[0] > s.lowHead && w.heads[w.n-1] < s.highHead {
 		w.towers = [windowOps]uint32{} // a run in one block, to which the splice leads
 	} else {
 		for level := guideHeight - 1; level >= 0; level-- {

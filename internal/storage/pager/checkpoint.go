@@ -1,6 +1,7 @@
 package pager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,7 +207,7 @@ func (ck *Checkpoint) build(ctx context.Context, state State) (*superblock, *Pag
 	old := ck.p.current()
 	state.Format = max(state.Format, old.state.Format, FormatOldest)
 	next := &superblock{
-		checkpoint: ck.number, pageSize: old.pageSize, storeID: old.storeID,
+		checkpoint: ck.number, pageSize: old.pageSize, storeID: cmp.Or(ck.p.newStoreID, old.storeID),
 		pageCount: ck.p.pageCountFor(&ck.p.space.live, update.next.leaves()), allocation: update.next.Root(),
 		state: state, blobs: ck.blobs, copy: own, nextCopy: following,
 	}

@@ -60,8 +60,12 @@ type Pager struct {
 	// Owned by the open checkpoint, or by the goroutine that has set open.
 	space      *space
 	allocation *PageArray
-	resynced   bool // the newest superblock is certainly on the device
+	resynced   bool     // the newest superblock is certainly on the device
+	newStoreID [16]byte // of superblocks from now on; zero: the one that the file has
 }
+
+// SetStoreID lets the superblocks of later checkpoints have another identity. Until there are two of them, the file cannot be opened.
+func (p *Pager) SetStoreID(id [16]byte) { p.newStoreID = id }
 
 // Create makes a data file with an empty state, which is checkpoint 1. An existing file is an error
 // (fs.ErrExist). If the process dies during Create, no file has the name.

@@ -25,6 +25,14 @@ func (d *Direct) Page(id page.ID, _ int) ([]byte, error) {
 	return d.buf, nil
 }
 
+// Correct returns page id, for which Page has just reported damage, if one flipped bit explains it (see page.CorrectBit), or nil.
+func (d *Direct) Correct(id page.ID) []byte {
+	if !page.CorrectBit(d.buf, id) {
+		return nil
+	}
+	return d.buf
+}
+
 // WholeTree is a source that gives each page a buffer of its own, for cursors, which need a path of pages at a time.
 type WholeTree struct{ Pager *pager.Reader }
 

@@ -1,6 +1,8 @@
 package pagesource
 
 import (
+	"time"
+
 	"github.com/epochkv/epochkv/internal/cache"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
@@ -34,6 +36,9 @@ func (r *Reader) Flush() { r.visitor.Hits.Flush() }
 // SetWaits says whether the reader waits for pages that are not in memory, as it does at first. Otherwise its errors are
 // ErrWouldWait. Called by the reader's owner.
 func (r *Reader) SetWaits(waits bool) { r.visitor.NoWait = !waits }
+
+// TakeReads returns how many pages the reader has waited for since the last call, and how long.
+func (r *Reader) TakeReads() (pages uint64, took time.Duration) { return r.visitor.TakeReads() }
 
 // Waits is what SetWaits has set.
 func (r *Reader) Waits() bool { return !r.visitor.NoWait }

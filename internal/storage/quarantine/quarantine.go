@@ -91,6 +91,15 @@ func Read(fs vfs.FS, path string) (versions []Version, fault, err error) {
 	return decode(content)
 }
 
+// ReadRaw reads a file that Read accepts, as it is.
+func ReadRaw(fs vfs.FS, path string) ([]byte, error) {
+	content, err := readContent(fs, path)
+	if err == nil {
+		_, _, err = decode(content)
+	}
+	return content, err
+}
+
 // ReadUnknown is Read for a file of which nothing is known, not even whether a superblock uses it. As a reserve, the
 // unused file gets another size. Then its first copy is still where it was, and is followed by anything.
 func ReadUnknown(fs vfs.FS, path string) (versions []Version, fault, err error) {

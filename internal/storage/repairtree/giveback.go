@@ -96,18 +96,18 @@ func (g *GivingBack) each(ctx context.Context, do func(*btree.Entry) error) erro
 
 // Free frees the trees that the merge replaces: of the repair tree the pages, because its blobs are in use, and of the
 // mirror the blobs as well. It subtracts what the repair tree had from the counts, and reports whether all pages were found.
-func (g *GivingBack) Free(ctx context.Context, ck *pager.Checkpoint, blobs Dropper, counts *btree.Stats) (complete bool, err error) {
+func (g *GivingBack) Free(ctx context.Context, ck *pager.Checkpoint, blobs Blobs, counts *btree.Stats) (complete bool, err error) {
 	if g.from == nil {
 		return true, nil
 	}
 	if err := g.subtract(ctx, counts); err != nil {
 		return false, err
 	}
-	complete, err = freeTree(g.pager, ck, nil, g.from.root)
+	complete, err = freeTree(ctx, g.pager, ck, Blobs{}, g.from.root, btree.Root{})
 	if err != nil {
 		return false, err
 	}
-	mirror, err := freeTree(g.pager, ck, blobs, g.from.mirror)
+	mirror, err := freeTree(ctx, g.pager, ck, blobs, g.from.mirror, g.from.root)
 	return complete && mirror, err
 }
 
@@ -123,7 +123,7 @@ func (g *GivingBack) subtract(ctx context.Context, counts *btree.Stats) error {
 		counts.Versions--
 		counts.Bytes -= int64(len(e.Key) + len(e.Value))
 		if !bytes.Equal(last, e.Key) && e.Trailer.Kind() != keys.KindDelete {
-			counts.Keys--
+			counts.CountKey(e.Key, -1)
 		}
 		last = append(last[:0], e.Key...)
 		if err := ctx.Err(); err != nil {

@@ -6,7 +6,6 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
-	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 )
 
@@ -159,59 +158,4 @@ func (s *Tree) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeI
 		return nil, &DamageError{base, err}
 	}
 	return result, err
-}
-
-// Dropper is the part of blob.Batch that FreeUnused needs.
-type Dropper interface {
-	Drop(ref page.Ref) error
-}
-
-// FreeUnused frees the trees that were abandoned before a merge. It reports whether all of their pages were found.
-func (s *Tree) FreeUnused(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper) (complete bool, err error) {
-	if s == nil {
-		return true, nil
-	}
-	complete = true
-	for _, root := range s.unused {
-		whole, err := freeTree(p, ck, blobs, root)
-		if err != nil {
-			return false, err
-		}
-		complete = complete && whole
-	}
-	return complete, nil
-}
-
-// freeTree frees the pages and blobs that can be found of an abandoned tree; no blobs if blobs is nil. Pages below an inner
-// node that cannot be read, and the blobs of a leaf that cannot be read, stay allocated.
-func freeTree(p *pager.Reader, ck *pager.Checkpoint, blobs Dropper, root btree.Root) (complete bool, err error) {
-	complete = true
-	err = btree.Walk(pagesource.NewDirect(p), root, &btree.Visitor{
-		Page: func(id page.ID, level int, buf []byte) error {
-			ck.Free(id)
-			if level > 0 || blobs == nil {
-				return nil
-			}
-			view := page.Leaf(buf).Layout()
-			for i := range view.Count() {
-				_, _, inline, large := view.At(i)
-				if !large {
-					continue
-				}
-				if err := blobs.Drop(page.RefOf(inline)); err != nil && !pagesource.IsDamage(err) { // the walk would take it for damage of this page
-					return err
-				}
-			}
-			return nil
-		},
-		Damaged: func(id page.ID, level int, _, _ *page.Separator, err error) error {
-			if !pagesource.IsDamage(err) {
-				return err
-			}
-			ck.Free(id)
-			complete = complete && level == 0
-			return nil
-		},
-	})
-	return complete, err
 }

@@ -22,7 +22,7 @@ type Tree struct {
 	mirror btree.Root   // empty if there is none
 	unused []btree.Root // of the two, the one that was abandoned because of damage: the next merge frees its pages
 	pages  []Page       // by lower bound
-	avoid  map[page.ID]struct{}
+	avoid  btree.Avoided
 	ranges []keyRange // of all skipped pages: disjoint, ascending
 }
 
@@ -111,6 +111,9 @@ func (s *Tree) Without(root btree.Root) (next *Tree, ok bool) {
 	return next, true
 }
 
+// Abandoned reports whether a tree was abandoned that the next merge frees.
+func (s *Tree) Abandoned() bool { return s != nil && len(s.unused) > 0 }
+
 // mirrored reports whether a merge builds a mirror: a repair tree has one from its beginning or not at all.
 func (s *Tree) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
 
@@ -177,10 +180,10 @@ func boolToInt(b bool) int {
 // index derives avoid and ranges from the pages.
 func (s *Tree) index() {
 	slices.SortFunc(s.pages, func(a, b Page) int { return cmp.Or(compareLower(a.Lower, b.Lower), cmp.Compare(a.ID, b.ID)) })
-	s.avoid, s.ranges = make(map[page.ID]struct{}, len(s.pages)), nil
+	s.avoid, s.ranges = make(btree.Avoided, len(s.pages)), nil
 	for i := range s.pages {
 		p := &s.pages[i]
-		s.avoid[p.ID] = struct{}{}
+		s.avoid[p.ID] = p.Upper
 		if n := len(s.ranges); n > 0 && !s.ranges[n-1].endsBefore(p.Lower.Key, p.Lower.Trailer) {
 			if compareUpper(p.Upper, s.ranges[n-1].upper) > 0 {
 				s.ranges[n-1].upper = p.Upper
@@ -284,8 +287,8 @@ func (s *Tree) Pages() []Page {
 	return s.pages
 }
 
-// Avoid are the ids of the skipped pages. The caller does not change the map.
-func (s *Tree) Avoid() map[page.ID]struct{} {
+// Avoid are the skipped pages. The caller does not change the map.
+func (s *Tree) Avoid() btree.Avoided {
 	if s == nil {
 		return nil
 	}

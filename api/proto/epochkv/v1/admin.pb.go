@@ -80,25 +80,25 @@ func (x WatchInfo_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchInfo_State.Descriptor instead.
 func (WatchInfo_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11, 0}
 }
 
 type SnapshotInfo_Kind int32
 
 const (
 	SnapshotInfo_KIND_UNSPECIFIED SnapshotInfo_Kind = 0
-	// A stream of KV.Scan.
+	// A stream of KVService.Scan.
 	SnapshotInfo_KIND_SCAN SnapshotInfo_Kind = 1
 	// An interactive transaction; the id is the transaction's.
 	SnapshotInfo_KIND_TRANSACTION SnapshotInfo_Kind = 2
 	// The snapshot lease of the resume tokens of one epoch, after the scans or batch reads that
 	// returned them.
 	SnapshotInfo_KIND_RESUME_TOKEN SnapshotInfo_Kind = 3
-	// Admin.Verify. It pins the pages of one checkpoint.
+	// AdminService.Verify. It pins the pages of one checkpoint.
 	SnapshotInfo_KIND_VERIFICATION SnapshotInfo_Kind = 4
-	// Admin.Space with by_prefix. It pins the pages of one checkpoint.
+	// AdminService.Space with by_prefix. It pins the pages of one checkpoint.
 	SnapshotInfo_KIND_SPACE SnapshotInfo_Kind = 5
-	// A stream of KV.BulkLoad.
+	// A stream of KVService.BulkLoad.
 	SnapshotInfo_KIND_BULK_LOAD SnapshotInfo_Kind = 6
 	// A watch that is sent a snapshot, or the difference between two.
 	SnapshotInfo_KIND_WATCH SnapshotInfo_Kind = 7
@@ -152,7 +152,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type Health_State int32
@@ -212,7 +212,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51, 0}
 }
 
 type Condition_Severity int32
@@ -267,7 +267,724 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52, 0}
+}
+
+type ArchiveStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveStatusRequest) Reset() {
+	*x = ArchiveStatusRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveStatusRequest) ProtoMessage() {}
+
+func (x *ArchiveStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveStatusRequest.ProtoReflect.Descriptor instead.
+func (*ArchiveStatusRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type ArchiveStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without --archive, false; all other fields are empty then.
+	Enabled bool `protobuf:"varint,1,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	// URL of the archive.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// History of the store in the archive, in hexadecimal digits.
+	Lineage string `protobuf:"bytes,3,opt,name=lineage,proto3" json:"lineage,omitempty"`
+	// Last epoch that is archived.
+	ArchivedEpoch uint64 `protobuf:"varint,4,opt,name=archived_epoch,json=archivedEpoch,proto3" json:"archived_epoch,omitempty"`
+	// Every commit that was durable this long ago is in the archive.
+	Lag *durationpb.Duration `protobuf:"bytes,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	// Bytes that were read from the log and are not in the archive yet.
+	PendingBytes uint64 `protobuf:"varint,6,opt,name=pending_bytes,json=pendingBytes,proto3" json:"pending_bytes,omitempty"`
+	// Bytes of the log that are kept because they are not archived.
+	HeldLogBytes uint64 `protobuf:"varint,7,opt,name=held_log_bytes,json=heldLogBytes,proto3" json:"held_log_bytes,omitempty"`
+	// Why nothing is archived now; empty if all is well.
+	Error string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	// The archive belongs to another store, or this store has lost commits: an operator has to decide.
+	Refused bool `protobuf:"varint,9,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Since the start of the server: files uploaded, their bytes, and the records in them.
+	Files     uint64 `protobuf:"varint,10,opt,name=files,proto3" json:"files,omitempty"`
+	FileBytes uint64 `protobuf:"varint,11,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
+	Records   uint64 `protobuf:"varint,12,opt,name=records,proto3" json:"records,omitempty"`
+	// Why the last chain of files begins anew, since the start of the server; empty if none does. Only a full
+	// backup that has break_epoch makes what follows restorable.
+	BreakReason string `protobuf:"bytes,13,opt,name=break_reason,json=breakReason,proto3" json:"break_reason,omitempty"`
+	BreakEpoch  uint64 `protobuf:"varint,14,opt,name=break_epoch,json=breakEpoch,proto3" json:"break_epoch,omitempty"`
+	// Parts of the archive without a hole, oldest first. Between two of them nothing can be restored.
+	Intervals     []*ArchiveInterval `protobuf:"bytes,15,rep,name=intervals,proto3" json:"intervals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveStatusResponse) Reset() {
+	*x = ArchiveStatusResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveStatusResponse) ProtoMessage() {}
+
+func (x *ArchiveStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveStatusResponse.ProtoReflect.Descriptor instead.
+func (*ArchiveStatusResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ArchiveStatusResponse) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+func (x *ArchiveStatusResponse) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *ArchiveStatusResponse) GetLineage() string {
+	if x != nil {
+		return x.Lineage
+	}
+	return ""
+}
+
+func (x *ArchiveStatusResponse) GetArchivedEpoch() uint64 {
+	if x != nil {
+		return x.ArchivedEpoch
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetLag() *durationpb.Duration {
+	if x != nil {
+		return x.Lag
+	}
+	return nil
+}
+
+func (x *ArchiveStatusResponse) GetPendingBytes() uint64 {
+	if x != nil {
+		return x.PendingBytes
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetHeldLogBytes() uint64 {
+	if x != nil {
+		return x.HeldLogBytes
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ArchiveStatusResponse) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *ArchiveStatusResponse) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetFileBytes() uint64 {
+	if x != nil {
+		return x.FileBytes
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetRecords() uint64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetBreakReason() string {
+	if x != nil {
+		return x.BreakReason
+	}
+	return ""
+}
+
+func (x *ArchiveStatusResponse) GetBreakEpoch() uint64 {
+	if x != nil {
+		return x.BreakEpoch
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetIntervals() []*ArchiveInterval {
+	if x != nil {
+		return x.Intervals
+	}
+	return nil
+}
+
+// ArchiveInterval is a part of the archive without a hole.
+type ArchiveInterval struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	FirstEpoch uint64                 `protobuf:"varint,1,opt,name=first_epoch,json=firstEpoch,proto3" json:"first_epoch,omitempty"`
+	LastEpoch  uint64                 `protobuf:"varint,2,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`
+	// Times of its first and last commits, microseconds since 1970; 0 without a commit.
+	OldestUs      uint64 `protobuf:"varint,3,opt,name=oldest_us,json=oldestUs,proto3" json:"oldest_us,omitempty"`
+	NewestUs      uint64 `protobuf:"varint,4,opt,name=newest_us,json=newestUs,proto3" json:"newest_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveInterval) Reset() {
+	*x = ArchiveInterval{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveInterval) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveInterval) ProtoMessage() {}
+
+func (x *ArchiveInterval) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveInterval.ProtoReflect.Descriptor instead.
+func (*ArchiveInterval) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ArchiveInterval) GetFirstEpoch() uint64 {
+	if x != nil {
+		return x.FirstEpoch
+	}
+	return 0
+}
+
+func (x *ArchiveInterval) GetLastEpoch() uint64 {
+	if x != nil {
+		return x.LastEpoch
+	}
+	return 0
+}
+
+func (x *ArchiveInterval) GetOldestUs() uint64 {
+	if x != nil {
+		return x.OldestUs
+	}
+	return 0
+}
+
+func (x *ArchiveInterval) GetNewestUs() uint64 {
+	if x != nil {
+		return x.NewestUs
+	}
+	return 0
+}
+
+type SlowRequestsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Most requests to return; 0 means all.
+	Limit uint32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Removes all requests that are kept, after the answer.
+	Clear         bool `protobuf:"varint,2,opt,name=clear,proto3" json:"clear,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowRequestsRequest) Reset() {
+	*x = SlowRequestsRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowRequestsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowRequestsRequest) ProtoMessage() {}
+
+func (x *SlowRequestsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowRequestsRequest.ProtoReflect.Descriptor instead.
+func (*SlowRequestsRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SlowRequestsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *SlowRequestsRequest) GetClear() bool {
+	if x != nil {
+		return x.Clear
+	}
+	return false
+}
+
+type SlowRequestsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Slowest first.
+	Requests []*SlowRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// Requests above the threshold since the start of the server, also those that are not kept.
+	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// --slow-request-threshold; 0: no request is kept.
+	Threshold     *durationpb.Duration `protobuf:"bytes,3,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowRequestsResponse) Reset() {
+	*x = SlowRequestsResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowRequestsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowRequestsResponse) ProtoMessage() {}
+
+func (x *SlowRequestsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowRequestsResponse.ProtoReflect.Descriptor instead.
+func (*SlowRequestsResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SlowRequestsResponse) GetRequests() []*SlowRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *SlowRequestsResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *SlowRequestsResponse) GetThreshold() *durationpb.Duration {
+	if x != nil {
+		return x.Threshold
+	}
+	return nil
+}
+
+// SlowRequest is a request that took long. The parts are waits; the rest of `took` was spent executing.
+type SlowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the RPC; of a request in a transaction stream with the operation, such as Transact.Get.
+	Method string                 `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`
+	Ended  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	// From receiving the request to handing its answer to the transport.
+	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	// Status code, such as OK.
+	Code string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
+	// Address of the client.
+	Peer string `protobuf:"bytes,5,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Size of the message, about; 0 if it is not known.
+	RequestBytes uint64 `protobuf:"varint,6,opt,name=request_bytes,json=requestBytes,proto3" json:"request_bytes,omitempty"`
+	// Of a request that has one.
+	RequestId []byte `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Beginning of the first key, as long as --slow-request-key-bytes allows.
+	KeyPrefix []byte `protobuf:"bytes,8,opt,name=key_prefix,json=keyPrefix,proto3" json:"key_prefix,omitempty"`
+	// Waited to be executed.
+	Queue *durationpb.Duration `protobuf:"bytes,9,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Waited for other commits: for latches of its keys, or for earlier epochs to become visible.
+	Latch *durationpb.Duration `protobuf:"bytes,10,opt,name=latch,proto3" json:"latch,omitempty"`
+	// Waited for room in the memtable or for a log segment, or was delayed because checkpoints lag.
+	Memory *durationpb.Duration `protobuf:"bytes,11,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Waited until what the answer acknowledges or reveals was visible and, if it has to be, on stable
+	// storage.
+	Sync *durationpb.Duration `protobuf:"bytes,12,opt,name=sync,proto3" json:"sync,omitempty"`
+	// Waited for pages of the data file, pages_read of them.
+	Pages     *durationpb.Duration `protobuf:"bytes,13,opt,name=pages,proto3" json:"pages,omitempty"`
+	PagesRead uint64               `protobuf:"varint,14,opt,name=pages_read,json=pagesRead,proto3" json:"pages_read,omitempty"`
+	// Waited for the client to take pages of a scan.
+	Client *durationpb.Duration `protobuf:"bytes,15,opt,name=client,proto3" json:"client,omitempty"`
+	// Trace that the request is a part of, as 32 hexadecimal digits: that of its traceparent, or the one that
+	// the server has begun. Empty if there is none.
+	TraceId       string `protobuf:"bytes,16,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowRequest) Reset() {
+	*x = SlowRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowRequest) ProtoMessage() {}
+
+func (x *SlowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowRequest.ProtoReflect.Descriptor instead.
+func (*SlowRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SlowRequest) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *SlowRequest) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *SlowRequest) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SlowRequest) GetRequestBytes() uint64 {
+	if x != nil {
+		return x.RequestBytes
+	}
+	return 0
+}
+
+func (x *SlowRequest) GetRequestId() []byte {
+	if x != nil {
+		return x.RequestId
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetKeyPrefix() []byte {
+	if x != nil {
+		return x.KeyPrefix
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetQueue() *durationpb.Duration {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetLatch() *durationpb.Duration {
+	if x != nil {
+		return x.Latch
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetMemory() *durationpb.Duration {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetSync() *durationpb.Duration {
+	if x != nil {
+		return x.Sync
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetPages() *durationpb.Duration {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetPagesRead() uint64 {
+	if x != nil {
+		return x.PagesRead
+	}
+	return 0
+}
+
+func (x *SlowRequest) GetClient() *durationpb.Duration {
+	if x != nil {
+		return x.Client
+	}
+	return nil
+}
+
+func (x *SlowRequest) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+type GetConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigRequest) Reset() {
+	*x = GetConfigRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigRequest) ProtoMessage() {}
+
+func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigRequest.ProtoReflect.Descriptor instead.
+func (*GetConfigRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+type GetConfigResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Options       []*ConfigOption        `protobuf:"bytes,1,rep,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigResponse) Reset() {
+	*x = GetConfigResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigResponse) ProtoMessage() {}
+
+func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigResponse.ProtoReflect.Descriptor instead.
+func (*GetConfigResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GetConfigResponse) GetOptions() []*ConfigOption {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// ConfigOption is an option of the server.
+type ConfigOption struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without dashes, such as data-dir.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// As it is given: 0B is a size that the server derives.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// "default", "flag", "environment", or "file" with the name of the file and the line.
+	Origin        string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigOption) Reset() {
+	*x = ConfigOption{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigOption) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigOption) ProtoMessage() {}
+
+func (x *ConfigOption) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigOption.ProtoReflect.Descriptor instead.
+func (*ConfigOption) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ConfigOption) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConfigOption) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *ConfigOption) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
 }
 
 type ListWatchesRequest struct {
@@ -278,7 +995,7 @@ type ListWatchesRequest struct {
 
 func (x *ListWatchesRequest) Reset() {
 	*x = ListWatchesRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -290,7 +1007,7 @@ func (x *ListWatchesRequest) String() string {
 func (*ListWatchesRequest) ProtoMessage() {}
 
 func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[0]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -303,7 +1020,7 @@ func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchesRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 type ListWatchesResponse struct {
@@ -315,7 +1032,7 @@ type ListWatchesResponse struct {
 
 func (x *ListWatchesResponse) Reset() {
 	*x = ListWatchesResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +1044,7 @@ func (x *ListWatchesResponse) String() string {
 func (*ListWatchesResponse) ProtoMessage() {}
 
 func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[1]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +1057,7 @@ func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchesResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListWatchesResponse) GetWatches() []*WatchInfo {
@@ -350,7 +1067,7 @@ func (x *ListWatchesResponse) GetWatches() []*WatchInfo {
 	return nil
 }
 
-// WatchInfo describes a watch of Feed.Watch.
+// WatchInfo describes a watch of FeedService.Watch.
 type WatchInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Not reused while the server runs.
@@ -374,7 +1091,7 @@ type WatchInfo struct {
 
 func (x *WatchInfo) Reset() {
 	*x = WatchInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -386,7 +1103,7 @@ func (x *WatchInfo) String() string {
 func (*WatchInfo) ProtoMessage() {}
 
 func (x *WatchInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -399,7 +1116,7 @@ func (x *WatchInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInfo.ProtoReflect.Descriptor instead.
 func (*WatchInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchInfo) GetId() uint64 {
@@ -481,7 +1198,7 @@ type EndWatchRequest struct {
 
 func (x *EndWatchRequest) Reset() {
 	*x = EndWatchRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +1210,7 @@ func (x *EndWatchRequest) String() string {
 func (*EndWatchRequest) ProtoMessage() {}
 
 func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +1223,7 @@ func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchRequest.ProtoReflect.Descriptor instead.
 func (*EndWatchRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EndWatchRequest) GetId() uint64 {
@@ -524,7 +1241,7 @@ type EndWatchResponse struct {
 
 func (x *EndWatchResponse) Reset() {
 	*x = EndWatchResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +1253,7 @@ func (x *EndWatchResponse) String() string {
 func (*EndWatchResponse) ProtoMessage() {}
 
 func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +1266,7 @@ func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchResponse.ProtoReflect.Descriptor instead.
 func (*EndWatchResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // Hold keeps the past from an epoch on.
@@ -568,7 +1285,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +1297,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +1310,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Hold) GetId() uint64 {
@@ -632,7 +1349,7 @@ type ListHoldsRequest struct {
 
 func (x *ListHoldsRequest) Reset() {
 	*x = ListHoldsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +1361,7 @@ func (x *ListHoldsRequest) String() string {
 func (*ListHoldsRequest) ProtoMessage() {}
 
 func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +1374,7 @@ func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type ListHoldsResponse struct {
@@ -669,7 +1386,7 @@ type ListHoldsResponse struct {
 
 func (x *ListHoldsResponse) Reset() {
 	*x = ListHoldsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +1398,7 @@ func (x *ListHoldsResponse) String() string {
 func (*ListHoldsResponse) ProtoMessage() {}
 
 func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +1411,7 @@ func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListHoldsResponse) GetHolds() []*Hold {
@@ -722,7 +1439,7 @@ type TakeHoldRequest struct {
 
 func (x *TakeHoldRequest) Reset() {
 	*x = TakeHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +1451,7 @@ func (x *TakeHoldRequest) String() string {
 func (*TakeHoldRequest) ProtoMessage() {}
 
 func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +1464,7 @@ func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldRequest.ProtoReflect.Descriptor instead.
 func (*TakeHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TakeHoldRequest) GetId() uint64 {
@@ -794,7 +1511,7 @@ type TakeHoldResponse struct {
 
 func (x *TakeHoldResponse) Reset() {
 	*x = TakeHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +1523,7 @@ func (x *TakeHoldResponse) String() string {
 func (*TakeHoldResponse) ProtoMessage() {}
 
 func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +1536,7 @@ func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldResponse.ProtoReflect.Descriptor instead.
 func (*TakeHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TakeHoldResponse) GetHold() *Hold {
@@ -838,7 +1555,7 @@ type EndHoldRequest struct {
 
 func (x *EndHoldRequest) Reset() {
 	*x = EndHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1567,7 @@ func (x *EndHoldRequest) String() string {
 func (*EndHoldRequest) ProtoMessage() {}
 
 func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1580,7 @@ func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldRequest.ProtoReflect.Descriptor instead.
 func (*EndHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EndHoldRequest) GetId() uint64 {
@@ -881,7 +1598,7 @@ type EndHoldResponse struct {
 
 func (x *EndHoldResponse) Reset() {
 	*x = EndHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1610,7 @@ func (x *EndHoldResponse) String() string {
 func (*EndHoldResponse) ProtoMessage() {}
 
 func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1623,7 @@ func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldResponse.ProtoReflect.Descriptor instead.
 func (*EndHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type StatusRequest struct {
@@ -917,7 +1634,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +1646,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +1659,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 type ClockRequest struct {
@@ -954,7 +1671,7 @@ type ClockRequest struct {
 
 func (x *ClockRequest) Reset() {
 	*x = ClockRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1683,7 @@ func (x *ClockRequest) String() string {
 func (*ClockRequest) ProtoMessage() {}
 
 func (x *ClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1696,7 @@ func (x *ClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
 func (*ClockRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ClockRequest) GetAccept() bool {
@@ -1003,7 +1720,7 @@ type ClockResponse struct {
 
 func (x *ClockResponse) Reset() {
 	*x = ClockResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1732,7 @@ func (x *ClockResponse) String() string {
 func (*ClockResponse) ProtoMessage() {}
 
 func (x *ClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1745,7 @@ func (x *ClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
 func (*ClockResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClockResponse) GetTimeUs() uint64 {
@@ -1060,7 +1777,7 @@ type ReloadTLSRequest struct {
 
 func (x *ReloadTLSRequest) Reset() {
 	*x = ReloadTLSRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1789,7 @@ func (x *ReloadTLSRequest) String() string {
 func (*ReloadTLSRequest) ProtoMessage() {}
 
 func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1802,7 @@ func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSRequest.ProtoReflect.Descriptor instead.
 func (*ReloadTLSRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 type ReloadTLSResponse struct {
@@ -1107,7 +1824,7 @@ type ReloadTLSResponse struct {
 
 func (x *ReloadTLSResponse) Reset() {
 	*x = ReloadTLSResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1836,7 @@ func (x *ReloadTLSResponse) String() string {
 func (*ReloadTLSResponse) ProtoMessage() {}
 
 func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1849,7 @@ func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSResponse.ProtoReflect.Descriptor instead.
 func (*ReloadTLSResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReloadTLSResponse) GetChanged() bool {
@@ -1192,7 +1909,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1921,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1934,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -1231,7 +1948,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1960,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1973,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -1281,7 +1998,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +2010,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +2023,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 type ListSnapshotsResponse struct {
@@ -1319,7 +2036,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +2048,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +2061,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -1376,7 +2093,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +2105,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +2118,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -1462,7 +2179,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +2191,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +2204,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -1505,7 +2222,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +2234,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +2247,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 type VerifyRequest struct {
@@ -1543,7 +2260,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +2272,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +2285,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -1592,7 +2309,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +2321,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +2334,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -1672,7 +2389,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +2401,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +2414,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -1732,7 +2449,7 @@ type VerifyReport struct {
 	LeafPages  uint64 `protobuf:"varint,4,opt,name=leaf_pages,json=leafPages,proto3" json:"leaf_pages,omitempty"`
 	InnerPages uint64 `protobuf:"varint,5,opt,name=inner_pages,json=innerPages,proto3" json:"inner_pages,omitempty"`
 	TreeHeight uint32 `protobuf:"varint,6,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
-	// Live keys, with the records of requests that have a request_id.
+	// Live keys, with the records of the store, for instance of requests that have a request_id.
 	Keys     uint64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
 	Versions uint64 `protobuf:"varint,8,opt,name=versions,proto3" json:"versions,omitempty"`
 	// Blobs: values that are stored outside the leaves.
@@ -1755,7 +2472,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +2484,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +2497,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -1921,7 +2638,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2650,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2663,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Damage) GetKind() string {
@@ -2006,7 +2723,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2735,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2748,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 type CheckpointResponse struct {
@@ -2045,7 +2762,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2774,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2787,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -2103,7 +2820,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2832,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2845,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -2171,7 +2888,7 @@ type SpaceResponse struct {
 	PendingBytes uint64 `protobuf:"varint,5,opt,name=pending_bytes,json=pendingBytes,proto3" json:"pending_bytes,omitempty"`
 	FreeBytes    uint64 `protobuf:"varint,6,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
 	TreeHeight   uint32 `protobuf:"varint,7,opt,name=tree_height,json=treeHeight,proto3" json:"tree_height,omitempty"`
-	// Live keys, with the records of requests that have a request_id.
+	// Live keys of clients.
 	Keys uint64 `protobuf:"varint,8,opt,name=keys,proto3" json:"keys,omitempty"`
 	// Keys and inline values of all versions.
 	EntryBytes uint64     `protobuf:"varint,9,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
@@ -2199,7 +2916,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2928,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2941,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -2385,7 +3102,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +3114,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +3127,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -2461,7 +3178,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +3190,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +3203,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -2527,13 +3244,14 @@ type StatusResponse struct {
 	History     *History      `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
 	// What keeps the log, the checkpoint first.
 	LogHolders    []*LogHolder `protobuf:"bytes,13,rep,name=log_holders,json=logHolders,proto3" json:"log_holders,omitempty"`
+	Activity      *Activity    `protobuf:"bytes,14,opt,name=activity,proto3" json:"activity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +3263,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +3276,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -2652,6 +3370,194 @@ func (x *StatusResponse) GetLogHolders() []*LogHolder {
 	return nil
 }
 
+func (x *StatusResponse) GetActivity() *Activity {
+	if x != nil {
+		return x.Activity
+	}
+	return nil
+}
+
+// Activity is what the server has done since its start. The difference of two readings, divided by the
+// time between them, is a rate.
+type Activity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By method, in the order of their metrics; methods without a request are left out. A stream counts
+	// when it ends, the requests in it when they are answered.
+	Methods []*MethodTotals `protobuf:"bytes,1,rep,name=methods,proto3" json:"methods,omitempty"`
+	// Commits of transactions and of single writes, and syncs of the log.
+	Commits uint64 `protobuf:"varint,2,opt,name=commits,proto3" json:"commits,omitempty"`
+	Syncs   uint64 `protobuf:"varint,3,opt,name=syncs,proto3" json:"syncs,omitempty"`
+	// Bytes of log records.
+	LogBytes uint64 `protobuf:"varint,4,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
+	// Pages found in the page cache, and pages read from the data file.
+	CacheHits   uint64 `protobuf:"varint,5,opt,name=cache_hits,json=cacheHits,proto3" json:"cache_hits,omitempty"`
+	CacheMisses uint64 `protobuf:"varint,6,opt,name=cache_misses,json=cacheMisses,proto3" json:"cache_misses,omitempty"`
+	// How many interactive transactions and watches are open now.
+	Transactions  uint64 `protobuf:"varint,7,opt,name=transactions,proto3" json:"transactions,omitempty"`
+	Watches       uint64 `protobuf:"varint,8,opt,name=watches,proto3" json:"watches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Activity) Reset() {
+	*x = Activity{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Activity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Activity) ProtoMessage() {}
+
+func (x *Activity) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Activity.ProtoReflect.Descriptor instead.
+func (*Activity) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *Activity) GetMethods() []*MethodTotals {
+	if x != nil {
+		return x.Methods
+	}
+	return nil
+}
+
+func (x *Activity) GetCommits() uint64 {
+	if x != nil {
+		return x.Commits
+	}
+	return 0
+}
+
+func (x *Activity) GetSyncs() uint64 {
+	if x != nil {
+		return x.Syncs
+	}
+	return 0
+}
+
+func (x *Activity) GetLogBytes() uint64 {
+	if x != nil {
+		return x.LogBytes
+	}
+	return 0
+}
+
+func (x *Activity) GetCacheHits() uint64 {
+	if x != nil {
+		return x.CacheHits
+	}
+	return 0
+}
+
+func (x *Activity) GetCacheMisses() uint64 {
+	if x != nil {
+		return x.CacheMisses
+	}
+	return 0
+}
+
+func (x *Activity) GetTransactions() uint64 {
+	if x != nil {
+		return x.Transactions
+	}
+	return 0
+}
+
+func (x *Activity) GetWatches() uint64 {
+	if x != nil {
+		return x.Watches
+	}
+	return 0
+}
+
+// MethodTotals counts the finished requests of a method.
+type MethodTotals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in the metrics, such as Get.
+	Method string `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`
+	Count  uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// Of them, those with another code than OK.
+	Failed uint64 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Requests by duration: element i counts those that took less than 2^(12+i) ns and not less than the
+	// bound before, the last element the rest.
+	Latency       []uint64 `protobuf:"varint,4,rep,packed,name=latency,proto3" json:"latency,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MethodTotals) Reset() {
+	*x = MethodTotals{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MethodTotals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MethodTotals) ProtoMessage() {}
+
+func (x *MethodTotals) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MethodTotals.ProtoReflect.Descriptor instead.
+func (*MethodTotals) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *MethodTotals) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *MethodTotals) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *MethodTotals) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *MethodTotals) GetLatency() []uint64 {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
 // LogHolder is a reader of the log for which segments are kept.
 type LogHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2675,7 +3581,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +3593,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +3606,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogHolder) GetName() string {
@@ -2758,7 +3664,7 @@ type History struct {
 	// A random name: together with an epoch it names one commit forever. Empty at feature level 1.
 	Lineage []byte `protobuf:"bytes,1,opt,name=lineage,proto3" json:"lineage,omitempty"`
 	// Which formats the store writes, and the newest level that the server knows. A store stays at its
-	// level until Admin.FinalizeUpgrade raises it.
+	// level until AdminService.FinalizeUpgrade raises it.
 	FeatureLevel       uint32 `protobuf:"varint,2,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	FeatureLevelNewest uint32 `protobuf:"varint,3,opt,name=feature_level_newest,json=featureLevelNewest,proto3" json:"feature_level_newest,omitempty"`
 	// The raft term of the epoch of the newest checkpoint; 0 in a store that was never in a cluster.
@@ -2771,7 +3677,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +3689,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +3702,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *History) GetLineage() []byte {
@@ -2840,7 +3746,7 @@ type Tree struct {
 	// Every commit up to this epoch is in the data file.
 	Epoch  uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Height uint32 `protobuf:"varint,2,opt,name=height,proto3" json:"height,omitempty"`
-	// Live keys, with the records of requests that have a request_id.
+	// Live keys of clients.
 	Keys uint64 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
 	// Keys and inline values of all versions.
 	EntryBytes uint64 `protobuf:"varint,4,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
@@ -2878,7 +3784,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +3796,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +3809,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -3068,7 +3974,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3986,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3999,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Build) GetVersion() string {
@@ -3138,7 +4044,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +4056,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +4069,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Health) GetState() Health_State {
@@ -3204,7 +4110,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +4122,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +4135,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Condition) GetName() string {
@@ -3283,7 +4189,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +4201,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +4214,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -3361,7 +4267,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +4279,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +4292,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -3498,7 +4404,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +4416,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +4429,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -3588,7 +4494,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +4506,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +4519,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -3700,7 +4606,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3712,7 +4618,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3725,7 +4631,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -3881,7 +4787,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3893,7 +4799,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3906,7 +4812,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -3983,7 +4889,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4901,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4914,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -4029,7 +4935,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4947,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4960,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -4076,7 +4982,69 @@ var File_epochkv_v1_admin_proto protoreflect.FileDescriptor
 const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
-	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x14\n" +
+	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
+	"\x14ArchiveStatusRequest\"\x80\x04\n" +
+	"\x15ArchiveStatusResponse\x12\x18\n" +
+	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x18\n" +
+	"\alineage\x18\x03 \x01(\tR\alineage\x12%\n" +
+	"\x0earchived_epoch\x18\x04 \x01(\x04R\rarchivedEpoch\x12+\n" +
+	"\x03lag\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03lag\x12#\n" +
+	"\rpending_bytes\x18\x06 \x01(\x04R\fpendingBytes\x12$\n" +
+	"\x0eheld_log_bytes\x18\a \x01(\x04R\fheldLogBytes\x12\x14\n" +
+	"\x05error\x18\b \x01(\tR\x05error\x12\x18\n" +
+	"\arefused\x18\t \x01(\bR\arefused\x12\x14\n" +
+	"\x05files\x18\n" +
+	" \x01(\x04R\x05files\x12\x1d\n" +
+	"\n" +
+	"file_bytes\x18\v \x01(\x04R\tfileBytes\x12\x18\n" +
+	"\arecords\x18\f \x01(\x04R\arecords\x12!\n" +
+	"\fbreak_reason\x18\r \x01(\tR\vbreakReason\x12\x1f\n" +
+	"\vbreak_epoch\x18\x0e \x01(\x04R\n" +
+	"breakEpoch\x129\n" +
+	"\tintervals\x18\x0f \x03(\v2\x1b.epochkv.v1.ArchiveIntervalR\tintervals\"\x8b\x01\n" +
+	"\x0fArchiveInterval\x12\x1f\n" +
+	"\vfirst_epoch\x18\x01 \x01(\x04R\n" +
+	"firstEpoch\x12\x1d\n" +
+	"\n" +
+	"last_epoch\x18\x02 \x01(\x04R\tlastEpoch\x12\x1b\n" +
+	"\toldest_us\x18\x03 \x01(\x04R\boldestUs\x12\x1b\n" +
+	"\tnewest_us\x18\x04 \x01(\x04R\bnewestUs\"A\n" +
+	"\x13SlowRequestsRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05clear\x18\x02 \x01(\bR\x05clear\"\x9a\x01\n" +
+	"\x14SlowRequestsResponse\x123\n" +
+	"\brequests\x18\x01 \x03(\v2\x17.epochkv.v1.SlowRequestR\brequests\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\x127\n" +
+	"\tthreshold\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tthreshold\"\xf3\x04\n" +
+	"\vSlowRequest\x12\x16\n" +
+	"\x06method\x18\x01 \x01(\tR\x06method\x120\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12-\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
+	"\x04peer\x18\x05 \x01(\tR\x04peer\x12#\n" +
+	"\rrequest_bytes\x18\x06 \x01(\x04R\frequestBytes\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\fR\trequestId\x12\x1d\n" +
+	"\n" +
+	"key_prefix\x18\b \x01(\fR\tkeyPrefix\x12/\n" +
+	"\x05queue\x18\t \x01(\v2\x19.google.protobuf.DurationR\x05queue\x12/\n" +
+	"\x05latch\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05latch\x121\n" +
+	"\x06memory\x18\v \x01(\v2\x19.google.protobuf.DurationR\x06memory\x12-\n" +
+	"\x04sync\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04sync\x12/\n" +
+	"\x05pages\x18\r \x01(\v2\x19.google.protobuf.DurationR\x05pages\x12\x1d\n" +
+	"\n" +
+	"pages_read\x18\x0e \x01(\x04R\tpagesRead\x121\n" +
+	"\x06client\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06client\x12\x19\n" +
+	"\btrace_id\x18\x10 \x01(\tR\atraceId\"\x12\n" +
+	"\x10GetConfigRequest\"G\n" +
+	"\x11GetConfigResponse\x122\n" +
+	"\aoptions\x18\x01 \x03(\v2\x18.epochkv.v1.ConfigOptionR\aoptions\"P\n" +
+	"\fConfigOption\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
+	"\x06origin\x18\x03 \x01(\tR\x06origin\"\x14\n" +
 	"\x12ListWatchesRequest\"F\n" +
 	"\x13ListWatchesResponse\x12/\n" +
 	"\awatches\x18\x01 \x03(\v2\x15.epochkv.v1.WatchInfoR\awatches\"\xc6\x03\n" +
@@ -4263,7 +5231,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vPrefixSpace\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\fR\x06prefix\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\x04R\x04keys\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xff\x04\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xb1\x05\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x05build\x18\x01 \x01(\v2\x11.epochkv.v1.BuildR\x05build\x129\n" +
 	"\n" +
@@ -4280,7 +5248,23 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x04tree\x18\v \x01(\v2\x10.epochkv.v1.TreeR\x04tree\x12-\n" +
 	"\ahistory\x18\f \x01(\v2\x13.epochkv.v1.HistoryR\ahistory\x126\n" +
 	"\vlog_holders\x18\r \x03(\v2\x15.epochkv.v1.LogHolderR\n" +
-	"logHolders\"\xd0\x01\n" +
+	"logHolders\x120\n" +
+	"\bactivity\x18\x0e \x01(\v2\x14.epochkv.v1.ActivityR\bactivity\"\x8b\x02\n" +
+	"\bActivity\x122\n" +
+	"\amethods\x18\x01 \x03(\v2\x18.epochkv.v1.MethodTotalsR\amethods\x12\x18\n" +
+	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x14\n" +
+	"\x05syncs\x18\x03 \x01(\x04R\x05syncs\x12\x1b\n" +
+	"\tlog_bytes\x18\x04 \x01(\x04R\blogBytes\x12\x1d\n" +
+	"\n" +
+	"cache_hits\x18\x05 \x01(\x04R\tcacheHits\x12!\n" +
+	"\fcache_misses\x18\x06 \x01(\x04R\vcacheMisses\x12\"\n" +
+	"\ftransactions\x18\a \x01(\x04R\ftransactions\x12\x18\n" +
+	"\awatches\x18\b \x01(\x04R\awatches\"n\n" +
+	"\fMethodTotals\x12\x16\n" +
+	"\x06method\x18\x01 \x01(\tR\x06method\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12\x18\n" +
+	"\alatency\x18\x04 \x03(\x04R\alatency\"\xd0\x01\n" +
 	"\tLogHolder\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
@@ -4434,9 +5418,8 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x94\n" +
-	"\n" +
-	"\x05Admin\x12?\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x8e\f\n" +
+	"\fAdminService\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
 	"\x0eEndTransaction\x12!.epochkv.v1.EndTransactionRequest\x1a\".epochkv.v1.EndTransactionResponse\x12T\n" +
@@ -4449,12 +5432,15 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x05Clock\x12\x18.epochkv.v1.ClockRequest\x1a\x19.epochkv.v1.ClockResponse\x12H\n" +
 	"\tReloadTLS\x12\x1c.epochkv.v1.ReloadTLSRequest\x1a\x1d.epochkv.v1.ReloadTLSResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
-	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12N\n" +
+	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12H\n" +
+	"\tGetConfig\x12\x1c.epochkv.v1.GetConfigRequest\x1a\x1d.epochkv.v1.GetConfigResponse\x12N\n" +
 	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12H\n" +
 	"\tListHolds\x12\x1c.epochkv.v1.ListHoldsRequest\x1a\x1d.epochkv.v1.ListHoldsResponse\x12E\n" +
 	"\bTakeHold\x12\x1b.epochkv.v1.TakeHoldRequest\x1a\x1c.epochkv.v1.TakeHoldResponse\x12B\n" +
-	"\aEndHold\x12\x1a.epochkv.v1.EndHoldRequest\x1a\x1b.epochkv.v1.EndHoldResponse\x12E\n" +
-	"\bEndWatch\x12\x1b.epochkv.v1.EndWatchRequest\x1a\x1c.epochkv.v1.EndWatchResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\aEndHold\x12\x1a.epochkv.v1.EndHoldRequest\x1a\x1b.epochkv.v1.EndHoldResponse\x12Q\n" +
+	"\fSlowRequests\x12\x1f.epochkv.v1.SlowRequestsRequest\x1a .epochkv.v1.SlowRequestsResponse\x12T\n" +
+	"\rArchiveStatus\x12 .epochkv.v1.ArchiveStatusRequest\x1a!.epochkv.v1.ArchiveStatusResponse\x12E\n" +
+	"\bEndWatch\x12\x1b.epochkv.v1.EndWatchRequest\x1a\x1c.epochkv.v1.EndWatchResponseB=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_admin_proto_rawDescOnce sync.Once
@@ -4469,164 +5455,196 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
 	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
 	(Health_State)(0),                // 2: epochkv.v1.Health.State
 	(Condition_Severity)(0),          // 3: epochkv.v1.Condition.Severity
-	(*ListWatchesRequest)(nil),       // 4: epochkv.v1.ListWatchesRequest
-	(*ListWatchesResponse)(nil),      // 5: epochkv.v1.ListWatchesResponse
-	(*WatchInfo)(nil),                // 6: epochkv.v1.WatchInfo
-	(*EndWatchRequest)(nil),          // 7: epochkv.v1.EndWatchRequest
-	(*EndWatchResponse)(nil),         // 8: epochkv.v1.EndWatchResponse
-	(*Hold)(nil),                     // 9: epochkv.v1.Hold
-	(*ListHoldsRequest)(nil),         // 10: epochkv.v1.ListHoldsRequest
-	(*ListHoldsResponse)(nil),        // 11: epochkv.v1.ListHoldsResponse
-	(*TakeHoldRequest)(nil),          // 12: epochkv.v1.TakeHoldRequest
-	(*TakeHoldResponse)(nil),         // 13: epochkv.v1.TakeHoldResponse
-	(*EndHoldRequest)(nil),           // 14: epochkv.v1.EndHoldRequest
-	(*EndHoldResponse)(nil),          // 15: epochkv.v1.EndHoldResponse
-	(*StatusRequest)(nil),            // 16: epochkv.v1.StatusRequest
-	(*ClockRequest)(nil),             // 17: epochkv.v1.ClockRequest
-	(*ClockResponse)(nil),            // 18: epochkv.v1.ClockResponse
-	(*ReloadTLSRequest)(nil),         // 19: epochkv.v1.ReloadTLSRequest
-	(*ReloadTLSResponse)(nil),        // 20: epochkv.v1.ReloadTLSResponse
-	(*FinalizeUpgradeRequest)(nil),   // 21: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 22: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 23: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 24: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 25: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 26: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 27: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 28: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 29: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 30: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 31: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 32: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 33: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 34: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 35: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 36: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 37: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 38: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 39: epochkv.v1.StatusResponse
-	(*LogHolder)(nil),                // 40: epochkv.v1.LogHolder
-	(*History)(nil),                  // 41: epochkv.v1.History
-	(*Tree)(nil),                     // 42: epochkv.v1.Tree
-	(*Build)(nil),                    // 43: epochkv.v1.Build
-	(*Health)(nil),                   // 44: epochkv.v1.Health
-	(*Condition)(nil),                // 45: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 46: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 47: epochkv.v1.Sizes
-	(*Generation)(nil),               // 48: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 49: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 50: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 51: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 52: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 53: epochkv.v1.ResizeCacheResponse
-	(*KeyRange)(nil),                 // 54: epochkv.v1.KeyRange
-	(*durationpb.Duration)(nil),      // 55: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 56: google.protobuf.Timestamp
-	(*ListTransactionsRequest)(nil),  // 57: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 58: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 59: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 60: epochkv.v1.EndTransactionResponse
+	(*ArchiveStatusRequest)(nil),     // 4: epochkv.v1.ArchiveStatusRequest
+	(*ArchiveStatusResponse)(nil),    // 5: epochkv.v1.ArchiveStatusResponse
+	(*ArchiveInterval)(nil),          // 6: epochkv.v1.ArchiveInterval
+	(*SlowRequestsRequest)(nil),      // 7: epochkv.v1.SlowRequestsRequest
+	(*SlowRequestsResponse)(nil),     // 8: epochkv.v1.SlowRequestsResponse
+	(*SlowRequest)(nil),              // 9: epochkv.v1.SlowRequest
+	(*GetConfigRequest)(nil),         // 10: epochkv.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),        // 11: epochkv.v1.GetConfigResponse
+	(*ConfigOption)(nil),             // 12: epochkv.v1.ConfigOption
+	(*ListWatchesRequest)(nil),       // 13: epochkv.v1.ListWatchesRequest
+	(*ListWatchesResponse)(nil),      // 14: epochkv.v1.ListWatchesResponse
+	(*WatchInfo)(nil),                // 15: epochkv.v1.WatchInfo
+	(*EndWatchRequest)(nil),          // 16: epochkv.v1.EndWatchRequest
+	(*EndWatchResponse)(nil),         // 17: epochkv.v1.EndWatchResponse
+	(*Hold)(nil),                     // 18: epochkv.v1.Hold
+	(*ListHoldsRequest)(nil),         // 19: epochkv.v1.ListHoldsRequest
+	(*ListHoldsResponse)(nil),        // 20: epochkv.v1.ListHoldsResponse
+	(*TakeHoldRequest)(nil),          // 21: epochkv.v1.TakeHoldRequest
+	(*TakeHoldResponse)(nil),         // 22: epochkv.v1.TakeHoldResponse
+	(*EndHoldRequest)(nil),           // 23: epochkv.v1.EndHoldRequest
+	(*EndHoldResponse)(nil),          // 24: epochkv.v1.EndHoldResponse
+	(*StatusRequest)(nil),            // 25: epochkv.v1.StatusRequest
+	(*ClockRequest)(nil),             // 26: epochkv.v1.ClockRequest
+	(*ClockResponse)(nil),            // 27: epochkv.v1.ClockResponse
+	(*ReloadTLSRequest)(nil),         // 28: epochkv.v1.ReloadTLSRequest
+	(*ReloadTLSResponse)(nil),        // 29: epochkv.v1.ReloadTLSResponse
+	(*FinalizeUpgradeRequest)(nil),   // 30: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 31: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 32: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 33: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 34: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 35: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 36: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 37: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 38: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 39: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 40: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 41: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 42: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 43: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 44: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 45: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 46: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 47: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 48: epochkv.v1.StatusResponse
+	(*Activity)(nil),                 // 49: epochkv.v1.Activity
+	(*MethodTotals)(nil),             // 50: epochkv.v1.MethodTotals
+	(*LogHolder)(nil),                // 51: epochkv.v1.LogHolder
+	(*History)(nil),                  // 52: epochkv.v1.History
+	(*Tree)(nil),                     // 53: epochkv.v1.Tree
+	(*Build)(nil),                    // 54: epochkv.v1.Build
+	(*Health)(nil),                   // 55: epochkv.v1.Health
+	(*Condition)(nil),                // 56: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 57: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 58: epochkv.v1.Sizes
+	(*Generation)(nil),               // 59: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 60: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 61: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 62: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 63: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 64: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 65: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 66: google.protobuf.Timestamp
+	(*KeyRange)(nil),                 // 67: epochkv.v1.KeyRange
+	(*ListTransactionsRequest)(nil),  // 68: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 69: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 70: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 71: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	6,  // 0: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
-	54, // 1: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
-	0,  // 2: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
-	55, // 3: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
-	55, // 4: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
-	9,  // 5: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
-	55, // 6: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
-	9,  // 7: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
-	56, // 8: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
-	56, // 9: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
-	25, // 10: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	1,  // 11: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	55, // 12: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	55, // 13: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	55, // 14: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	30, // 15: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	31, // 16: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	32, // 17: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	55, // 18: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	55, // 19: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	37, // 20: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	38, // 21: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	38, // 22: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	55, // 23: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	32, // 24: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	43, // 25: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	56, // 26: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	55, // 27: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	44, // 28: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	46, // 29: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	47, // 30: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	48, // 31: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	49, // 32: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	50, // 33: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	51, // 34: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	42, // 35: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	41, // 36: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	40, // 37: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	55, // 38: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	56, // 39: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	37, // 40: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	55, // 41: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	55, // 42: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	55, // 43: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	2,  // 44: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	45, // 45: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	3,  // 46: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	56, // 47: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	55, // 48: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	55, // 49: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	55, // 50: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	55, // 51: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	55, // 52: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	55, // 53: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	16, // 54: epochkv.v1.Admin.Status:input_type -> epochkv.v1.StatusRequest
-	57, // 55: epochkv.v1.Admin.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	58, // 56: epochkv.v1.Admin.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	23, // 57: epochkv.v1.Admin.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	26, // 58: epochkv.v1.Admin.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	28, // 59: epochkv.v1.Admin.Verify:input_type -> epochkv.v1.VerifyRequest
-	33, // 60: epochkv.v1.Admin.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	21, // 61: epochkv.v1.Admin.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	17, // 62: epochkv.v1.Admin.Clock:input_type -> epochkv.v1.ClockRequest
-	19, // 63: epochkv.v1.Admin.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
-	52, // 64: epochkv.v1.Admin.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	35, // 65: epochkv.v1.Admin.Space:input_type -> epochkv.v1.SpaceRequest
-	4,  // 66: epochkv.v1.Admin.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
-	10, // 67: epochkv.v1.Admin.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
-	12, // 68: epochkv.v1.Admin.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
-	14, // 69: epochkv.v1.Admin.EndHold:input_type -> epochkv.v1.EndHoldRequest
-	7,  // 70: epochkv.v1.Admin.EndWatch:input_type -> epochkv.v1.EndWatchRequest
-	39, // 71: epochkv.v1.Admin.Status:output_type -> epochkv.v1.StatusResponse
-	59, // 72: epochkv.v1.Admin.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	60, // 73: epochkv.v1.Admin.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	24, // 74: epochkv.v1.Admin.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	27, // 75: epochkv.v1.Admin.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	29, // 76: epochkv.v1.Admin.Verify:output_type -> epochkv.v1.VerifyResponse
-	34, // 77: epochkv.v1.Admin.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	22, // 78: epochkv.v1.Admin.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	18, // 79: epochkv.v1.Admin.Clock:output_type -> epochkv.v1.ClockResponse
-	20, // 80: epochkv.v1.Admin.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
-	53, // 81: epochkv.v1.Admin.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	36, // 82: epochkv.v1.Admin.Space:output_type -> epochkv.v1.SpaceResponse
-	5,  // 83: epochkv.v1.Admin.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
-	11, // 84: epochkv.v1.Admin.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
-	13, // 85: epochkv.v1.Admin.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
-	15, // 86: epochkv.v1.Admin.EndHold:output_type -> epochkv.v1.EndHoldResponse
-	8,  // 87: epochkv.v1.Admin.EndWatch:output_type -> epochkv.v1.EndWatchResponse
-	71, // [71:88] is the sub-list for method output_type
-	54, // [54:71] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	65, // 0: epochkv.v1.ArchiveStatusResponse.lag:type_name -> google.protobuf.Duration
+	6,  // 1: epochkv.v1.ArchiveStatusResponse.intervals:type_name -> epochkv.v1.ArchiveInterval
+	9,  // 2: epochkv.v1.SlowRequestsResponse.requests:type_name -> epochkv.v1.SlowRequest
+	65, // 3: epochkv.v1.SlowRequestsResponse.threshold:type_name -> google.protobuf.Duration
+	66, // 4: epochkv.v1.SlowRequest.ended:type_name -> google.protobuf.Timestamp
+	65, // 5: epochkv.v1.SlowRequest.took:type_name -> google.protobuf.Duration
+	65, // 6: epochkv.v1.SlowRequest.queue:type_name -> google.protobuf.Duration
+	65, // 7: epochkv.v1.SlowRequest.latch:type_name -> google.protobuf.Duration
+	65, // 8: epochkv.v1.SlowRequest.memory:type_name -> google.protobuf.Duration
+	65, // 9: epochkv.v1.SlowRequest.sync:type_name -> google.protobuf.Duration
+	65, // 10: epochkv.v1.SlowRequest.pages:type_name -> google.protobuf.Duration
+	65, // 11: epochkv.v1.SlowRequest.client:type_name -> google.protobuf.Duration
+	12, // 12: epochkv.v1.GetConfigResponse.options:type_name -> epochkv.v1.ConfigOption
+	15, // 13: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
+	67, // 14: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	0,  // 15: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
+	65, // 16: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	65, // 17: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	18, // 18: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
+	65, // 19: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
+	18, // 20: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
+	66, // 21: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
+	66, // 22: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
+	34, // 23: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 24: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	65, // 25: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	65, // 26: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	65, // 27: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	39, // 28: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	40, // 29: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	41, // 30: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	65, // 31: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	65, // 32: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	46, // 33: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	47, // 34: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	47, // 35: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	65, // 36: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	41, // 37: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	54, // 38: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	66, // 39: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	65, // 40: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	55, // 41: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	57, // 42: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	58, // 43: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	59, // 44: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	60, // 45: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	61, // 46: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	62, // 47: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	53, // 48: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	52, // 49: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	51, // 50: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	49, // 51: epochkv.v1.StatusResponse.activity:type_name -> epochkv.v1.Activity
+	50, // 52: epochkv.v1.Activity.methods:type_name -> epochkv.v1.MethodTotals
+	65, // 53: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	66, // 54: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	46, // 55: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	65, // 56: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	65, // 57: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	65, // 58: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 59: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	56, // 60: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 61: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	66, // 62: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	65, // 63: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	65, // 64: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	65, // 65: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	65, // 66: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	65, // 67: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	65, // 68: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	25, // 69: epochkv.v1.AdminService.Status:input_type -> epochkv.v1.StatusRequest
+	68, // 70: epochkv.v1.AdminService.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	69, // 71: epochkv.v1.AdminService.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	32, // 72: epochkv.v1.AdminService.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	35, // 73: epochkv.v1.AdminService.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	37, // 74: epochkv.v1.AdminService.Verify:input_type -> epochkv.v1.VerifyRequest
+	42, // 75: epochkv.v1.AdminService.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	30, // 76: epochkv.v1.AdminService.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	26, // 77: epochkv.v1.AdminService.Clock:input_type -> epochkv.v1.ClockRequest
+	28, // 78: epochkv.v1.AdminService.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
+	63, // 79: epochkv.v1.AdminService.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	44, // 80: epochkv.v1.AdminService.Space:input_type -> epochkv.v1.SpaceRequest
+	10, // 81: epochkv.v1.AdminService.GetConfig:input_type -> epochkv.v1.GetConfigRequest
+	13, // 82: epochkv.v1.AdminService.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	19, // 83: epochkv.v1.AdminService.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
+	21, // 84: epochkv.v1.AdminService.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
+	23, // 85: epochkv.v1.AdminService.EndHold:input_type -> epochkv.v1.EndHoldRequest
+	7,  // 86: epochkv.v1.AdminService.SlowRequests:input_type -> epochkv.v1.SlowRequestsRequest
+	4,  // 87: epochkv.v1.AdminService.ArchiveStatus:input_type -> epochkv.v1.ArchiveStatusRequest
+	16, // 88: epochkv.v1.AdminService.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	48, // 89: epochkv.v1.AdminService.Status:output_type -> epochkv.v1.StatusResponse
+	70, // 90: epochkv.v1.AdminService.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	71, // 91: epochkv.v1.AdminService.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	33, // 92: epochkv.v1.AdminService.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	36, // 93: epochkv.v1.AdminService.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	38, // 94: epochkv.v1.AdminService.Verify:output_type -> epochkv.v1.VerifyResponse
+	43, // 95: epochkv.v1.AdminService.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	31, // 96: epochkv.v1.AdminService.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	27, // 97: epochkv.v1.AdminService.Clock:output_type -> epochkv.v1.ClockResponse
+	29, // 98: epochkv.v1.AdminService.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
+	64, // 99: epochkv.v1.AdminService.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	45, // 100: epochkv.v1.AdminService.Space:output_type -> epochkv.v1.SpaceResponse
+	11, // 101: epochkv.v1.AdminService.GetConfig:output_type -> epochkv.v1.GetConfigResponse
+	14, // 102: epochkv.v1.AdminService.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	20, // 103: epochkv.v1.AdminService.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
+	22, // 104: epochkv.v1.AdminService.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
+	24, // 105: epochkv.v1.AdminService.EndHold:output_type -> epochkv.v1.EndHoldResponse
+	8,  // 106: epochkv.v1.AdminService.SlowRequests:output_type -> epochkv.v1.SlowRequestsResponse
+	5,  // 107: epochkv.v1.AdminService.ArchiveStatus:output_type -> epochkv.v1.ArchiveStatusResponse
+	17, // 108: epochkv.v1.AdminService.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	89, // [89:109] is the sub-list for method output_type
+	69, // [69:89] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -4636,7 +5654,7 @@ func file_epochkv_v1_admin_proto_init() {
 	}
 	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[25].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[34].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -4646,7 +5664,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   50,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,31 +21,34 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_Status_FullMethodName           = "/epochkv.v1.Admin/Status"
-	Admin_ListTransactions_FullMethodName = "/epochkv.v1.Admin/ListTransactions"
-	Admin_EndTransaction_FullMethodName   = "/epochkv.v1.Admin/EndTransaction"
-	Admin_ListSnapshots_FullMethodName    = "/epochkv.v1.Admin/ListSnapshots"
-	Admin_EndSnapshot_FullMethodName      = "/epochkv.v1.Admin/EndSnapshot"
-	Admin_Verify_FullMethodName           = "/epochkv.v1.Admin/Verify"
-	Admin_Checkpoint_FullMethodName       = "/epochkv.v1.Admin/Checkpoint"
-	Admin_FinalizeUpgrade_FullMethodName  = "/epochkv.v1.Admin/FinalizeUpgrade"
-	Admin_Clock_FullMethodName            = "/epochkv.v1.Admin/Clock"
-	Admin_ReloadTLS_FullMethodName        = "/epochkv.v1.Admin/ReloadTLS"
-	Admin_ResizeCache_FullMethodName      = "/epochkv.v1.Admin/ResizeCache"
-	Admin_Space_FullMethodName            = "/epochkv.v1.Admin/Space"
-	Admin_ListWatches_FullMethodName      = "/epochkv.v1.Admin/ListWatches"
-	Admin_ListHolds_FullMethodName        = "/epochkv.v1.Admin/ListHolds"
-	Admin_TakeHold_FullMethodName         = "/epochkv.v1.Admin/TakeHold"
-	Admin_EndHold_FullMethodName          = "/epochkv.v1.Admin/EndHold"
-	Admin_EndWatch_FullMethodName         = "/epochkv.v1.Admin/EndWatch"
+	AdminService_Status_FullMethodName           = "/epochkv.v1.AdminService/Status"
+	AdminService_ListTransactions_FullMethodName = "/epochkv.v1.AdminService/ListTransactions"
+	AdminService_EndTransaction_FullMethodName   = "/epochkv.v1.AdminService/EndTransaction"
+	AdminService_ListSnapshots_FullMethodName    = "/epochkv.v1.AdminService/ListSnapshots"
+	AdminService_EndSnapshot_FullMethodName      = "/epochkv.v1.AdminService/EndSnapshot"
+	AdminService_Verify_FullMethodName           = "/epochkv.v1.AdminService/Verify"
+	AdminService_Checkpoint_FullMethodName       = "/epochkv.v1.AdminService/Checkpoint"
+	AdminService_FinalizeUpgrade_FullMethodName  = "/epochkv.v1.AdminService/FinalizeUpgrade"
+	AdminService_Clock_FullMethodName            = "/epochkv.v1.AdminService/Clock"
+	AdminService_ReloadTLS_FullMethodName        = "/epochkv.v1.AdminService/ReloadTLS"
+	AdminService_ResizeCache_FullMethodName      = "/epochkv.v1.AdminService/ResizeCache"
+	AdminService_Space_FullMethodName            = "/epochkv.v1.AdminService/Space"
+	AdminService_GetConfig_FullMethodName        = "/epochkv.v1.AdminService/GetConfig"
+	AdminService_ListWatches_FullMethodName      = "/epochkv.v1.AdminService/ListWatches"
+	AdminService_ListHolds_FullMethodName        = "/epochkv.v1.AdminService/ListHolds"
+	AdminService_TakeHold_FullMethodName         = "/epochkv.v1.AdminService/TakeHold"
+	AdminService_EndHold_FullMethodName          = "/epochkv.v1.AdminService/EndHold"
+	AdminService_SlowRequests_FullMethodName     = "/epochkv.v1.AdminService/SlowRequests"
+	AdminService_ArchiveStatus_FullMethodName    = "/epochkv.v1.AdminService/ArchiveStatus"
+	AdminService_EndWatch_FullMethodName         = "/epochkv.v1.AdminService/EndWatch"
 )
 
-// AdminClient is the client API for Admin service.
+// AdminServiceClient is the client API for AdminService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Admin inspects and controls the server.
-type AdminClient interface {
+type AdminServiceClient interface {
 	// Status returns the state of the server. It takes no locks that requests wait for, so it may be
 	// called every second.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -81,6 +84,8 @@ type AdminClient interface {
 	ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error)
 	// Space returns what uses the space in the data file.
 	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
+	// GetConfig returns every option of the server, with its value and where the value comes from.
+	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error)
 	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
@@ -90,71 +95,77 @@ type AdminClient interface {
 	TakeHold(ctx context.Context, in *TakeHoldRequest, opts ...grpc.CallOption) (*TakeHoldResponse, error)
 	// EndHold ends a hold before its deadline.
 	EndHold(ctx context.Context, in *EndHoldRequest, opts ...grpc.CallOption) (*EndHoldResponse, error)
+	// SlowRequests returns the slowest requests of the last hour, slowest first, with where their time
+	// went. Only requests that took longer than --slow-request-threshold are kept.
+	SlowRequests(ctx context.Context, in *SlowRequestsRequest, opts ...grpc.CallOption) (*SlowRequestsResponse, error)
+	// ArchiveStatus tells how far the log archive is, and which states can be restored from it. It
+	// lists the archive, so it takes as long as that does.
+	ArchiveStatus(ctx context.Context, in *ArchiveStatusRequest, opts ...grpc.CallOption) (*ArchiveStatusResponse, error)
 	// EndWatch ends a watch. Its client gets WATCH_ENDED.
 	EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error)
 }
 
-type adminClient struct {
+type adminServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewAdminClient(cc grpc.ClientConnInterface) AdminClient {
-	return &adminClient{cc}
+func NewAdminServiceClient(cc grpc.ClientConnInterface) AdminServiceClient {
+	return &adminServiceClient{cc}
 }
 
-func (c *adminClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
+func (c *adminServiceClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusResponse)
-	err := c.cc.Invoke(ctx, Admin_Status_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_Status_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ListTransactions(ctx context.Context, in *ListTransactionsRequest, opts ...grpc.CallOption) (*ListTransactionsResponse, error) {
+func (c *adminServiceClient) ListTransactions(ctx context.Context, in *ListTransactionsRequest, opts ...grpc.CallOption) (*ListTransactionsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListTransactionsResponse)
-	err := c.cc.Invoke(ctx, Admin_ListTransactions_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ListTransactions_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) EndTransaction(ctx context.Context, in *EndTransactionRequest, opts ...grpc.CallOption) (*EndTransactionResponse, error) {
+func (c *adminServiceClient) EndTransaction(ctx context.Context, in *EndTransactionRequest, opts ...grpc.CallOption) (*EndTransactionResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndTransactionResponse)
-	err := c.cc.Invoke(ctx, Admin_EndTransaction_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_EndTransaction_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
+func (c *adminServiceClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListSnapshotsResponse)
-	err := c.cc.Invoke(ctx, Admin_ListSnapshots_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ListSnapshots_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) EndSnapshot(ctx context.Context, in *EndSnapshotRequest, opts ...grpc.CallOption) (*EndSnapshotResponse, error) {
+func (c *adminServiceClient) EndSnapshot(ctx context.Context, in *EndSnapshotRequest, opts ...grpc.CallOption) (*EndSnapshotResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndSnapshotResponse)
-	err := c.cc.Invoke(ctx, Admin_EndSnapshot_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_EndSnapshot_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error) {
+func (c *adminServiceClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[0], Admin_Verify_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Verify_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -169,124 +180,154 @@ func (c *adminClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grp
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Admin_VerifyClient = grpc.ServerStreamingClient[VerifyResponse]
+type AdminService_VerifyClient = grpc.ServerStreamingClient[VerifyResponse]
 
-func (c *adminClient) Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error) {
+func (c *adminServiceClient) Checkpoint(ctx context.Context, in *CheckpointRequest, opts ...grpc.CallOption) (*CheckpointResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckpointResponse)
-	err := c.cc.Invoke(ctx, Admin_Checkpoint_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_Checkpoint_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRequest, opts ...grpc.CallOption) (*FinalizeUpgradeResponse, error) {
+func (c *adminServiceClient) FinalizeUpgrade(ctx context.Context, in *FinalizeUpgradeRequest, opts ...grpc.CallOption) (*FinalizeUpgradeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FinalizeUpgradeResponse)
-	err := c.cc.Invoke(ctx, Admin_FinalizeUpgrade_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_FinalizeUpgrade_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) Clock(ctx context.Context, in *ClockRequest, opts ...grpc.CallOption) (*ClockResponse, error) {
+func (c *adminServiceClient) Clock(ctx context.Context, in *ClockRequest, opts ...grpc.CallOption) (*ClockResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ClockResponse)
-	err := c.cc.Invoke(ctx, Admin_Clock_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_Clock_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ReloadTLS(ctx context.Context, in *ReloadTLSRequest, opts ...grpc.CallOption) (*ReloadTLSResponse, error) {
+func (c *adminServiceClient) ReloadTLS(ctx context.Context, in *ReloadTLSRequest, opts ...grpc.CallOption) (*ReloadTLSResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReloadTLSResponse)
-	err := c.cc.Invoke(ctx, Admin_ReloadTLS_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ReloadTLS_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
+func (c *adminServiceClient) ResizeCache(ctx context.Context, in *ResizeCacheRequest, opts ...grpc.CallOption) (*ResizeCacheResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeCacheResponse)
-	err := c.cc.Invoke(ctx, Admin_ResizeCache_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ResizeCache_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error) {
+func (c *adminServiceClient) Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SpaceResponse)
-	err := c.cc.Invoke(ctx, Admin_Space_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_Space_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error) {
+func (c *adminServiceClient) GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetConfigResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListWatchesResponse)
-	err := c.cc.Invoke(ctx, Admin_ListWatches_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ListWatches_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) ListHolds(ctx context.Context, in *ListHoldsRequest, opts ...grpc.CallOption) (*ListHoldsResponse, error) {
+func (c *adminServiceClient) ListHolds(ctx context.Context, in *ListHoldsRequest, opts ...grpc.CallOption) (*ListHoldsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListHoldsResponse)
-	err := c.cc.Invoke(ctx, Admin_ListHolds_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_ListHolds_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) TakeHold(ctx context.Context, in *TakeHoldRequest, opts ...grpc.CallOption) (*TakeHoldResponse, error) {
+func (c *adminServiceClient) TakeHold(ctx context.Context, in *TakeHoldRequest, opts ...grpc.CallOption) (*TakeHoldResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TakeHoldResponse)
-	err := c.cc.Invoke(ctx, Admin_TakeHold_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_TakeHold_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) EndHold(ctx context.Context, in *EndHoldRequest, opts ...grpc.CallOption) (*EndHoldResponse, error) {
+func (c *adminServiceClient) EndHold(ctx context.Context, in *EndHoldRequest, opts ...grpc.CallOption) (*EndHoldResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndHoldResponse)
-	err := c.cc.Invoke(ctx, Admin_EndHold_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_EndHold_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error) {
+func (c *adminServiceClient) SlowRequests(ctx context.Context, in *SlowRequestsRequest, opts ...grpc.CallOption) (*SlowRequestsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SlowRequestsResponse)
+	err := c.cc.Invoke(ctx, AdminService_SlowRequests_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ArchiveStatus(ctx context.Context, in *ArchiveStatusRequest, opts ...grpc.CallOption) (*ArchiveStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ArchiveStatusResponse)
+	err := c.cc.Invoke(ctx, AdminService_ArchiveStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) EndWatch(ctx context.Context, in *EndWatchRequest, opts ...grpc.CallOption) (*EndWatchResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EndWatchResponse)
-	err := c.cc.Invoke(ctx, Admin_EndWatch_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, AdminService_EndWatch_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// AdminServer is the server API for Admin service.
-// All implementations must embed UnimplementedAdminServer
+// AdminServiceServer is the server API for AdminService service.
+// All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
 // Admin inspects and controls the server.
-type AdminServer interface {
+type AdminServiceServer interface {
 	// Status returns the state of the server. It takes no locks that requests wait for, so it may be
 	// called every second.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -322,6 +363,8 @@ type AdminServer interface {
 	ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error)
 	// Space returns what uses the space in the data file.
 	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
+	// GetConfig returns every option of the server, with its value and where the value comes from.
+	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error)
 	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
@@ -331,465 +374,546 @@ type AdminServer interface {
 	TakeHold(context.Context, *TakeHoldRequest) (*TakeHoldResponse, error)
 	// EndHold ends a hold before its deadline.
 	EndHold(context.Context, *EndHoldRequest) (*EndHoldResponse, error)
+	// SlowRequests returns the slowest requests of the last hour, slowest first, with where their time
+	// went. Only requests that took longer than --slow-request-threshold are kept.
+	SlowRequests(context.Context, *SlowRequestsRequest) (*SlowRequestsResponse, error)
+	// ArchiveStatus tells how far the log archive is, and which states can be restored from it. It
+	// lists the archive, so it takes as long as that does.
+	ArchiveStatus(context.Context, *ArchiveStatusRequest) (*ArchiveStatusResponse, error)
 	// EndWatch ends a watch. Its client gets WATCH_ENDED.
 	EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error)
-	mustEmbedUnimplementedAdminServer()
+	mustEmbedUnimplementedAdminServiceServer()
 }
 
-// UnimplementedAdminServer must be embedded to have
+// UnimplementedAdminServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedAdminServer struct{}
+type UnimplementedAdminServiceServer struct{}
 
-func (UnimplementedAdminServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
+func (UnimplementedAdminServiceServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
 }
-func (UnimplementedAdminServer) ListTransactions(context.Context, *ListTransactionsRequest) (*ListTransactionsResponse, error) {
+func (UnimplementedAdminServiceServer) ListTransactions(context.Context, *ListTransactionsRequest) (*ListTransactionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTransactions not implemented")
 }
-func (UnimplementedAdminServer) EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error) {
+func (UnimplementedAdminServiceServer) EndTransaction(context.Context, *EndTransactionRequest) (*EndTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndTransaction not implemented")
 }
-func (UnimplementedAdminServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
+func (UnimplementedAdminServiceServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
 }
-func (UnimplementedAdminServer) EndSnapshot(context.Context, *EndSnapshotRequest) (*EndSnapshotResponse, error) {
+func (UnimplementedAdminServiceServer) EndSnapshot(context.Context, *EndSnapshotRequest) (*EndSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndSnapshot not implemented")
 }
-func (UnimplementedAdminServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
+func (UnimplementedAdminServiceServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
 	return status.Error(codes.Unimplemented, "method Verify not implemented")
 }
-func (UnimplementedAdminServer) Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error) {
+func (UnimplementedAdminServiceServer) Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Checkpoint not implemented")
 }
-func (UnimplementedAdminServer) FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error) {
+func (UnimplementedAdminServiceServer) FinalizeUpgrade(context.Context, *FinalizeUpgradeRequest) (*FinalizeUpgradeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FinalizeUpgrade not implemented")
 }
-func (UnimplementedAdminServer) Clock(context.Context, *ClockRequest) (*ClockResponse, error) {
+func (UnimplementedAdminServiceServer) Clock(context.Context, *ClockRequest) (*ClockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clock not implemented")
 }
-func (UnimplementedAdminServer) ReloadTLS(context.Context, *ReloadTLSRequest) (*ReloadTLSResponse, error) {
+func (UnimplementedAdminServiceServer) ReloadTLS(context.Context, *ReloadTLSRequest) (*ReloadTLSResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReloadTLS not implemented")
 }
-func (UnimplementedAdminServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
+func (UnimplementedAdminServiceServer) ResizeCache(context.Context, *ResizeCacheRequest) (*ResizeCacheResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeCache not implemented")
 }
-func (UnimplementedAdminServer) Space(context.Context, *SpaceRequest) (*SpaceResponse, error) {
+func (UnimplementedAdminServiceServer) Space(context.Context, *SpaceRequest) (*SpaceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Space not implemented")
 }
-func (UnimplementedAdminServer) ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error) {
+func (UnimplementedAdminServiceServer) GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
+}
+func (UnimplementedAdminServiceServer) ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListWatches not implemented")
 }
-func (UnimplementedAdminServer) ListHolds(context.Context, *ListHoldsRequest) (*ListHoldsResponse, error) {
+func (UnimplementedAdminServiceServer) ListHolds(context.Context, *ListHoldsRequest) (*ListHoldsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHolds not implemented")
 }
-func (UnimplementedAdminServer) TakeHold(context.Context, *TakeHoldRequest) (*TakeHoldResponse, error) {
+func (UnimplementedAdminServiceServer) TakeHold(context.Context, *TakeHoldRequest) (*TakeHoldResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TakeHold not implemented")
 }
-func (UnimplementedAdminServer) EndHold(context.Context, *EndHoldRequest) (*EndHoldResponse, error) {
+func (UnimplementedAdminServiceServer) EndHold(context.Context, *EndHoldRequest) (*EndHoldResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndHold not implemented")
 }
-func (UnimplementedAdminServer) EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error) {
+func (UnimplementedAdminServiceServer) SlowRequests(context.Context, *SlowRequestsRequest) (*SlowRequestsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SlowRequests not implemented")
+}
+func (UnimplementedAdminServiceServer) ArchiveStatus(context.Context, *ArchiveStatusRequest) (*ArchiveStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ArchiveStatus not implemented")
+}
+func (UnimplementedAdminServiceServer) EndWatch(context.Context, *EndWatchRequest) (*EndWatchResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndWatch not implemented")
 }
-func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
-func (UnimplementedAdminServer) testEmbeddedByValue()               {}
+func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
+func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
 
-// UnsafeAdminServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to AdminServer will
+// UnsafeAdminServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AdminServiceServer will
 // result in compilation errors.
-type UnsafeAdminServer interface {
-	mustEmbedUnimplementedAdminServer()
+type UnsafeAdminServiceServer interface {
+	mustEmbedUnimplementedAdminServiceServer()
 }
 
-func RegisterAdminServer(s grpc.ServiceRegistrar, srv AdminServer) {
-	// If the following call panics, it indicates UnimplementedAdminServer was
+func RegisterAdminServiceServer(s grpc.ServiceRegistrar, srv AdminServiceServer) {
+	// If the following call panics, it indicates UnimplementedAdminServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Admin_ServiceDesc, srv)
+	s.RegisterService(&AdminService_ServiceDesc, srv)
 }
 
-func _Admin_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).Status(ctx, in)
+		return srv.(AdminServiceServer).Status(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_Status_FullMethodName,
+		FullMethod: AdminService_Status_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).Status(ctx, req.(*StatusRequest))
+		return srv.(AdminServiceServer).Status(ctx, req.(*StatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ListTransactions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_ListTransactions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListTransactionsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ListTransactions(ctx, in)
+		return srv.(AdminServiceServer).ListTransactions(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ListTransactions_FullMethodName,
+		FullMethod: AdminService_ListTransactions_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ListTransactions(ctx, req.(*ListTransactionsRequest))
+		return srv.(AdminServiceServer).ListTransactions(ctx, req.(*ListTransactionsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_EndTransaction_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_EndTransaction_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EndTransactionRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).EndTransaction(ctx, in)
+		return srv.(AdminServiceServer).EndTransaction(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_EndTransaction_FullMethodName,
+		FullMethod: AdminService_EndTransaction_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).EndTransaction(ctx, req.(*EndTransactionRequest))
+		return srv.(AdminServiceServer).EndTransaction(ctx, req.(*EndTransactionRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListSnapshotsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ListSnapshots(ctx, in)
+		return srv.(AdminServiceServer).ListSnapshots(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ListSnapshots_FullMethodName,
+		FullMethod: AdminService_ListSnapshots_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
+		return srv.(AdminServiceServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_EndSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_EndSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EndSnapshotRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).EndSnapshot(ctx, in)
+		return srv.(AdminServiceServer).EndSnapshot(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_EndSnapshot_FullMethodName,
+		FullMethod: AdminService_EndSnapshot_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).EndSnapshot(ctx, req.(*EndSnapshotRequest))
+		return srv.(AdminServiceServer).EndSnapshot(ctx, req.(*EndSnapshotRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
+func _AdminService_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(VerifyRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(AdminServer).Verify(m, &grpc.GenericServerStream[VerifyRequest, VerifyResponse]{ServerStream: stream})
+	return srv.(AdminServiceServer).Verify(m, &grpc.GenericServerStream[VerifyRequest, VerifyResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Admin_VerifyServer = grpc.ServerStreamingServer[VerifyResponse]
+type AdminService_VerifyServer = grpc.ServerStreamingServer[VerifyResponse]
 
-func _Admin_Checkpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_Checkpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckpointRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).Checkpoint(ctx, in)
+		return srv.(AdminServiceServer).Checkpoint(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_Checkpoint_FullMethodName,
+		FullMethod: AdminService_Checkpoint_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).Checkpoint(ctx, req.(*CheckpointRequest))
+		return srv.(AdminServiceServer).Checkpoint(ctx, req.(*CheckpointRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_FinalizeUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_FinalizeUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FinalizeUpgradeRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).FinalizeUpgrade(ctx, in)
+		return srv.(AdminServiceServer).FinalizeUpgrade(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_FinalizeUpgrade_FullMethodName,
+		FullMethod: AdminService_FinalizeUpgrade_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).FinalizeUpgrade(ctx, req.(*FinalizeUpgradeRequest))
+		return srv.(AdminServiceServer).FinalizeUpgrade(ctx, req.(*FinalizeUpgradeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_Clock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_Clock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ClockRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).Clock(ctx, in)
+		return srv.(AdminServiceServer).Clock(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_Clock_FullMethodName,
+		FullMethod: AdminService_Clock_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).Clock(ctx, req.(*ClockRequest))
+		return srv.(AdminServiceServer).Clock(ctx, req.(*ClockRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ReloadTLS_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_ReloadTLS_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReloadTLSRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ReloadTLS(ctx, in)
+		return srv.(AdminServiceServer).ReloadTLS(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ReloadTLS_FullMethodName,
+		FullMethod: AdminService_ReloadTLS_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ReloadTLS(ctx, req.(*ReloadTLSRequest))
+		return srv.(AdminServiceServer).ReloadTLS(ctx, req.(*ReloadTLSRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_ResizeCache_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeCacheRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ResizeCache(ctx, in)
+		return srv.(AdminServiceServer).ResizeCache(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ResizeCache_FullMethodName,
+		FullMethod: AdminService_ResizeCache_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ResizeCache(ctx, req.(*ResizeCacheRequest))
+		return srv.(AdminServiceServer).ResizeCache(ctx, req.(*ResizeCacheRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_Space_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_Space_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SpaceRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).Space(ctx, in)
+		return srv.(AdminServiceServer).Space(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_Space_FullMethodName,
+		FullMethod: AdminService_Space_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).Space(ctx, req.(*SpaceRequest))
+		return srv.(AdminServiceServer).Space(ctx, req.(*SpaceRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ListWatches_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_GetConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetConfig(ctx, req.(*GetConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListWatches_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListWatchesRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ListWatches(ctx, in)
+		return srv.(AdminServiceServer).ListWatches(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ListWatches_FullMethodName,
+		FullMethod: AdminService_ListWatches_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ListWatches(ctx, req.(*ListWatchesRequest))
+		return srv.(AdminServiceServer).ListWatches(ctx, req.(*ListWatchesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_ListHolds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_ListHolds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListHoldsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).ListHolds(ctx, in)
+		return srv.(AdminServiceServer).ListHolds(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_ListHolds_FullMethodName,
+		FullMethod: AdminService_ListHolds_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).ListHolds(ctx, req.(*ListHoldsRequest))
+		return srv.(AdminServiceServer).ListHolds(ctx, req.(*ListHoldsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_TakeHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_TakeHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TakeHoldRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).TakeHold(ctx, in)
+		return srv.(AdminServiceServer).TakeHold(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_TakeHold_FullMethodName,
+		FullMethod: AdminService_TakeHold_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).TakeHold(ctx, req.(*TakeHoldRequest))
+		return srv.(AdminServiceServer).TakeHold(ctx, req.(*TakeHoldRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_EndHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_EndHold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EndHoldRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).EndHold(ctx, in)
+		return srv.(AdminServiceServer).EndHold(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_EndHold_FullMethodName,
+		FullMethod: AdminService_EndHold_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).EndHold(ctx, req.(*EndHoldRequest))
+		return srv.(AdminServiceServer).EndHold(ctx, req.(*EndHoldRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_EndWatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_SlowRequests_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SlowRequestsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SlowRequests(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SlowRequests_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SlowRequests(ctx, req.(*SlowRequestsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ArchiveStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ArchiveStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ArchiveStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ArchiveStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ArchiveStatus(ctx, req.(*ArchiveStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_EndWatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EndWatchRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).EndWatch(ctx, in)
+		return srv.(AdminServiceServer).EndWatch(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_EndWatch_FullMethodName,
+		FullMethod: AdminService_EndWatch_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).EndWatch(ctx, req.(*EndWatchRequest))
+		return srv.(AdminServiceServer).EndWatch(ctx, req.(*EndWatchRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-// Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
+// AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Admin_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.Admin",
-	HandlerType: (*AdminServer)(nil),
+var AdminService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.AdminService",
+	HandlerType: (*AdminServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "Status",
-			Handler:    _Admin_Status_Handler,
+			Handler:    _AdminService_Status_Handler,
 		},
 		{
 			MethodName: "ListTransactions",
-			Handler:    _Admin_ListTransactions_Handler,
+			Handler:    _AdminService_ListTransactions_Handler,
 		},
 		{
 			MethodName: "EndTransaction",
-			Handler:    _Admin_EndTransaction_Handler,
+			Handler:    _AdminService_EndTransaction_Handler,
 		},
 		{
 			MethodName: "ListSnapshots",
-			Handler:    _Admin_ListSnapshots_Handler,
+			Handler:    _AdminService_ListSnapshots_Handler,
 		},
 		{
 			MethodName: "EndSnapshot",
-			Handler:    _Admin_EndSnapshot_Handler,
+			Handler:    _AdminService_EndSnapshot_Handler,
 		},
 		{
 			MethodName: "Checkpoint",
-			Handler:    _Admin_Checkpoint_Handler,
+			Handler:    _AdminService_Checkpoint_Handler,
 		},
 		{
 			MethodName: "FinalizeUpgrade",
-			Handler:    _Admin_FinalizeUpgrade_Handler,
+			Handler:    _AdminService_FinalizeUpgrade_Handler,
 		},
 		{
 			MethodName: "Clock",
-			Handler:    _Admin_Clock_Handler,
+			Handler:    _AdminService_Clock_Handler,
 		},
 		{
 			MethodName: "ReloadTLS",
-			Handler:    _Admin_ReloadTLS_Handler,
+			Handler:    _AdminService_ReloadTLS_Handler,
 		},
 		{
 			MethodName: "ResizeCache",
-			Handler:    _Admin_ResizeCache_Handler,
+			Handler:    _AdminService_ResizeCache_Handler,
 		},
 		{
 			MethodName: "Space",
-			Handler:    _Admin_Space_Handler,
+			Handler:    _AdminService_Space_Handler,
+		},
+		{
+			MethodName: "GetConfig",
+			Handler:    _AdminService_GetConfig_Handler,
 		},
 		{
 			MethodName: "ListWatches",
-			Handler:    _Admin_ListWatches_Handler,
+			Handler:    _AdminService_ListWatches_Handler,
 		},
 		{
 			MethodName: "ListHolds",
-			Handler:    _Admin_ListHolds_Handler,
+			Handler:    _AdminService_ListHolds_Handler,
 		},
 		{
 			MethodName: "TakeHold",
-			Handler:    _Admin_TakeHold_Handler,
+			Handler:    _AdminService_TakeHold_Handler,
 		},
 		{
 			MethodName: "EndHold",
-			Handler:    _Admin_EndHold_Handler,
+			Handler:    _AdminService_EndHold_Handler,
+		},
+		{
+			MethodName: "SlowRequests",
+			Handler:    _AdminService_SlowRequests_Handler,
+		},
+		{
+			MethodName: "ArchiveStatus",
+			Handler:    _AdminService_ArchiveStatus_Handler,
 		},
 		{
 			MethodName: "EndWatch",
-			Handler:    _Admin_EndWatch_Handler,
+			Handler:    _AdminService_EndWatch_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Verify",
-			Handler:       _Admin_Verify_Handler,
+			Handler:       _AdminService_Verify_Handler,
 			ServerStreams: true,
 		},
 	},

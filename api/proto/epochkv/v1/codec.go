@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec is a gRPC codec that marshals the messages of the KV and Transactions services without
-// reflection, and all others, those of Admin included, as gRPC's own codec does. It writes
+// Codec is a gRPC codec that marshals the messages of KVService and TransactionService without
+// reflection, and all others, those of AdminService included, as gRPC's own codec does. It writes
 // the same bytes as the standard codec, so that client and server may use it independently.
 type Codec struct{ fallback encoding.CodecV2 }
 

@@ -63,7 +63,7 @@ func TestCodecRefusesGarbage(t *testing.T) {
 }
 
 // TestOnlyHotMessagesHaveGeneratedMarshalling: everything that a stream of requests sends, and
-// nothing of Admin.
+// nothing of AdminService.
 func TestOnlyHotMessagesHaveGeneratedMarshalling(t *testing.T) {
 	for _, m := range []any{
 		&GetRequest{}, &PutResponse{}, &BatchWriteRequest{}, &ScanResponse{}, &PipelineRequest{}, &InvokeAllResponse{}, &BulkLoadRequest{},

@@ -9,8 +9,9 @@
 // google.rpc.RetryInfo says how long to wait where waiting helps, google.rpc.PreconditionFailure
 // names the key of a failed precondition.
 //
-// A key in metadata is written as a Go string literal without its quotes: printable ASCII as it is,
-// anything else as \x1f.
+// Metadata are UTF-8. Bytes, such as keys, have one of two names: NAME with the bytes as they are, if
+// they are valid UTF-8, and otherwise NAME_base64 with their standard base64 (RFC 4648, with padding).
+// The comments below mark them as bytes: "key (bytes)" is the entry key or the entry key_base64.
 //
 // Errors that gRPC itself raises (a lost connection, a deadline that passed during execution) carry
 // no ErrorInfo. After such an error a write may or may not have been executed. A message that the
@@ -59,17 +60,19 @@ const (
 	ErrorReason_ERROR_REASON_BATCH_TOO_LARGE ErrorReason = 5
 	// A batch has no operation.
 	ErrorReason_ERROR_REASON_BATCH_EMPTY ErrorReason = 6
-	// A batch names a key twice. Metadata: key.
+	// A batch names a key twice. Metadata: key (bytes).
 	ErrorReason_ERROR_REASON_DUPLICATE_KEY ErrorReason = 7
 	// A range has both a prefix and bounds, its start is after its end, or a required range is
 	// missing.
 	ErrorReason_ERROR_REASON_INVALID_RANGE ErrorReason = 8
 	// A resume token is damaged, of another server version, or of another range or direction.
 	ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN ErrorReason = 9
-	// A concurrent commit wrote a key in between. Metadata: key, epoch.
+	// A concurrent commit wrote a key in between. Metadata: key (bytes), epoch.
 	ErrorReason_ERROR_REASON_CONFLICT ErrorReason = 10
-	// A precondition does not hold. Metadata: key, index (position in the request's list), condition
-	// (exists, absent, value_equals, epoch_equals).
+	// A precondition does not hold. Metadata: key (bytes), index (position in the request's list),
+	// condition (exists, absent, value_equals, epoch_equals), epoch (which wrote the current value; 0:
+	// the key is absent). With return_current, and if the key is present: value (bytes), or value_size
+	// if it has more than 1 KiB.
 	ErrorReason_ERROR_REASON_PRECONDITION_FAILED ErrorReason = 11
 	// Too many requests or bytes in flight.
 	ErrorReason_ERROR_REASON_OVERLOADED ErrorReason = 12
@@ -85,13 +88,13 @@ const (
 	// (the oldest epoch that is readable now), oldest_time_us (a time from which on states are readable,
 	// if that is known). If the server ended the snapshot during the request,
 	// cause says why: timeout (the client received nothing for --snapshot-timeout) or operator
-	// (Admin.EndSnapshot).
+	// (AdminService.EndSnapshot).
 	ErrorReason_ERROR_REASON_SNAPSHOT_GONE ErrorReason = 17
 	// The epoch has not been committed yet, or the time is not in the past. Metadata: epoch and visible, or
 	// time_us and now_us.
 	ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE ErrorReason = 18
-	// Metadata: file, offset, and, when known, key_lower and key_upper: the keys between them may be
-	// affected.
+	// Metadata: file, offset, and, when known, key_lower (bytes) and key_upper (bytes): the keys between
+	// them may be affected. Long bounds are shortened, so that they enclose more.
 	ErrorReason_ERROR_REASON_CORRUPTION ErrorReason = 19
 	// The server is shutting down.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 20
@@ -111,7 +114,7 @@ const (
 	// UNIMPLEMENTED: not in this version of the server.
 	ErrorReason_ERROR_REASON_UNIMPLEMENTED ErrorReason = 25
 	// FAILED_PRECONDITION: the value has the wrong form for an invocation, or the result is out of
-	// bounds. Metadata: key, index (position in the request's list).
+	// bounds. Metadata: key (bytes), index (position in the request's list).
 	ErrorReason_ERROR_REASON_TYPE_ERROR ErrorReason = 30
 	// FAILED_PRECONDITION: a write in a transaction that was begun as read-only.
 	ErrorReason_ERROR_REASON_TXN_READ_ONLY ErrorReason = 31
@@ -197,7 +200,7 @@ const (
 	// RESOURCE_EXHAUSTED: too many leases exist.
 	ErrorReason_ERROR_REASON_TOO_MANY_LEASES ErrorReason = 63
 	// FAILED_PRECONDITION: a precondition names a lock that is not held with its token: the writer has lost the lock. Metadata:
-	// key (the name of the lock), token, index (position in the request's list).
+	// key (bytes: the name of the lock), token, index (position in the request's list).
 	ErrorReason_ERROR_REASON_FENCED ErrorReason = 64
 	// RESOURCE_EXHAUSTED: too many requests wait for locks, or observe them.
 	ErrorReason_ERROR_REASON_TOO_MANY_WAITERS ErrorReason = 65
@@ -208,9 +211,35 @@ const (
 	ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED ErrorReason = 100
 	// FAILED_PRECONDITION: a certificate file cannot be used. The listeners keep the configuration before.
 	ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED ErrorReason = 101
+	// FAILED_PRECONDITION: another backup of this server is being made.
+	ErrorReason_ERROR_REASON_BACKUP_RUNNING ErrorReason = 110
+	// FAILED_PRECONDITION: the backup was not made. The message says why: the target, the base, or the
+	// state of the store.
+	ErrorReason_ERROR_REASON_BACKUP_FAILED ErrorReason = 111
+	// UNAVAILABLE: the audit log cannot be written, and --audit-full=block refuses requests that need a
+	// line in it. The request was not executed.
+	ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE ErrorReason = 130
 	// INVALID_ARGUMENT: the time to live is outside of 1 second to 100 years, the deadline is more than
 	// 100 years ahead, both are given, or the operation takes none.
 	ErrorReason_ERROR_REASON_INVALID_TTL ErrorReason = 71
+	// UNAUTHENTICATED: the request has no credentials, or wrong ones, or those of a user that is disabled. It is not said which.
+	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 120
+	// UNAUTHENTICATED: the token was right until its time was over.
+	ErrorReason_ERROR_REASON_TOKEN_EXPIRED ErrorReason = 121
+	// PERMISSION_DENIED: the user lacks a right. Metadata: user, right (read, write, lease or admin); for keys that the request
+	// names, key, or key_lower and key_upper (absent: no bound); actions (of admin, with commas).
+	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 122
+	// FAILED_PRECONDITION: users are not checked on this server.
+	ErrorReason_ERROR_REASON_AUTH_NOT_ENABLED ErrorReason = 123
+	// NOT_FOUND: there is no such user, role or token. Metadata: kind, name.
+	ErrorReason_ERROR_REASON_AUTH_NOT_FOUND ErrorReason = 124
+	// ALREADY_EXISTS: a user or role has the name. Metadata: kind, name.
+	ErrorReason_ERROR_REASON_AUTH_EXISTS ErrorReason = 125
+	// FAILED_PRECONDITION: users would be checked without one that has all rights; the first one exists already; or users cannot be
+	// turned off because another machine can reach a listener that asks for nothing else. The message says which.
+	ErrorReason_ERROR_REASON_AUTH_STATE ErrorReason = 126
+	// RESOURCE_EXHAUSTED: a limit of the user, or of the number of users, roles and tokens. Metadata: what, limit.
+	ErrorReason_ERROR_REASON_USER_LIMIT ErrorReason = 127
 )
 
 // Enum value maps for ErrorReason.
@@ -281,7 +310,18 @@ var (
 		70:  "ERROR_REASON_FEATURE_LEVEL",
 		100: "ERROR_REASON_TLS_NOT_CONFIGURED",
 		101: "ERROR_REASON_TLS_RELOAD_FAILED",
+		110: "ERROR_REASON_BACKUP_RUNNING",
+		111: "ERROR_REASON_BACKUP_FAILED",
+		130: "ERROR_REASON_AUDIT_UNAVAILABLE",
 		71:  "ERROR_REASON_INVALID_TTL",
+		120: "ERROR_REASON_UNAUTHENTICATED",
+		121: "ERROR_REASON_TOKEN_EXPIRED",
+		122: "ERROR_REASON_PERMISSION_DENIED",
+		123: "ERROR_REASON_AUTH_NOT_ENABLED",
+		124: "ERROR_REASON_AUTH_NOT_FOUND",
+		125: "ERROR_REASON_AUTH_EXISTS",
+		126: "ERROR_REASON_AUTH_STATE",
+		127: "ERROR_REASON_USER_LIMIT",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":              0,
@@ -349,7 +389,18 @@ var (
 		"ERROR_REASON_FEATURE_LEVEL":            70,
 		"ERROR_REASON_TLS_NOT_CONFIGURED":       100,
 		"ERROR_REASON_TLS_RELOAD_FAILED":        101,
+		"ERROR_REASON_BACKUP_RUNNING":           110,
+		"ERROR_REASON_BACKUP_FAILED":            111,
+		"ERROR_REASON_AUDIT_UNAVAILABLE":        130,
 		"ERROR_REASON_INVALID_TTL":              71,
+		"ERROR_REASON_UNAUTHENTICATED":          120,
+		"ERROR_REASON_TOKEN_EXPIRED":            121,
+		"ERROR_REASON_PERMISSION_DENIED":        122,
+		"ERROR_REASON_AUTH_NOT_ENABLED":         123,
+		"ERROR_REASON_AUTH_NOT_FOUND":           124,
+		"ERROR_REASON_AUTH_EXISTS":              125,
+		"ERROR_REASON_AUTH_STATE":               126,
+		"ERROR_REASON_USER_LIMIT":               127,
 	}
 )
 
@@ -385,7 +436,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\x88\x11\n" +
+	"epochkv.v1*\xf0\x13\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -452,8 +503,19 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10A\x12\x1e\n" +
 	"\x1aERROR_REASON_FEATURE_LEVEL\x10F\x12#\n" +
 	"\x1fERROR_REASON_TLS_NOT_CONFIGURED\x10d\x12\"\n" +
-	"\x1eERROR_REASON_TLS_RELOAD_FAILED\x10e\x12\x1c\n" +
-	"\x18ERROR_REASON_INVALID_TTL\x10GB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x1eERROR_REASON_TLS_RELOAD_FAILED\x10e\x12\x1f\n" +
+	"\x1bERROR_REASON_BACKUP_RUNNING\x10n\x12\x1e\n" +
+	"\x1aERROR_REASON_BACKUP_FAILED\x10o\x12#\n" +
+	"\x1eERROR_REASON_AUDIT_UNAVAILABLE\x10\x82\x01\x12\x1c\n" +
+	"\x18ERROR_REASON_INVALID_TTL\x10G\x12 \n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x10x\x12\x1e\n" +
+	"\x1aERROR_REASON_TOKEN_EXPIRED\x10y\x12\"\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x10z\x12!\n" +
+	"\x1dERROR_REASON_AUTH_NOT_ENABLED\x10{\x12\x1f\n" +
+	"\x1bERROR_REASON_AUTH_NOT_FOUND\x10|\x12\x1c\n" +
+	"\x18ERROR_REASON_AUTH_EXISTS\x10}\x12\x1b\n" +
+	"\x17ERROR_REASON_AUTH_STATE\x10~\x12\x1b\n" +
+	"\x17ERROR_REASON_USER_LIMIT\x10\x7fB=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_errors_proto_rawDescOnce sync.Once

@@ -2164,11 +2164,11 @@ const file_epochkv_v1_feed_proto_rawDesc = "" +
 	"\x14COMMIT_ORIGIN_EXPIRY\x10\x02\x12\x17\n" +
 	"\x13COMMIT_ORIGIN_LEASE\x10\x03\x12\x19\n" +
 	"\x15COMMIT_ORIGIN_CLEANUP\x10\x04\x12\x19\n" +
-	"\x15COMMIT_ORIGIN_RESTORE\x10\x052\xc7\x01\n" +
-	"\x04Feed\x12@\n" +
+	"\x15COMMIT_ORIGIN_RESTORE\x10\x052\xce\x01\n" +
+	"\vFeedService\x12@\n" +
 	"\x05Watch\x12\x18.epochkv.v1.WatchRequest\x1a\x19.epochkv.v1.WatchResponse(\x010\x01\x12B\n" +
 	"\aHistory\x12\x1a.epochkv.v1.HistoryRequest\x1a\x1b.epochkv.v1.HistoryResponse\x129\n" +
-	"\x04Diff\x12\x17.epochkv.v1.DiffRequest\x1a\x18.epochkv.v1.DiffResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\x04Diff\x12\x17.epochkv.v1.DiffRequest\x1a\x18.epochkv.v1.DiffResponseB=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_feed_proto_rawDescOnce sync.Once
@@ -2251,12 +2251,12 @@ var file_epochkv_v1_feed_proto_depIdxs = []int32{
 	24, // 30: epochkv.v1.DiffResponse.changes:type_name -> epochkv.v1.KeyChange
 	25, // 31: epochkv.v1.KeyChange.old:type_name -> epochkv.v1.KeyState
 	25, // 32: epochkv.v1.KeyChange.new:type_name -> epochkv.v1.KeyState
-	4,  // 33: epochkv.v1.Feed.Watch:input_type -> epochkv.v1.WatchRequest
-	19, // 34: epochkv.v1.Feed.History:input_type -> epochkv.v1.HistoryRequest
-	22, // 35: epochkv.v1.Feed.Diff:input_type -> epochkv.v1.DiffRequest
-	10, // 36: epochkv.v1.Feed.Watch:output_type -> epochkv.v1.WatchResponse
-	20, // 37: epochkv.v1.Feed.History:output_type -> epochkv.v1.HistoryResponse
-	23, // 38: epochkv.v1.Feed.Diff:output_type -> epochkv.v1.DiffResponse
+	4,  // 33: epochkv.v1.FeedService.Watch:input_type -> epochkv.v1.WatchRequest
+	19, // 34: epochkv.v1.FeedService.History:input_type -> epochkv.v1.HistoryRequest
+	22, // 35: epochkv.v1.FeedService.Diff:input_type -> epochkv.v1.DiffRequest
+	10, // 36: epochkv.v1.FeedService.Watch:output_type -> epochkv.v1.WatchResponse
+	20, // 37: epochkv.v1.FeedService.History:output_type -> epochkv.v1.HistoryResponse
+	23, // 38: epochkv.v1.FeedService.Diff:output_type -> epochkv.v1.DiffResponse
 	36, // [36:39] is the sub-list for method output_type
 	33, // [33:36] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name

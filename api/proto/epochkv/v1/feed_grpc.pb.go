@@ -21,17 +21,17 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Feed_Watch_FullMethodName   = "/epochkv.v1.Feed/Watch"
-	Feed_History_FullMethodName = "/epochkv.v1.Feed/History"
-	Feed_Diff_FullMethodName    = "/epochkv.v1.Feed/Diff"
+	FeedService_Watch_FullMethodName   = "/epochkv.v1.FeedService/Watch"
+	FeedService_History_FullMethodName = "/epochkv.v1.FeedService/History"
+	FeedService_Diff_FullMethodName    = "/epochkv.v1.FeedService/Diff"
 )
 
-// FeedClient is the client API for Feed service.
+// FeedServiceClient is the client API for FeedService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Feed delivers changes. What is delivered is committed and durable: no crash takes it back.
-type FeedClient interface {
+type FeedServiceClient interface {
 	// Watch delivers the changes of key ranges. One stream has any number of watches, up to a limit.
 	// The client may create and cancel watches while the stream is open. If the client ends its half
 	// of the stream, the watches go on.
@@ -48,24 +48,24 @@ type FeedClient interface {
 	Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRequest, WatchResponse], error)
 	// History returns the versions that a key or a range had, in parts, with the times and origins of
 	// their commits. What was written before the oldest readable epoch is not kept: SNAPSHOT_GONE. See
-	// --retention and Admin.TakeHold.
+	// --retention and AdminService.TakeHold.
 	History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error)
 	// Diff returns the keys of a range that differ between two epochs or times, in parts. It reads only
 	// those parts of the store in which something has changed.
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 }
 
-type feedClient struct {
+type feedServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewFeedClient(cc grpc.ClientConnInterface) FeedClient {
-	return &feedClient{cc}
+func NewFeedServiceClient(cc grpc.ClientConnInterface) FeedServiceClient {
+	return &feedServiceClient{cc}
 }
 
-func (c *feedClient) Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRequest, WatchResponse], error) {
+func (c *feedServiceClient) Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRequest, WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Feed_ServiceDesc.Streams[0], Feed_Watch_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &FeedService_ServiceDesc.Streams[0], FeedService_Watch_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -74,34 +74,34 @@ func (c *feedClient) Watch(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Feed_WatchClient = grpc.BidiStreamingClient[WatchRequest, WatchResponse]
+type FeedService_WatchClient = grpc.BidiStreamingClient[WatchRequest, WatchResponse]
 
-func (c *feedClient) History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error) {
+func (c *feedServiceClient) History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HistoryResponse)
-	err := c.cc.Invoke(ctx, Feed_History_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, FeedService_History_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *feedClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error) {
+func (c *feedServiceClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DiffResponse)
-	err := c.cc.Invoke(ctx, Feed_Diff_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, FeedService_Diff_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// FeedServer is the server API for Feed service.
-// All implementations must embed UnimplementedFeedServer
+// FeedServiceServer is the server API for FeedService service.
+// All implementations must embed UnimplementedFeedServiceServer
 // for forward compatibility.
 //
 // Feed delivers changes. What is delivered is committed and durable: no crash takes it back.
-type FeedServer interface {
+type FeedServiceServer interface {
 	// Watch delivers the changes of key ranges. One stream has any number of watches, up to a limit.
 	// The client may create and cancel watches while the stream is open. If the client ends its half
 	// of the stream, the watches go on.
@@ -118,114 +118,114 @@ type FeedServer interface {
 	Watch(grpc.BidiStreamingServer[WatchRequest, WatchResponse]) error
 	// History returns the versions that a key or a range had, in parts, with the times and origins of
 	// their commits. What was written before the oldest readable epoch is not kept: SNAPSHOT_GONE. See
-	// --retention and Admin.TakeHold.
+	// --retention and AdminService.TakeHold.
 	History(context.Context, *HistoryRequest) (*HistoryResponse, error)
 	// Diff returns the keys of a range that differ between two epochs or times, in parts. It reads only
 	// those parts of the store in which something has changed.
 	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
-	mustEmbedUnimplementedFeedServer()
+	mustEmbedUnimplementedFeedServiceServer()
 }
 
-// UnimplementedFeedServer must be embedded to have
+// UnimplementedFeedServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedFeedServer struct{}
+type UnimplementedFeedServiceServer struct{}
 
-func (UnimplementedFeedServer) Watch(grpc.BidiStreamingServer[WatchRequest, WatchResponse]) error {
+func (UnimplementedFeedServiceServer) Watch(grpc.BidiStreamingServer[WatchRequest, WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
-func (UnimplementedFeedServer) History(context.Context, *HistoryRequest) (*HistoryResponse, error) {
+func (UnimplementedFeedServiceServer) History(context.Context, *HistoryRequest) (*HistoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method History not implemented")
 }
-func (UnimplementedFeedServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
+func (UnimplementedFeedServiceServer) Diff(context.Context, *DiffRequest) (*DiffResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Diff not implemented")
 }
-func (UnimplementedFeedServer) mustEmbedUnimplementedFeedServer() {}
-func (UnimplementedFeedServer) testEmbeddedByValue()              {}
+func (UnimplementedFeedServiceServer) mustEmbedUnimplementedFeedServiceServer() {}
+func (UnimplementedFeedServiceServer) testEmbeddedByValue()                     {}
 
-// UnsafeFeedServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to FeedServer will
+// UnsafeFeedServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to FeedServiceServer will
 // result in compilation errors.
-type UnsafeFeedServer interface {
-	mustEmbedUnimplementedFeedServer()
+type UnsafeFeedServiceServer interface {
+	mustEmbedUnimplementedFeedServiceServer()
 }
 
-func RegisterFeedServer(s grpc.ServiceRegistrar, srv FeedServer) {
-	// If the following call panics, it indicates UnimplementedFeedServer was
+func RegisterFeedServiceServer(s grpc.ServiceRegistrar, srv FeedServiceServer) {
+	// If the following call panics, it indicates UnimplementedFeedServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Feed_ServiceDesc, srv)
+	s.RegisterService(&FeedService_ServiceDesc, srv)
 }
 
-func _Feed_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(FeedServer).Watch(&grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
+func _FeedService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(FeedServiceServer).Watch(&grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Feed_WatchServer = grpc.BidiStreamingServer[WatchRequest, WatchResponse]
+type FeedService_WatchServer = grpc.BidiStreamingServer[WatchRequest, WatchResponse]
 
-func _Feed_History_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _FeedService_History_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HistoryRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(FeedServer).History(ctx, in)
+		return srv.(FeedServiceServer).History(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Feed_History_FullMethodName,
+		FullMethod: FeedService_History_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FeedServer).History(ctx, req.(*HistoryRequest))
+		return srv.(FeedServiceServer).History(ctx, req.(*HistoryRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Feed_Diff_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _FeedService_Diff_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DiffRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(FeedServer).Diff(ctx, in)
+		return srv.(FeedServiceServer).Diff(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Feed_Diff_FullMethodName,
+		FullMethod: FeedService_Diff_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(FeedServer).Diff(ctx, req.(*DiffRequest))
+		return srv.(FeedServiceServer).Diff(ctx, req.(*DiffRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-// Feed_ServiceDesc is the grpc.ServiceDesc for Feed service.
+// FeedService_ServiceDesc is the grpc.ServiceDesc for FeedService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Feed_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.Feed",
-	HandlerType: (*FeedServer)(nil),
+var FeedService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.FeedService",
+	HandlerType: (*FeedServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "History",
-			Handler:    _Feed_History_Handler,
+			Handler:    _FeedService_History_Handler,
 		},
 		{
 			MethodName: "Diff",
-			Handler:    _Feed_Diff_Handler,
+			Handler:    _FeedService_Diff_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Watch",
-			Handler:       _Feed_Watch_Handler,
+			Handler:       _FeedService_Watch_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -9,7 +9,7 @@
 // written at or before it. Zero means "none" wherever an epoch is optional.
 //
 // Keys are 1 to 2048 bytes (a quarter of the server's page) and are ordered as unsigned bytes.
-// Values are 0 bytes to 16 MiB. Admin.Status returns the limits in force.
+// Values are 0 bytes to 16 MiB. AdminService.Status returns the limits in force.
 //
 // Errors are described in errors.proto. A missing key is an answer (`found = false`), not an error.
 
@@ -196,7 +196,7 @@ func (x Mutation_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Mutation_Kind.Descriptor instead.
 func (Mutation_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12, 0}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // KeyRange is the keys k with start <= k < end, or the keys that begin with a prefix.
@@ -264,8 +264,8 @@ func (x *KeyRange) GetPrefix() []byte {
 }
 
 // Precondition must hold for the newest committed version of a key when the write commits.
-// Otherwise nothing is written and the request fails with PRECONDITION_FAILED. The check and the
-// write are one atomic step.
+// Otherwise nothing is written and the request fails with PRECONDITION_FAILED, whose metadata has
+// the current epoch and, on request, the current value. The check and the write are one atomic step.
 type Precondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The key that the condition is about. The request need not write it. Empty for a fence.
@@ -591,6 +591,159 @@ func (x *GetResponse) GetExpiresAtMs() uint64 {
 	return 0
 }
 
+type GetStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// As in GetRequest.
+	SnapshotEpoch  uint64 `protobuf:"varint,2,opt,name=snapshot_epoch,json=snapshotEpoch,proto3" json:"snapshot_epoch,omitempty"`
+	SnapshotTimeUs uint64 `protobuf:"varint,3,opt,name=snapshot_time_us,json=snapshotTimeUs,proto3" json:"snapshot_time_us,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *GetStreamRequest) Reset() {
+	*x = GetStreamRequest{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStreamRequest) ProtoMessage() {}
+
+func (x *GetStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStreamRequest.ProtoReflect.Descriptor instead.
+func (*GetStreamRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GetStreamRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GetStreamRequest) GetSnapshotEpoch() uint64 {
+	if x != nil {
+		return x.SnapshotEpoch
+	}
+	return 0
+}
+
+func (x *GetStreamRequest) GetSnapshotTimeUs() uint64 {
+	if x != nil {
+		return x.SnapshotTimeUs
+	}
+	return 0
+}
+
+// GetStreamResponse is a part of the answer. All fields but `chunk` are in the first message only.
+// The value is complete when the chunks have `size` bytes; a stream that ends before has an error.
+type GetStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the key is present. If not, the message has nothing else but read_epoch.
+	Found bool `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	// The next bytes of the value.
+	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	// The epoch that wrote the value.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The epoch at which the key was read.
+	ReadEpoch uint64 `protobuf:"varint,4,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
+	// When the key expires, in milliseconds since 1970; 0: it does not.
+	ExpiresAtMs uint64 `protobuf:"varint,5,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
+	// How many bytes the value has.
+	Size          uint64 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStreamResponse) Reset() {
+	*x = GetStreamResponse{}
+	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStreamResponse) ProtoMessage() {}
+
+func (x *GetStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStreamResponse.ProtoReflect.Descriptor instead.
+func (*GetStreamResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GetStreamResponse) GetFound() bool {
+	if x != nil {
+		return x.Found
+	}
+	return false
+}
+
+func (x *GetStreamResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+func (x *GetStreamResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GetStreamResponse) GetReadEpoch() uint64 {
+	if x != nil {
+		return x.ReadEpoch
+	}
+	return 0
+}
+
+func (x *GetStreamResponse) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
+func (x *GetStreamResponse) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 type PutRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -607,7 +760,10 @@ type PutRequest struct {
 	// Instead of ttl_ms: when the key expires, in milliseconds since 1970. A time that has passed deletes
 	// the key at once.
 	ExpiresAtMs uint64 `protobuf:"varint,7,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// If a precondition does not hold, the metadata of the error have the current value of its key, up
+	// to 1 KiB.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -615,7 +771,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +783,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[5]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +796,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PutRequest) GetKey() []byte {
@@ -692,6 +848,13 @@ func (x *PutRequest) GetExpiresAtMs() uint64 {
 	return 0
 }
 
+func (x *PutRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
+}
+
 func (x *PutRequest) GetRequestId() []byte {
 	if x != nil {
 		return x.RequestId
@@ -711,7 +874,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +886,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[6]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +899,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PutResponse) GetEpoch() uint64 {
@@ -758,7 +921,9 @@ type DeleteRequest struct {
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// As in PutRequest.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -766,7 +931,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +943,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[7]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +956,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeleteRequest) GetKey() []byte {
@@ -815,6 +980,13 @@ func (x *DeleteRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *DeleteRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
+}
+
 func (x *DeleteRequest) GetRequestId() []byte {
 	if x != nil {
 		return x.RequestId
@@ -834,7 +1006,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +1018,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[8]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +1031,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteResponse) GetEpoch() uint64 {
@@ -889,7 +1061,7 @@ type BatchGetRequest struct {
 
 func (x *BatchGetRequest) Reset() {
 	*x = BatchGetRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1073,7 @@ func (x *BatchGetRequest) String() string {
 func (*BatchGetRequest) ProtoMessage() {}
 
 func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[9]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1086,7 @@ func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetRequest.ProtoReflect.Descriptor instead.
 func (*BatchGetRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BatchGetRequest) GetKeys() [][]byte {
@@ -950,7 +1122,7 @@ type BatchGetResponse struct {
 
 func (x *BatchGetResponse) Reset() {
 	*x = BatchGetResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1134,7 @@ func (x *BatchGetResponse) String() string {
 func (*BatchGetResponse) ProtoMessage() {}
 
 func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[10]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1147,7 @@ func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetResponse.ProtoReflect.Descriptor instead.
 func (*BatchGetResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BatchGetResponse) GetResults() []*BatchGetResult {
@@ -1012,7 +1184,7 @@ type BatchGetResult struct {
 
 func (x *BatchGetResult) Reset() {
 	*x = BatchGetResult{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1196,7 @@ func (x *BatchGetResult) String() string {
 func (*BatchGetResult) ProtoMessage() {}
 
 func (x *BatchGetResult) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[11]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1209,7 @@ func (x *BatchGetResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetResult.ProtoReflect.Descriptor instead.
 func (*BatchGetResult) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BatchGetResult) GetFound() bool {
@@ -1092,7 +1264,7 @@ type Mutation struct {
 
 func (x *Mutation) Reset() {
 	*x = Mutation{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1276,7 @@ func (x *Mutation) String() string {
 func (*Mutation) ProtoMessage() {}
 
 func (x *Mutation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[12]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1289,7 @@ func (x *Mutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mutation.ProtoReflect.Descriptor instead.
 func (*Mutation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Mutation) GetKind() Mutation_Kind {
@@ -1168,7 +1340,9 @@ type BatchWriteRequest struct {
 	Mutations     []*Mutation     `protobuf:"bytes,1,rep,name=mutations,proto3" json:"mutations,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// As in PutRequest.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1176,7 +1350,7 @@ type BatchWriteRequest struct {
 
 func (x *BatchWriteRequest) Reset() {
 	*x = BatchWriteRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1362,7 @@ func (x *BatchWriteRequest) String() string {
 func (*BatchWriteRequest) ProtoMessage() {}
 
 func (x *BatchWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[13]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1375,7 @@ func (x *BatchWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchWriteRequest.ProtoReflect.Descriptor instead.
 func (*BatchWriteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BatchWriteRequest) GetMutations() []*Mutation {
@@ -1225,6 +1399,13 @@ func (x *BatchWriteRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *BatchWriteRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
+}
+
 func (x *BatchWriteRequest) GetRequestId() []byte {
 	if x != nil {
 		return x.RequestId
@@ -1244,7 +1425,7 @@ type BatchWriteResponse struct {
 
 func (x *BatchWriteResponse) Reset() {
 	*x = BatchWriteResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1437,7 @@ func (x *BatchWriteResponse) String() string {
 func (*BatchWriteResponse) ProtoMessage() {}
 
 func (x *BatchWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[14]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1450,7 @@ func (x *BatchWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchWriteResponse.ProtoReflect.Descriptor instead.
 func (*BatchWriteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BatchWriteResponse) GetEpoch() uint64 {
@@ -1296,7 +1477,9 @@ type DeleteRangeRequest struct {
 	Limit         uint64          `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,3,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,4,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// As in PutRequest.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1304,7 +1487,7 @@ type DeleteRangeRequest struct {
 
 func (x *DeleteRangeRequest) Reset() {
 	*x = DeleteRangeRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1499,7 @@ func (x *DeleteRangeRequest) String() string {
 func (*DeleteRangeRequest) ProtoMessage() {}
 
 func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[15]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1512,7 @@ func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRangeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteRangeRequest) GetRange() *KeyRange {
@@ -1360,6 +1543,13 @@ func (x *DeleteRangeRequest) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
+func (x *DeleteRangeRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
+}
+
 func (x *DeleteRangeRequest) GetRequestId() []byte {
 	if x != nil {
 		return x.RequestId
@@ -1385,7 +1575,7 @@ type DeleteRangeResponse struct {
 
 func (x *DeleteRangeResponse) Reset() {
 	*x = DeleteRangeResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1587,7 @@ func (x *DeleteRangeResponse) String() string {
 func (*DeleteRangeResponse) ProtoMessage() {}
 
 func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[16]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1600,7 @@ func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRangeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteRangeResponse) GetEpoch() uint64 {
@@ -1483,7 +1673,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1685,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[17]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1698,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ScanRequest) GetRange() *KeyRange {
@@ -1600,7 +1790,7 @@ type ScanResponse struct {
 	ReadEpoch uint64 `protobuf:"varint,3,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
 	// Opaque. Continues the scan after this page in another request, on any connection, while the
 	// server keeps the scan's epoch readable: as long as the scan runs, and then for
-	// Limits.snapshot_lease_ttl (Admin.Status). If too many epochs are leased already, it may end
+	// Limits.snapshot_lease_ttl (AdminService.Status). If too many epochs are leased already, it may end
 	// sooner. Afterwards ScanRequest.resume_at_newest continues at another epoch. Empty unless
 	// ScanRequest.tokens asks for it, and at the end of the range.
 	ResumeToken   []byte `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
@@ -1610,7 +1800,7 @@ type ScanResponse struct {
 
 func (x *ScanResponse) Reset() {
 	*x = ScanResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1812,7 @@ func (x *ScanResponse) String() string {
 func (*ScanResponse) ProtoMessage() {}
 
 func (x *ScanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[18]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1825,7 @@ func (x *ScanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanResponse.ProtoReflect.Descriptor instead.
 func (*ScanResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ScanResponse) GetEntries() []*Entry {
@@ -1684,7 +1874,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1886,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[19]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1899,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Entry) GetKey() []byte {
@@ -1785,7 +1975,7 @@ type Invocation struct {
 
 func (x *Invocation) Reset() {
 	*x = Invocation{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1797,7 +1987,7 @@ func (x *Invocation) String() string {
 func (*Invocation) ProtoMessage() {}
 
 func (x *Invocation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[20]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1810,7 +2000,7 @@ func (x *Invocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invocation.ProtoReflect.Descriptor instead.
 func (*Invocation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Invocation) GetKey() []byte {
@@ -2036,7 +2226,7 @@ type Increment struct {
 
 func (x *Increment) Reset() {
 	*x = Increment{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2238,7 @@ func (x *Increment) String() string {
 func (*Increment) ProtoMessage() {}
 
 func (x *Increment) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[21]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2251,7 @@ func (x *Increment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Increment.ProtoReflect.Descriptor instead.
 func (*Increment) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Increment) GetDelta() int64 {
@@ -2096,7 +2286,7 @@ type CompareAndSet struct {
 
 func (x *CompareAndSet) Reset() {
 	*x = CompareAndSet{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2298,7 @@ func (x *CompareAndSet) String() string {
 func (*CompareAndSet) ProtoMessage() {}
 
 func (x *CompareAndSet) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[22]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2311,7 @@ func (x *CompareAndSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSet.ProtoReflect.Descriptor instead.
 func (*CompareAndSet) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CompareAndSet) GetExpect() []byte {
@@ -2159,7 +2349,7 @@ type InvokeResult struct {
 
 func (x *InvokeResult) Reset() {
 	*x = InvokeResult{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2361,7 @@ func (x *InvokeResult) String() string {
 func (*InvokeResult) ProtoMessage() {}
 
 func (x *InvokeResult) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[23]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2374,7 @@ func (x *InvokeResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeResult.ProtoReflect.Descriptor instead.
 func (*InvokeResult) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InvokeResult) GetApplied() bool {
@@ -2241,7 +2431,9 @@ type InvokeRequest struct {
 	Invocation    *Invocation            `protobuf:"bytes,1,opt,name=invocation,proto3" json:"invocation,omitempty"`
 	Preconditions []*Precondition        `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability             `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// As in PutRequest.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2249,7 +2441,7 @@ type InvokeRequest struct {
 
 func (x *InvokeRequest) Reset() {
 	*x = InvokeRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2261,7 +2453,7 @@ func (x *InvokeRequest) String() string {
 func (*InvokeRequest) ProtoMessage() {}
 
 func (x *InvokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[24]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2274,7 +2466,7 @@ func (x *InvokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeRequest.ProtoReflect.Descriptor instead.
 func (*InvokeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InvokeRequest) GetInvocation() *Invocation {
@@ -2296,6 +2488,13 @@ func (x *InvokeRequest) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *InvokeRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
 }
 
 func (x *InvokeRequest) GetRequestId() []byte {
@@ -2320,7 +2519,7 @@ type InvokeResponse struct {
 
 func (x *InvokeResponse) Reset() {
 	*x = InvokeResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2531,7 @@ func (x *InvokeResponse) String() string {
 func (*InvokeResponse) ProtoMessage() {}
 
 func (x *InvokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[25]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2544,7 @@ func (x *InvokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeResponse.ProtoReflect.Descriptor instead.
 func (*InvokeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InvokeResponse) GetResult() *InvokeResult {
@@ -2382,7 +2581,9 @@ type InvokeAllRequest struct {
 	Invocations   []*Invocation   `protobuf:"bytes,1,rep,name=invocations,proto3" json:"invocations,omitempty"`
 	Preconditions []*Precondition `protobuf:"bytes,2,rep,name=preconditions,proto3" json:"preconditions,omitempty"`
 	Durability    Durability      `protobuf:"varint,3,opt,name=durability,proto3,enum=epochkv.v1.Durability" json:"durability,omitempty"`
-	// Makes the request be executed at most once, see Transactions.GetOutcome.
+	// As in PutRequest.
+	ReturnCurrent bool `protobuf:"varint,14,opt,name=return_current,json=returnCurrent,proto3" json:"return_current,omitempty"`
+	// Makes the request be executed at most once, see TransactionService.GetOutcome.
 	RequestId     []byte `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2390,7 +2591,7 @@ type InvokeAllRequest struct {
 
 func (x *InvokeAllRequest) Reset() {
 	*x = InvokeAllRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2603,7 @@ func (x *InvokeAllRequest) String() string {
 func (*InvokeAllRequest) ProtoMessage() {}
 
 func (x *InvokeAllRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[26]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2616,7 @@ func (x *InvokeAllRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeAllRequest.ProtoReflect.Descriptor instead.
 func (*InvokeAllRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InvokeAllRequest) GetInvocations() []*Invocation {
@@ -2437,6 +2638,13 @@ func (x *InvokeAllRequest) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *InvokeAllRequest) GetReturnCurrent() bool {
+	if x != nil {
+		return x.ReturnCurrent
+	}
+	return false
 }
 
 func (x *InvokeAllRequest) GetRequestId() []byte {
@@ -2462,7 +2670,7 @@ type InvokeAllResponse struct {
 
 func (x *InvokeAllResponse) Reset() {
 	*x = InvokeAllResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2682,7 @@ func (x *InvokeAllResponse) String() string {
 func (*InvokeAllResponse) ProtoMessage() {}
 
 func (x *InvokeAllResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[27]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2695,7 @@ func (x *InvokeAllResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvokeAllResponse.ProtoReflect.Descriptor instead.
 func (*InvokeAllResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InvokeAllResponse) GetResults() []*InvokeResult {
@@ -2529,7 +2737,7 @@ type BulkLoadRequest struct {
 
 func (x *BulkLoadRequest) Reset() {
 	*x = BulkLoadRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +2749,7 @@ func (x *BulkLoadRequest) String() string {
 func (*BulkLoadRequest) ProtoMessage() {}
 
 func (x *BulkLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[28]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +2762,7 @@ func (x *BulkLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkLoadRequest.ProtoReflect.Descriptor instead.
 func (*BulkLoadRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BulkLoadRequest) GetEntries() []*BulkEntry {
@@ -2582,7 +2790,7 @@ type BulkEntry struct {
 
 func (x *BulkEntry) Reset() {
 	*x = BulkEntry{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2802,7 @@ func (x *BulkEntry) String() string {
 func (*BulkEntry) ProtoMessage() {}
 
 func (x *BulkEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[29]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2815,7 @@ func (x *BulkEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkEntry.ProtoReflect.Descriptor instead.
 func (*BulkEntry) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *BulkEntry) GetKey() []byte {
@@ -2636,7 +2844,7 @@ type BulkLoadResponse struct {
 
 func (x *BulkLoadResponse) Reset() {
 	*x = BulkLoadResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2856,7 @@ func (x *BulkLoadResponse) String() string {
 func (*BulkLoadResponse) ProtoMessage() {}
 
 func (x *BulkLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[30]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2869,7 @@ func (x *BulkLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkLoadResponse.ProtoReflect.Descriptor instead.
 func (*BulkLoadResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BulkLoadResponse) GetEpoch() uint64 {
@@ -2701,7 +2909,7 @@ type PipelineRequest struct {
 
 func (x *PipelineRequest) Reset() {
 	*x = PipelineRequest{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2921,7 @@ func (x *PipelineRequest) String() string {
 func (*PipelineRequest) ProtoMessage() {}
 
 func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[31]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2934,7 @@ func (x *PipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineRequest.ProtoReflect.Descriptor instead.
 func (*PipelineRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PipelineRequest) GetId() uint64 {
@@ -2892,7 +3100,7 @@ type PipelineResponse struct {
 
 func (x *PipelineResponse) Reset() {
 	*x = PipelineResponse{}
-	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3112,7 @@ func (x *PipelineResponse) String() string {
 func (*PipelineResponse) ProtoMessage() {}
 
 func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_kv_proto_msgTypes[32]
+	mi := &file_epochkv_v1_kv_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3125,7 @@ func (x *PipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineResponse.ProtoReflect.Descriptor instead.
 func (*PipelineResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_kv_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PipelineResponse) GetId() uint64 {
@@ -3104,7 +3312,19 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
 	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\x12\"\n" +
-	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\"\xa1\x02\n" +
+	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\"u\n" +
+	"\x10GetStreamRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12%\n" +
+	"\x0esnapshot_epoch\x18\x02 \x01(\x04R\rsnapshotEpoch\x12(\n" +
+	"\x10snapshot_time_us\x18\x03 \x01(\x04R\x0esnapshotTimeUs\"\xac\x01\n" +
+	"\x11GetStreamResponse\x12\x14\n" +
+	"\x05found\x18\x01 \x01(\bR\x05found\x12\x14\n" +
+	"\x05chunk\x18\x02 \x01(\fR\x05chunk\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1d\n" +
+	"\n" +
+	"read_epoch\x18\x04 \x01(\x04R\treadEpoch\x12\"\n" +
+	"\rexpires_at_ms\x18\x05 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
+	"\x04size\x18\x06 \x01(\x04R\x04size\"\xc8\x02\n" +
 	"\n" +
 	"PutRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
@@ -3115,18 +3335,20 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"durability\x12\x19\n" +
 	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x15\n" +
 	"\x06ttl_ms\x18\x05 \x01(\x04R\x05ttlMs\x12\"\n" +
-	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\x12\x1d\n" +
+	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"G\n" +
 	"\vPutResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
-	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\xb8\x01\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\xdf\x01\n" +
 	"\rDeleteRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"J\n" +
 	"\x0eDeleteResponse\x12\x14\n" +
@@ -3156,25 +3378,27 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
-	"\vKIND_DELETE\x10\x02\"\xde\x01\n" +
+	"\vKIND_DELETE\x10\x02\"\x85\x02\n" +
 	"\x11BatchWriteRequest\x122\n" +
 	"\tmutations\x18\x01 \x03(\v2\x14.epochkv.v1.MutationR\tmutations\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"N\n" +
 	"\x12BatchWriteResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\"\n" +
-	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\xed\x01\n" +
+	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\"\x94\x02\n" +
 	"\x12DeleteRangeRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12>\n" +
 	"\rpreconditions\x18\x03 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x04 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"\xa4\x01\n" +
 	"\x13DeleteRangeResponse\x12\x14\n" +
@@ -3247,7 +3471,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\told_epoch\x18\x04 \x01(\x04R\boldEpoch\x12\x1b\n" +
 	"\tnew_found\x18\x05 \x01(\bR\bnewFound\x12\x10\n" +
 	"\x03new\x18\x06 \x01(\fR\x03new\x12\"\n" +
-	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\"\xde\x01\n" +
+	"\rexpires_at_ms\x18\a \x01(\x04R\vexpiresAtMs\"\x85\x02\n" +
 	"\rInvokeRequest\x126\n" +
 	"\n" +
 	"invocation\x18\x01 \x01(\v2\x16.epochkv.v1.InvocationR\n" +
@@ -3255,20 +3479,22 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"\xa3\x01\n" +
 	"\x0eInvokeResponse\x120\n" +
 	"\x06result\x18\x01 \x01(\v2\x18.epochkv.v1.InvokeResultR\x06result\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\"\n" +
 	"\fdeduplicated\x18\x0e \x01(\bR\fdeduplicated\x12%\n" +
-	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\xe3\x01\n" +
+	"\x0eresult_dropped\x18\x0f \x01(\bR\rresultDropped\"\x8a\x02\n" +
 	"\x10InvokeAllRequest\x128\n" +
 	"\vinvocations\x18\x01 \x03(\v2\x16.epochkv.v1.InvocationR\vinvocations\x12>\n" +
 	"\rpreconditions\x18\x02 \x03(\v2\x18.epochkv.v1.PreconditionR\rpreconditions\x126\n" +
 	"\n" +
 	"durability\x18\x03 \x01(\x0e2\x16.epochkv.v1.DurabilityR\n" +
-	"durability\x12\x1d\n" +
+	"durability\x12%\n" +
+	"\x0ereturn_current\x18\x0e \x01(\bR\rreturnCurrent\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\fR\trequestId\"\xa8\x01\n" +
 	"\x11InvokeAllResponse\x122\n" +
@@ -3321,9 +3547,10 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\fResumeTokens\x12\x1d\n" +
 	"\x19RESUME_TOKENS_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13RESUME_TOKENS_INNER\x10\x01\x12\x15\n" +
-	"\x11RESUME_TOKENS_ALL\x10\x022\xf5\x05\n" +
-	"\x02KV\x126\n" +
-	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x126\n" +
+	"\x11RESUME_TOKENS_ALL\x10\x022\xc8\x06\n" +
+	"\tKVService\x126\n" +
+	"\x03Get\x12\x16.epochkv.v1.GetRequest\x1a\x17.epochkv.v1.GetResponse\x12J\n" +
+	"\tGetStream\x12\x1c.epochkv.v1.GetStreamRequest\x1a\x1d.epochkv.v1.GetStreamResponse0\x01\x126\n" +
 	"\x03Put\x12\x16.epochkv.v1.PutRequest\x1a\x17.epochkv.v1.PutResponse\x12?\n" +
 	"\x06Delete\x12\x19.epochkv.v1.DeleteRequest\x1a\x1a.epochkv.v1.DeleteResponse\x12E\n" +
 	"\bBatchGet\x12\x1b.epochkv.v1.BatchGetRequest\x1a\x1c.epochkv.v1.BatchGetResponse\x12K\n" +
@@ -3334,7 +3561,7 @@ const file_epochkv_v1_kv_proto_rawDesc = "" +
 	"\x06Invoke\x12\x19.epochkv.v1.InvokeRequest\x1a\x1a.epochkv.v1.InvokeResponse\x12H\n" +
 	"\tInvokeAll\x12\x1c.epochkv.v1.InvokeAllRequest\x1a\x1d.epochkv.v1.InvokeAllResponse\x12G\n" +
 	"\bBulkLoad\x12\x1b.epochkv.v1.BulkLoadRequest\x1a\x1c.epochkv.v1.BulkLoadResponse(\x01\x12I\n" +
-	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\bPipeline\x12\x1b.epochkv.v1.PipelineRequest\x1a\x1c.epochkv.v1.PipelineResponse(\x010\x01B=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_kv_proto_rawDescOnce sync.Once
@@ -3349,7 +3576,7 @@ func file_epochkv_v1_kv_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_kv_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_epochkv_v1_kv_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_epochkv_v1_kv_proto_goTypes = []any{
 	(Durability)(0),             // 0: epochkv.v1.Durability
 	(ResumeTokens)(0),           // 1: epochkv.v1.ResumeTokens
@@ -3359,35 +3586,37 @@ var file_epochkv_v1_kv_proto_goTypes = []any{
 	(*Fence)(nil),               // 5: epochkv.v1.Fence
 	(*GetRequest)(nil),          // 6: epochkv.v1.GetRequest
 	(*GetResponse)(nil),         // 7: epochkv.v1.GetResponse
-	(*PutRequest)(nil),          // 8: epochkv.v1.PutRequest
-	(*PutResponse)(nil),         // 9: epochkv.v1.PutResponse
-	(*DeleteRequest)(nil),       // 10: epochkv.v1.DeleteRequest
-	(*DeleteResponse)(nil),      // 11: epochkv.v1.DeleteResponse
-	(*BatchGetRequest)(nil),     // 12: epochkv.v1.BatchGetRequest
-	(*BatchGetResponse)(nil),    // 13: epochkv.v1.BatchGetResponse
-	(*BatchGetResult)(nil),      // 14: epochkv.v1.BatchGetResult
-	(*Mutation)(nil),            // 15: epochkv.v1.Mutation
-	(*BatchWriteRequest)(nil),   // 16: epochkv.v1.BatchWriteRequest
-	(*BatchWriteResponse)(nil),  // 17: epochkv.v1.BatchWriteResponse
-	(*DeleteRangeRequest)(nil),  // 18: epochkv.v1.DeleteRangeRequest
-	(*DeleteRangeResponse)(nil), // 19: epochkv.v1.DeleteRangeResponse
-	(*ScanRequest)(nil),         // 20: epochkv.v1.ScanRequest
-	(*ScanResponse)(nil),        // 21: epochkv.v1.ScanResponse
-	(*Entry)(nil),               // 22: epochkv.v1.Entry
-	(*Invocation)(nil),          // 23: epochkv.v1.Invocation
-	(*Increment)(nil),           // 24: epochkv.v1.Increment
-	(*CompareAndSet)(nil),       // 25: epochkv.v1.CompareAndSet
-	(*InvokeResult)(nil),        // 26: epochkv.v1.InvokeResult
-	(*InvokeRequest)(nil),       // 27: epochkv.v1.InvokeRequest
-	(*InvokeResponse)(nil),      // 28: epochkv.v1.InvokeResponse
-	(*InvokeAllRequest)(nil),    // 29: epochkv.v1.InvokeAllRequest
-	(*InvokeAllResponse)(nil),   // 30: epochkv.v1.InvokeAllResponse
-	(*BulkLoadRequest)(nil),     // 31: epochkv.v1.BulkLoadRequest
-	(*BulkEntry)(nil),           // 32: epochkv.v1.BulkEntry
-	(*BulkLoadResponse)(nil),    // 33: epochkv.v1.BulkLoadResponse
-	(*PipelineRequest)(nil),     // 34: epochkv.v1.PipelineRequest
-	(*PipelineResponse)(nil),    // 35: epochkv.v1.PipelineResponse
-	(*status.Status)(nil),       // 36: google.rpc.Status
+	(*GetStreamRequest)(nil),    // 8: epochkv.v1.GetStreamRequest
+	(*GetStreamResponse)(nil),   // 9: epochkv.v1.GetStreamResponse
+	(*PutRequest)(nil),          // 10: epochkv.v1.PutRequest
+	(*PutResponse)(nil),         // 11: epochkv.v1.PutResponse
+	(*DeleteRequest)(nil),       // 12: epochkv.v1.DeleteRequest
+	(*DeleteResponse)(nil),      // 13: epochkv.v1.DeleteResponse
+	(*BatchGetRequest)(nil),     // 14: epochkv.v1.BatchGetRequest
+	(*BatchGetResponse)(nil),    // 15: epochkv.v1.BatchGetResponse
+	(*BatchGetResult)(nil),      // 16: epochkv.v1.BatchGetResult
+	(*Mutation)(nil),            // 17: epochkv.v1.Mutation
+	(*BatchWriteRequest)(nil),   // 18: epochkv.v1.BatchWriteRequest
+	(*BatchWriteResponse)(nil),  // 19: epochkv.v1.BatchWriteResponse
+	(*DeleteRangeRequest)(nil),  // 20: epochkv.v1.DeleteRangeRequest
+	(*DeleteRangeResponse)(nil), // 21: epochkv.v1.DeleteRangeResponse
+	(*ScanRequest)(nil),         // 22: epochkv.v1.ScanRequest
+	(*ScanResponse)(nil),        // 23: epochkv.v1.ScanResponse
+	(*Entry)(nil),               // 24: epochkv.v1.Entry
+	(*Invocation)(nil),          // 25: epochkv.v1.Invocation
+	(*Increment)(nil),           // 26: epochkv.v1.Increment
+	(*CompareAndSet)(nil),       // 27: epochkv.v1.CompareAndSet
+	(*InvokeResult)(nil),        // 28: epochkv.v1.InvokeResult
+	(*InvokeRequest)(nil),       // 29: epochkv.v1.InvokeRequest
+	(*InvokeResponse)(nil),      // 30: epochkv.v1.InvokeResponse
+	(*InvokeAllRequest)(nil),    // 31: epochkv.v1.InvokeAllRequest
+	(*InvokeAllResponse)(nil),   // 32: epochkv.v1.InvokeAllResponse
+	(*BulkLoadRequest)(nil),     // 33: epochkv.v1.BulkLoadRequest
+	(*BulkEntry)(nil),           // 34: epochkv.v1.BulkEntry
+	(*BulkLoadResponse)(nil),    // 35: epochkv.v1.BulkLoadResponse
+	(*PipelineRequest)(nil),     // 36: epochkv.v1.PipelineRequest
+	(*PipelineResponse)(nil),    // 37: epochkv.v1.PipelineResponse
+	(*status.Status)(nil),       // 38: google.rpc.Status
 }
 var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	5,  // 0: epochkv.v1.Precondition.fence:type_name -> epochkv.v1.Fence
@@ -3395,9 +3624,9 @@ var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	0,  // 2: epochkv.v1.PutRequest.durability:type_name -> epochkv.v1.Durability
 	4,  // 3: epochkv.v1.DeleteRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 4: epochkv.v1.DeleteRequest.durability:type_name -> epochkv.v1.Durability
-	14, // 5: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
+	16, // 5: epochkv.v1.BatchGetResponse.results:type_name -> epochkv.v1.BatchGetResult
 	2,  // 6: epochkv.v1.Mutation.kind:type_name -> epochkv.v1.Mutation.Kind
-	15, // 7: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
+	17, // 7: epochkv.v1.BatchWriteRequest.mutations:type_name -> epochkv.v1.Mutation
 	4,  // 8: epochkv.v1.BatchWriteRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 9: epochkv.v1.BatchWriteRequest.durability:type_name -> epochkv.v1.Durability
 	3,  // 10: epochkv.v1.DeleteRangeRequest.range:type_name -> epochkv.v1.KeyRange
@@ -3405,59 +3634,61 @@ var file_epochkv_v1_kv_proto_depIdxs = []int32{
 	0,  // 12: epochkv.v1.DeleteRangeRequest.durability:type_name -> epochkv.v1.Durability
 	3,  // 13: epochkv.v1.ScanRequest.range:type_name -> epochkv.v1.KeyRange
 	1,  // 14: epochkv.v1.ScanRequest.tokens:type_name -> epochkv.v1.ResumeTokens
-	22, // 15: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
-	24, // 16: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
-	25, // 17: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
-	23, // 18: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
+	24, // 15: epochkv.v1.ScanResponse.entries:type_name -> epochkv.v1.Entry
+	26, // 16: epochkv.v1.Invocation.increment:type_name -> epochkv.v1.Increment
+	27, // 17: epochkv.v1.Invocation.compare_and_set:type_name -> epochkv.v1.CompareAndSet
+	25, // 18: epochkv.v1.InvokeRequest.invocation:type_name -> epochkv.v1.Invocation
 	4,  // 19: epochkv.v1.InvokeRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 20: epochkv.v1.InvokeRequest.durability:type_name -> epochkv.v1.Durability
-	26, // 21: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
-	23, // 22: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
+	28, // 21: epochkv.v1.InvokeResponse.result:type_name -> epochkv.v1.InvokeResult
+	25, // 22: epochkv.v1.InvokeAllRequest.invocations:type_name -> epochkv.v1.Invocation
 	4,  // 23: epochkv.v1.InvokeAllRequest.preconditions:type_name -> epochkv.v1.Precondition
 	0,  // 24: epochkv.v1.InvokeAllRequest.durability:type_name -> epochkv.v1.Durability
-	26, // 25: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
-	32, // 26: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
+	28, // 25: epochkv.v1.InvokeAllResponse.results:type_name -> epochkv.v1.InvokeResult
+	34, // 26: epochkv.v1.BulkLoadRequest.entries:type_name -> epochkv.v1.BulkEntry
 	6,  // 27: epochkv.v1.PipelineRequest.get:type_name -> epochkv.v1.GetRequest
-	8,  // 28: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
-	10, // 29: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
-	12, // 30: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	16, // 31: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
-	18, // 32: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
-	27, // 33: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
-	29, // 34: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
+	10, // 28: epochkv.v1.PipelineRequest.put:type_name -> epochkv.v1.PutRequest
+	12, // 29: epochkv.v1.PipelineRequest.delete:type_name -> epochkv.v1.DeleteRequest
+	14, // 30: epochkv.v1.PipelineRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
+	18, // 31: epochkv.v1.PipelineRequest.batch_write:type_name -> epochkv.v1.BatchWriteRequest
+	20, // 32: epochkv.v1.PipelineRequest.delete_range:type_name -> epochkv.v1.DeleteRangeRequest
+	29, // 33: epochkv.v1.PipelineRequest.invoke:type_name -> epochkv.v1.InvokeRequest
+	31, // 34: epochkv.v1.PipelineRequest.invoke_all:type_name -> epochkv.v1.InvokeAllRequest
 	7,  // 35: epochkv.v1.PipelineResponse.get:type_name -> epochkv.v1.GetResponse
-	9,  // 36: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
-	11, // 37: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
-	13, // 38: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	17, // 39: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
-	19, // 40: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
-	28, // 41: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
-	30, // 42: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
-	36, // 43: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
-	6,  // 44: epochkv.v1.KV.Get:input_type -> epochkv.v1.GetRequest
-	8,  // 45: epochkv.v1.KV.Put:input_type -> epochkv.v1.PutRequest
-	10, // 46: epochkv.v1.KV.Delete:input_type -> epochkv.v1.DeleteRequest
-	12, // 47: epochkv.v1.KV.BatchGet:input_type -> epochkv.v1.BatchGetRequest
-	16, // 48: epochkv.v1.KV.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
-	18, // 49: epochkv.v1.KV.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
-	20, // 50: epochkv.v1.KV.Scan:input_type -> epochkv.v1.ScanRequest
-	27, // 51: epochkv.v1.KV.Invoke:input_type -> epochkv.v1.InvokeRequest
-	29, // 52: epochkv.v1.KV.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
-	31, // 53: epochkv.v1.KV.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
-	34, // 54: epochkv.v1.KV.Pipeline:input_type -> epochkv.v1.PipelineRequest
-	7,  // 55: epochkv.v1.KV.Get:output_type -> epochkv.v1.GetResponse
-	9,  // 56: epochkv.v1.KV.Put:output_type -> epochkv.v1.PutResponse
-	11, // 57: epochkv.v1.KV.Delete:output_type -> epochkv.v1.DeleteResponse
-	13, // 58: epochkv.v1.KV.BatchGet:output_type -> epochkv.v1.BatchGetResponse
-	17, // 59: epochkv.v1.KV.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
-	19, // 60: epochkv.v1.KV.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
-	21, // 61: epochkv.v1.KV.Scan:output_type -> epochkv.v1.ScanResponse
-	28, // 62: epochkv.v1.KV.Invoke:output_type -> epochkv.v1.InvokeResponse
-	30, // 63: epochkv.v1.KV.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
-	33, // 64: epochkv.v1.KV.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
-	35, // 65: epochkv.v1.KV.Pipeline:output_type -> epochkv.v1.PipelineResponse
-	55, // [55:66] is the sub-list for method output_type
-	44, // [44:55] is the sub-list for method input_type
+	11, // 36: epochkv.v1.PipelineResponse.put:type_name -> epochkv.v1.PutResponse
+	13, // 37: epochkv.v1.PipelineResponse.delete:type_name -> epochkv.v1.DeleteResponse
+	15, // 38: epochkv.v1.PipelineResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
+	19, // 39: epochkv.v1.PipelineResponse.batch_write:type_name -> epochkv.v1.BatchWriteResponse
+	21, // 40: epochkv.v1.PipelineResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
+	30, // 41: epochkv.v1.PipelineResponse.invoke:type_name -> epochkv.v1.InvokeResponse
+	32, // 42: epochkv.v1.PipelineResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
+	38, // 43: epochkv.v1.PipelineResponse.error:type_name -> google.rpc.Status
+	6,  // 44: epochkv.v1.KVService.Get:input_type -> epochkv.v1.GetRequest
+	8,  // 45: epochkv.v1.KVService.GetStream:input_type -> epochkv.v1.GetStreamRequest
+	10, // 46: epochkv.v1.KVService.Put:input_type -> epochkv.v1.PutRequest
+	12, // 47: epochkv.v1.KVService.Delete:input_type -> epochkv.v1.DeleteRequest
+	14, // 48: epochkv.v1.KVService.BatchGet:input_type -> epochkv.v1.BatchGetRequest
+	18, // 49: epochkv.v1.KVService.BatchWrite:input_type -> epochkv.v1.BatchWriteRequest
+	20, // 50: epochkv.v1.KVService.DeleteRange:input_type -> epochkv.v1.DeleteRangeRequest
+	22, // 51: epochkv.v1.KVService.Scan:input_type -> epochkv.v1.ScanRequest
+	29, // 52: epochkv.v1.KVService.Invoke:input_type -> epochkv.v1.InvokeRequest
+	31, // 53: epochkv.v1.KVService.InvokeAll:input_type -> epochkv.v1.InvokeAllRequest
+	33, // 54: epochkv.v1.KVService.BulkLoad:input_type -> epochkv.v1.BulkLoadRequest
+	36, // 55: epochkv.v1.KVService.Pipeline:input_type -> epochkv.v1.PipelineRequest
+	7,  // 56: epochkv.v1.KVService.Get:output_type -> epochkv.v1.GetResponse
+	9,  // 57: epochkv.v1.KVService.GetStream:output_type -> epochkv.v1.GetStreamResponse
+	11, // 58: epochkv.v1.KVService.Put:output_type -> epochkv.v1.PutResponse
+	13, // 59: epochkv.v1.KVService.Delete:output_type -> epochkv.v1.DeleteResponse
+	15, // 60: epochkv.v1.KVService.BatchGet:output_type -> epochkv.v1.BatchGetResponse
+	19, // 61: epochkv.v1.KVService.BatchWrite:output_type -> epochkv.v1.BatchWriteResponse
+	21, // 62: epochkv.v1.KVService.DeleteRange:output_type -> epochkv.v1.DeleteRangeResponse
+	23, // 63: epochkv.v1.KVService.Scan:output_type -> epochkv.v1.ScanResponse
+	30, // 64: epochkv.v1.KVService.Invoke:output_type -> epochkv.v1.InvokeResponse
+	32, // 65: epochkv.v1.KVService.InvokeAll:output_type -> epochkv.v1.InvokeAllResponse
+	35, // 66: epochkv.v1.KVService.BulkLoad:output_type -> epochkv.v1.BulkLoadResponse
+	37, // 67: epochkv.v1.KVService.Pipeline:output_type -> epochkv.v1.PipelineResponse
+	56, // [56:68] is the sub-list for method output_type
+	44, // [44:56] is the sub-list for method input_type
 	44, // [44:44] is the sub-list for extension type_name
 	44, // [44:44] is the sub-list for extension extendee
 	0,  // [0:44] is the sub-list for field type_name
@@ -3474,7 +3705,7 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Precondition_EpochEquals)(nil),
 		(*Precondition_Fence)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[20].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[22].OneofWrappers = []any{
 		(*Invocation_Increment)(nil),
 		(*Invocation_Append)(nil),
 		(*Invocation_Min)(nil),
@@ -3486,8 +3717,8 @@ func file_epochkv_v1_kv_proto_init() {
 		(*Invocation_Touch)(nil),
 		(*Invocation_Persist)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[21].OneofWrappers = []any{}
-	file_epochkv_v1_kv_proto_msgTypes[31].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[23].OneofWrappers = []any{}
+	file_epochkv_v1_kv_proto_msgTypes[33].OneofWrappers = []any{
 		(*PipelineRequest_Get)(nil),
 		(*PipelineRequest_Put)(nil),
 		(*PipelineRequest_Delete)(nil),
@@ -3497,7 +3728,7 @@ func file_epochkv_v1_kv_proto_init() {
 		(*PipelineRequest_Invoke)(nil),
 		(*PipelineRequest_InvokeAll)(nil),
 	}
-	file_epochkv_v1_kv_proto_msgTypes[32].OneofWrappers = []any{
+	file_epochkv_v1_kv_proto_msgTypes[34].OneofWrappers = []any{
 		(*PipelineResponse_Get)(nil),
 		(*PipelineResponse_Put)(nil),
 		(*PipelineResponse_Delete)(nil),
@@ -3514,7 +3745,7 @@ func file_epochkv_v1_kv_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_kv_proto_rawDesc), len(file_epochkv_v1_kv_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

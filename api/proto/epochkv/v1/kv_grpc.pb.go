@@ -9,7 +9,7 @@
 // written at or before it. Zero means "none" wherever an epoch is optional.
 //
 // Keys are 1 to 2048 bytes (a quarter of the server's page) and are ordered as unsigned bytes.
-// Values are 0 bytes to 16 MiB. Admin.Status returns the limits in force.
+// Values are 0 bytes to 16 MiB. AdminService.Status returns the limits in force.
 //
 // Errors are described in errors.proto. A missing key is an answer (`found = false`), not an error.
 
@@ -34,27 +34,31 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	KV_Get_FullMethodName         = "/epochkv.v1.KV/Get"
-	KV_Put_FullMethodName         = "/epochkv.v1.KV/Put"
-	KV_Delete_FullMethodName      = "/epochkv.v1.KV/Delete"
-	KV_BatchGet_FullMethodName    = "/epochkv.v1.KV/BatchGet"
-	KV_BatchWrite_FullMethodName  = "/epochkv.v1.KV/BatchWrite"
-	KV_DeleteRange_FullMethodName = "/epochkv.v1.KV/DeleteRange"
-	KV_Scan_FullMethodName        = "/epochkv.v1.KV/Scan"
-	KV_Invoke_FullMethodName      = "/epochkv.v1.KV/Invoke"
-	KV_InvokeAll_FullMethodName   = "/epochkv.v1.KV/InvokeAll"
-	KV_BulkLoad_FullMethodName    = "/epochkv.v1.KV/BulkLoad"
-	KV_Pipeline_FullMethodName    = "/epochkv.v1.KV/Pipeline"
+	KVService_Get_FullMethodName         = "/epochkv.v1.KVService/Get"
+	KVService_GetStream_FullMethodName   = "/epochkv.v1.KVService/GetStream"
+	KVService_Put_FullMethodName         = "/epochkv.v1.KVService/Put"
+	KVService_Delete_FullMethodName      = "/epochkv.v1.KVService/Delete"
+	KVService_BatchGet_FullMethodName    = "/epochkv.v1.KVService/BatchGet"
+	KVService_BatchWrite_FullMethodName  = "/epochkv.v1.KVService/BatchWrite"
+	KVService_DeleteRange_FullMethodName = "/epochkv.v1.KVService/DeleteRange"
+	KVService_Scan_FullMethodName        = "/epochkv.v1.KVService/Scan"
+	KVService_Invoke_FullMethodName      = "/epochkv.v1.KVService/Invoke"
+	KVService_InvokeAll_FullMethodName   = "/epochkv.v1.KVService/InvokeAll"
+	KVService_BulkLoad_FullMethodName    = "/epochkv.v1.KVService/BulkLoad"
+	KVService_Pipeline_FullMethodName    = "/epochkv.v1.KVService/Pipeline"
 )
 
-// KVClient is the client API for KV service.
+// KVServiceClient is the client API for KVService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // KV reads and writes keys.
-type KVClient interface {
-	// Get reads one key.
+type KVServiceClient interface {
+	// Get reads one key. Clients of gRPC refuse messages above 4 MiB unless they are told otherwise:
+	// GetStream reads values of any size.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
+	// GetStream reads one key and sends its value in chunks of at most 256 KiB.
+	GetStream(ctx context.Context, in *GetStreamRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetStreamResponse], error)
 	// Put sets one key.
 	Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error)
 	// Delete removes one key. Deleting a missing key succeeds and takes an epoch like every write.
@@ -98,77 +102,96 @@ type KVClient interface {
 	Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error)
 }
 
-type kVClient struct {
+type kVServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewKVClient(cc grpc.ClientConnInterface) KVClient {
-	return &kVClient{cc}
+func NewKVServiceClient(cc grpc.ClientConnInterface) KVServiceClient {
+	return &kVServiceClient{cc}
 }
 
-func (c *kVClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error) {
+func (c *kVServiceClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetResponse)
-	err := c.cc.Invoke(ctx, KV_Get_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_Get_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error) {
+func (c *kVServiceClient) GetStream(ctx context.Context, in *GetStreamRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &KVService_ServiceDesc.Streams[0], KVService_GetStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[GetStreamRequest, GetStreamResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KVService_GetStreamClient = grpc.ServerStreamingClient[GetStreamResponse]
+
+func (c *kVServiceClient) Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PutResponse)
-	err := c.cc.Invoke(ctx, KV_Put_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_Put_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error) {
+func (c *kVServiceClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteResponse)
-	err := c.cc.Invoke(ctx, KV_Delete_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_Delete_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) BatchGet(ctx context.Context, in *BatchGetRequest, opts ...grpc.CallOption) (*BatchGetResponse, error) {
+func (c *kVServiceClient) BatchGet(ctx context.Context, in *BatchGetRequest, opts ...grpc.CallOption) (*BatchGetResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BatchGetResponse)
-	err := c.cc.Invoke(ctx, KV_BatchGet_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_BatchGet_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) BatchWrite(ctx context.Context, in *BatchWriteRequest, opts ...grpc.CallOption) (*BatchWriteResponse, error) {
+func (c *kVServiceClient) BatchWrite(ctx context.Context, in *BatchWriteRequest, opts ...grpc.CallOption) (*BatchWriteResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BatchWriteResponse)
-	err := c.cc.Invoke(ctx, KV_BatchWrite_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_BatchWrite_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) DeleteRange(ctx context.Context, in *DeleteRangeRequest, opts ...grpc.CallOption) (*DeleteRangeResponse, error) {
+func (c *kVServiceClient) DeleteRange(ctx context.Context, in *DeleteRangeRequest, opts ...grpc.CallOption) (*DeleteRangeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteRangeResponse)
-	err := c.cc.Invoke(ctx, KV_DeleteRange_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_DeleteRange_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanResponse], error) {
+func (c *kVServiceClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[0], KV_Scan_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &KVService_ServiceDesc.Streams[1], KVService_Scan_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -183,31 +206,31 @@ func (c *kVClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallO
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_ScanClient = grpc.ServerStreamingClient[ScanResponse]
+type KVService_ScanClient = grpc.ServerStreamingClient[ScanResponse]
 
-func (c *kVClient) Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error) {
+func (c *kVServiceClient) Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InvokeResponse)
-	err := c.cc.Invoke(ctx, KV_Invoke_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_Invoke_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error) {
+func (c *kVServiceClient) InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InvokeAllResponse)
-	err := c.cc.Invoke(ctx, KV_InvokeAll_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, KVService_InvokeAll_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *kVClient) BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error) {
+func (c *kVServiceClient) BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[1], KV_BulkLoad_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &KVService_ServiceDesc.Streams[2], KVService_BulkLoad_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -216,11 +239,11 @@ func (c *kVClient) BulkLoad(ctx context.Context, opts ...grpc.CallOption) (grpc.
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_BulkLoadClient = grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse]
+type KVService_BulkLoadClient = grpc.ClientStreamingClient[BulkLoadRequest, BulkLoadResponse]
 
-func (c *kVClient) Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error) {
+func (c *kVServiceClient) Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PipelineRequest, PipelineResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &KV_ServiceDesc.Streams[2], KV_Pipeline_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &KVService_ServiceDesc.Streams[3], KVService_Pipeline_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -229,16 +252,19 @@ func (c *kVClient) Pipeline(ctx context.Context, opts ...grpc.CallOption) (grpc.
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_PipelineClient = grpc.BidiStreamingClient[PipelineRequest, PipelineResponse]
+type KVService_PipelineClient = grpc.BidiStreamingClient[PipelineRequest, PipelineResponse]
 
-// KVServer is the server API for KV service.
-// All implementations must embed UnimplementedKVServer
+// KVServiceServer is the server API for KVService service.
+// All implementations must embed UnimplementedKVServiceServer
 // for forward compatibility.
 //
 // KV reads and writes keys.
-type KVServer interface {
-	// Get reads one key.
+type KVServiceServer interface {
+	// Get reads one key. Clients of gRPC refuse messages above 4 MiB unless they are told otherwise:
+	// GetStream reads values of any size.
 	Get(context.Context, *GetRequest) (*GetResponse, error)
+	// GetStream reads one key and sends its value in chunks of at most 256 KiB.
+	GetStream(*GetStreamRequest, grpc.ServerStreamingServer[GetStreamResponse]) error
 	// Put sets one key.
 	Put(context.Context, *PutRequest) (*PutResponse, error)
 	// Delete removes one key. Deleting a missing key succeeds and takes an epoch like every write.
@@ -280,293 +306,312 @@ type KVServer interface {
 	// If the stream breaks, requests without an answer may or may not have been executed. If it ends
 	// with SHUTTING_DOWN, the server has answered all that it executed.
 	Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error
-	mustEmbedUnimplementedKVServer()
+	mustEmbedUnimplementedKVServiceServer()
 }
 
-// UnimplementedKVServer must be embedded to have
+// UnimplementedKVServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedKVServer struct{}
+type UnimplementedKVServiceServer struct{}
 
-func (UnimplementedKVServer) Get(context.Context, *GetRequest) (*GetResponse, error) {
+func (UnimplementedKVServiceServer) Get(context.Context, *GetRequest) (*GetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Get not implemented")
 }
-func (UnimplementedKVServer) Put(context.Context, *PutRequest) (*PutResponse, error) {
+func (UnimplementedKVServiceServer) GetStream(*GetStreamRequest, grpc.ServerStreamingServer[GetStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method GetStream not implemented")
+}
+func (UnimplementedKVServiceServer) Put(context.Context, *PutRequest) (*PutResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Put not implemented")
 }
-func (UnimplementedKVServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
+func (UnimplementedKVServiceServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
 }
-func (UnimplementedKVServer) BatchGet(context.Context, *BatchGetRequest) (*BatchGetResponse, error) {
+func (UnimplementedKVServiceServer) BatchGet(context.Context, *BatchGetRequest) (*BatchGetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BatchGet not implemented")
 }
-func (UnimplementedKVServer) BatchWrite(context.Context, *BatchWriteRequest) (*BatchWriteResponse, error) {
+func (UnimplementedKVServiceServer) BatchWrite(context.Context, *BatchWriteRequest) (*BatchWriteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BatchWrite not implemented")
 }
-func (UnimplementedKVServer) DeleteRange(context.Context, *DeleteRangeRequest) (*DeleteRangeResponse, error) {
+func (UnimplementedKVServiceServer) DeleteRange(context.Context, *DeleteRangeRequest) (*DeleteRangeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteRange not implemented")
 }
-func (UnimplementedKVServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error {
+func (UnimplementedKVServiceServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanResponse]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
 }
-func (UnimplementedKVServer) Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error) {
+func (UnimplementedKVServiceServer) Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Invoke not implemented")
 }
-func (UnimplementedKVServer) InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error) {
+func (UnimplementedKVServiceServer) InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InvokeAll not implemented")
 }
-func (UnimplementedKVServer) BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error {
+func (UnimplementedKVServiceServer) BulkLoad(grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]) error {
 	return status.Error(codes.Unimplemented, "method BulkLoad not implemented")
 }
-func (UnimplementedKVServer) Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error {
+func (UnimplementedKVServiceServer) Pipeline(grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]) error {
 	return status.Error(codes.Unimplemented, "method Pipeline not implemented")
 }
-func (UnimplementedKVServer) mustEmbedUnimplementedKVServer() {}
-func (UnimplementedKVServer) testEmbeddedByValue()            {}
+func (UnimplementedKVServiceServer) mustEmbedUnimplementedKVServiceServer() {}
+func (UnimplementedKVServiceServer) testEmbeddedByValue()                   {}
 
-// UnsafeKVServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to KVServer will
+// UnsafeKVServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to KVServiceServer will
 // result in compilation errors.
-type UnsafeKVServer interface {
-	mustEmbedUnimplementedKVServer()
+type UnsafeKVServiceServer interface {
+	mustEmbedUnimplementedKVServiceServer()
 }
 
-func RegisterKVServer(s grpc.ServiceRegistrar, srv KVServer) {
-	// If the following call panics, it indicates UnimplementedKVServer was
+func RegisterKVServiceServer(s grpc.ServiceRegistrar, srv KVServiceServer) {
+	// If the following call panics, it indicates UnimplementedKVServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&KV_ServiceDesc, srv)
+	s.RegisterService(&KVService_ServiceDesc, srv)
 }
 
-func _KV_Get_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_Get_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).Get(ctx, in)
+		return srv.(KVServiceServer).Get(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_Get_FullMethodName,
+		FullMethod: KVService_Get_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).Get(ctx, req.(*GetRequest))
+		return srv.(KVServiceServer).Get(ctx, req.(*GetRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_Put_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_GetStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetStreamRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(KVServiceServer).GetStream(m, &grpc.GenericServerStream[GetStreamRequest, GetStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KVService_GetStreamServer = grpc.ServerStreamingServer[GetStreamResponse]
+
+func _KVService_Put_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PutRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).Put(ctx, in)
+		return srv.(KVServiceServer).Put(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_Put_FullMethodName,
+		FullMethod: KVService_Put_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).Put(ctx, req.(*PutRequest))
+		return srv.(KVServiceServer).Put(ctx, req.(*PutRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).Delete(ctx, in)
+		return srv.(KVServiceServer).Delete(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_Delete_FullMethodName,
+		FullMethod: KVService_Delete_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).Delete(ctx, req.(*DeleteRequest))
+		return srv.(KVServiceServer).Delete(ctx, req.(*DeleteRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_BatchGet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_BatchGet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BatchGetRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).BatchGet(ctx, in)
+		return srv.(KVServiceServer).BatchGet(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_BatchGet_FullMethodName,
+		FullMethod: KVService_BatchGet_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).BatchGet(ctx, req.(*BatchGetRequest))
+		return srv.(KVServiceServer).BatchGet(ctx, req.(*BatchGetRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_BatchWrite_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_BatchWrite_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BatchWriteRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).BatchWrite(ctx, in)
+		return srv.(KVServiceServer).BatchWrite(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_BatchWrite_FullMethodName,
+		FullMethod: KVService_BatchWrite_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).BatchWrite(ctx, req.(*BatchWriteRequest))
+		return srv.(KVServiceServer).BatchWrite(ctx, req.(*BatchWriteRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_DeleteRange_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_DeleteRange_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteRangeRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).DeleteRange(ctx, in)
+		return srv.(KVServiceServer).DeleteRange(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_DeleteRange_FullMethodName,
+		FullMethod: KVService_DeleteRange_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).DeleteRange(ctx, req.(*DeleteRangeRequest))
+		return srv.(KVServiceServer).DeleteRange(ctx, req.(*DeleteRangeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
+func _KVService_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ScanRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(KVServer).Scan(m, &grpc.GenericServerStream[ScanRequest, ScanResponse]{ServerStream: stream})
+	return srv.(KVServiceServer).Scan(m, &grpc.GenericServerStream[ScanRequest, ScanResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_ScanServer = grpc.ServerStreamingServer[ScanResponse]
+type KVService_ScanServer = grpc.ServerStreamingServer[ScanResponse]
 
-func _KV_Invoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_Invoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InvokeRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).Invoke(ctx, in)
+		return srv.(KVServiceServer).Invoke(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_Invoke_FullMethodName,
+		FullMethod: KVService_Invoke_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).Invoke(ctx, req.(*InvokeRequest))
+		return srv.(KVServiceServer).Invoke(ctx, req.(*InvokeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_InvokeAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _KVService_InvokeAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InvokeAllRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(KVServer).InvokeAll(ctx, in)
+		return srv.(KVServiceServer).InvokeAll(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: KV_InvokeAll_FullMethodName,
+		FullMethod: KVService_InvokeAll_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(KVServer).InvokeAll(ctx, req.(*InvokeAllRequest))
+		return srv.(KVServiceServer).InvokeAll(ctx, req.(*InvokeAllRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _KV_BulkLoad_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(KVServer).BulkLoad(&grpc.GenericServerStream[BulkLoadRequest, BulkLoadResponse]{ServerStream: stream})
+func _KVService_BulkLoad_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(KVServiceServer).BulkLoad(&grpc.GenericServerStream[BulkLoadRequest, BulkLoadResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_BulkLoadServer = grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]
+type KVService_BulkLoadServer = grpc.ClientStreamingServer[BulkLoadRequest, BulkLoadResponse]
 
-func _KV_Pipeline_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(KVServer).Pipeline(&grpc.GenericServerStream[PipelineRequest, PipelineResponse]{ServerStream: stream})
+func _KVService_Pipeline_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(KVServiceServer).Pipeline(&grpc.GenericServerStream[PipelineRequest, PipelineResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type KV_PipelineServer = grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]
+type KVService_PipelineServer = grpc.BidiStreamingServer[PipelineRequest, PipelineResponse]
 
-// KV_ServiceDesc is the grpc.ServiceDesc for KV service.
+// KVService_ServiceDesc is the grpc.ServiceDesc for KVService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var KV_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.KV",
-	HandlerType: (*KVServer)(nil),
+var KVService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.KVService",
+	HandlerType: (*KVServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "Get",
-			Handler:    _KV_Get_Handler,
+			Handler:    _KVService_Get_Handler,
 		},
 		{
 			MethodName: "Put",
-			Handler:    _KV_Put_Handler,
+			Handler:    _KVService_Put_Handler,
 		},
 		{
 			MethodName: "Delete",
-			Handler:    _KV_Delete_Handler,
+			Handler:    _KVService_Delete_Handler,
 		},
 		{
 			MethodName: "BatchGet",
-			Handler:    _KV_BatchGet_Handler,
+			Handler:    _KVService_BatchGet_Handler,
 		},
 		{
 			MethodName: "BatchWrite",
-			Handler:    _KV_BatchWrite_Handler,
+			Handler:    _KVService_BatchWrite_Handler,
 		},
 		{
 			MethodName: "DeleteRange",
-			Handler:    _KV_DeleteRange_Handler,
+			Handler:    _KVService_DeleteRange_Handler,
 		},
 		{
 			MethodName: "Invoke",
-			Handler:    _KV_Invoke_Handler,
+			Handler:    _KVService_Invoke_Handler,
 		},
 		{
 			MethodName: "InvokeAll",
-			Handler:    _KV_InvokeAll_Handler,
+			Handler:    _KVService_InvokeAll_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
+			StreamName:    "GetStream",
+			Handler:       _KVService_GetStream_Handler,
+			ServerStreams: true,
+		},
+		{
 			StreamName:    "Scan",
-			Handler:       _KV_Scan_Handler,
+			Handler:       _KVService_Scan_Handler,
 			ServerStreams: true,
 		},
 		{
 			StreamName:    "BulkLoad",
-			Handler:       _KV_BulkLoad_Handler,
+			Handler:       _KVService_BulkLoad_Handler,
 			ClientStreams: true,
 		},
 		{
 			StreamName:    "Pipeline",
-			Handler:       _KV_Pipeline_Handler,
+			Handler:       _KVService_Pipeline_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -1269,20 +1269,20 @@ const file_epochkv_v1_leases_proto_rawDesc = "" +
 	"LockHolder\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\fR\x05value2\x87\x03\n" +
-	"\x06Leases\x12K\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value2\x8d\x03\n" +
+	"\fLeaseService\x12K\n" +
 	"\n" +
 	"GrantLease\x12\x1d.epochkv.v1.GrantLeaseRequest\x1a\x1e.epochkv.v1.GrantLeaseResponse\x12N\n" +
 	"\vRevokeLease\x12\x1e.epochkv.v1.RevokeLeaseRequest\x1a\x1f.epochkv.v1.RevokeLeaseResponse\x12L\n" +
 	"\tKeepAlive\x12\x1c.epochkv.v1.KeepAliveRequest\x1a\x1d.epochkv.v1.KeepAliveResponse(\x010\x01\x12E\n" +
 	"\bGetLease\x12\x1b.epochkv.v1.GetLeaseRequest\x1a\x1c.epochkv.v1.GetLeaseResponse\x12K\n" +
 	"\n" +
-	"ListLeases\x12\x1d.epochkv.v1.ListLeasesRequest\x1a\x1e.epochkv.v1.ListLeasesResponse2\xbd\x02\n" +
-	"\x05Locks\x12N\n" +
+	"ListLeases\x12\x1d.epochkv.v1.ListLeasesRequest\x1a\x1e.epochkv.v1.ListLeasesResponse2\xc3\x02\n" +
+	"\vLockService\x12N\n" +
 	"\vAcquireLock\x12\x1e.epochkv.v1.AcquireLockRequest\x1a\x1f.epochkv.v1.AcquireLockResponse\x12N\n" +
 	"\vReleaseLock\x12\x1e.epochkv.v1.ReleaseLockRequest\x1a\x1f.epochkv.v1.ReleaseLockResponse\x12B\n" +
 	"\aGetLock\x12\x1a.epochkv.v1.GetLockRequest\x1a\x1b.epochkv.v1.GetLockResponse\x12P\n" +
-	"\vObserveLock\x12\x1e.epochkv.v1.ObserveLockRequest\x1a\x1f.epochkv.v1.ObserveLockResponse0\x01B;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\vObserveLock\x12\x1e.epochkv.v1.ObserveLockRequest\x1a\x1f.epochkv.v1.ObserveLockResponse0\x01B=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_leases_proto_rawDescOnce sync.Once
@@ -1334,24 +1334,24 @@ var file_epochkv_v1_leases_proto_depIdxs = []int32{
 	21, // 8: epochkv.v1.AcquireLockRequest.wait:type_name -> google.protobuf.Duration
 	20, // 9: epochkv.v1.GetLockResponse.holder:type_name -> epochkv.v1.LockHolder
 	20, // 10: epochkv.v1.ObserveLockResponse.holder:type_name -> epochkv.v1.LockHolder
-	0,  // 11: epochkv.v1.Leases.GrantLease:input_type -> epochkv.v1.GrantLeaseRequest
-	2,  // 12: epochkv.v1.Leases.RevokeLease:input_type -> epochkv.v1.RevokeLeaseRequest
-	4,  // 13: epochkv.v1.Leases.KeepAlive:input_type -> epochkv.v1.KeepAliveRequest
-	7,  // 14: epochkv.v1.Leases.GetLease:input_type -> epochkv.v1.GetLeaseRequest
-	10, // 15: epochkv.v1.Leases.ListLeases:input_type -> epochkv.v1.ListLeasesRequest
-	12, // 16: epochkv.v1.Locks.AcquireLock:input_type -> epochkv.v1.AcquireLockRequest
-	14, // 17: epochkv.v1.Locks.ReleaseLock:input_type -> epochkv.v1.ReleaseLockRequest
-	16, // 18: epochkv.v1.Locks.GetLock:input_type -> epochkv.v1.GetLockRequest
-	18, // 19: epochkv.v1.Locks.ObserveLock:input_type -> epochkv.v1.ObserveLockRequest
-	1,  // 20: epochkv.v1.Leases.GrantLease:output_type -> epochkv.v1.GrantLeaseResponse
-	3,  // 21: epochkv.v1.Leases.RevokeLease:output_type -> epochkv.v1.RevokeLeaseResponse
-	5,  // 22: epochkv.v1.Leases.KeepAlive:output_type -> epochkv.v1.KeepAliveResponse
-	8,  // 23: epochkv.v1.Leases.GetLease:output_type -> epochkv.v1.GetLeaseResponse
-	11, // 24: epochkv.v1.Leases.ListLeases:output_type -> epochkv.v1.ListLeasesResponse
-	13, // 25: epochkv.v1.Locks.AcquireLock:output_type -> epochkv.v1.AcquireLockResponse
-	15, // 26: epochkv.v1.Locks.ReleaseLock:output_type -> epochkv.v1.ReleaseLockResponse
-	17, // 27: epochkv.v1.Locks.GetLock:output_type -> epochkv.v1.GetLockResponse
-	19, // 28: epochkv.v1.Locks.ObserveLock:output_type -> epochkv.v1.ObserveLockResponse
+	0,  // 11: epochkv.v1.LeaseService.GrantLease:input_type -> epochkv.v1.GrantLeaseRequest
+	2,  // 12: epochkv.v1.LeaseService.RevokeLease:input_type -> epochkv.v1.RevokeLeaseRequest
+	4,  // 13: epochkv.v1.LeaseService.KeepAlive:input_type -> epochkv.v1.KeepAliveRequest
+	7,  // 14: epochkv.v1.LeaseService.GetLease:input_type -> epochkv.v1.GetLeaseRequest
+	10, // 15: epochkv.v1.LeaseService.ListLeases:input_type -> epochkv.v1.ListLeasesRequest
+	12, // 16: epochkv.v1.LockService.AcquireLock:input_type -> epochkv.v1.AcquireLockRequest
+	14, // 17: epochkv.v1.LockService.ReleaseLock:input_type -> epochkv.v1.ReleaseLockRequest
+	16, // 18: epochkv.v1.LockService.GetLock:input_type -> epochkv.v1.GetLockRequest
+	18, // 19: epochkv.v1.LockService.ObserveLock:input_type -> epochkv.v1.ObserveLockRequest
+	1,  // 20: epochkv.v1.LeaseService.GrantLease:output_type -> epochkv.v1.GrantLeaseResponse
+	3,  // 21: epochkv.v1.LeaseService.RevokeLease:output_type -> epochkv.v1.RevokeLeaseResponse
+	5,  // 22: epochkv.v1.LeaseService.KeepAlive:output_type -> epochkv.v1.KeepAliveResponse
+	8,  // 23: epochkv.v1.LeaseService.GetLease:output_type -> epochkv.v1.GetLeaseResponse
+	11, // 24: epochkv.v1.LeaseService.ListLeases:output_type -> epochkv.v1.ListLeasesResponse
+	13, // 25: epochkv.v1.LockService.AcquireLock:output_type -> epochkv.v1.AcquireLockResponse
+	15, // 26: epochkv.v1.LockService.ReleaseLock:output_type -> epochkv.v1.ReleaseLockResponse
+	17, // 27: epochkv.v1.LockService.GetLock:output_type -> epochkv.v1.GetLockResponse
+	19, // 28: epochkv.v1.LockService.ObserveLock:output_type -> epochkv.v1.ObserveLockResponse
 	20, // [20:29] is the sub-list for method output_type
 	11, // [11:20] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name

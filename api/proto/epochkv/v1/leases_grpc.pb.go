@@ -29,19 +29,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Leases_GrantLease_FullMethodName  = "/epochkv.v1.Leases/GrantLease"
-	Leases_RevokeLease_FullMethodName = "/epochkv.v1.Leases/RevokeLease"
-	Leases_KeepAlive_FullMethodName   = "/epochkv.v1.Leases/KeepAlive"
-	Leases_GetLease_FullMethodName    = "/epochkv.v1.Leases/GetLease"
-	Leases_ListLeases_FullMethodName  = "/epochkv.v1.Leases/ListLeases"
+	LeaseService_GrantLease_FullMethodName  = "/epochkv.v1.LeaseService/GrantLease"
+	LeaseService_RevokeLease_FullMethodName = "/epochkv.v1.LeaseService/RevokeLease"
+	LeaseService_KeepAlive_FullMethodName   = "/epochkv.v1.LeaseService/KeepAlive"
+	LeaseService_GetLease_FullMethodName    = "/epochkv.v1.LeaseService/GetLease"
+	LeaseService_ListLeases_FullMethodName  = "/epochkv.v1.LeaseService/ListLeases"
 )
 
-// LeasesClient is the client API for Leases service.
+// LeaseServiceClient is the client API for LeaseService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Leases grants leases and keeps them alive.
-type LeasesClient interface {
+type LeaseServiceClient interface {
 	// GrantLease makes a lease. The answer comes when the lease is durable.
 	GrantLease(ctx context.Context, in *GrantLeaseRequest, opts ...grpc.CallOption) (*GrantLeaseResponse, error)
 	// RevokeLease ends a lease now, and deletes what is attached to it. The answer comes when that is durable. If the request
@@ -56,37 +56,37 @@ type LeasesClient interface {
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
 }
 
-type leasesClient struct {
+type leaseServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewLeasesClient(cc grpc.ClientConnInterface) LeasesClient {
-	return &leasesClient{cc}
+func NewLeaseServiceClient(cc grpc.ClientConnInterface) LeaseServiceClient {
+	return &leaseServiceClient{cc}
 }
 
-func (c *leasesClient) GrantLease(ctx context.Context, in *GrantLeaseRequest, opts ...grpc.CallOption) (*GrantLeaseResponse, error) {
+func (c *leaseServiceClient) GrantLease(ctx context.Context, in *GrantLeaseRequest, opts ...grpc.CallOption) (*GrantLeaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GrantLeaseResponse)
-	err := c.cc.Invoke(ctx, Leases_GrantLease_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LeaseService_GrantLease_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *leasesClient) RevokeLease(ctx context.Context, in *RevokeLeaseRequest, opts ...grpc.CallOption) (*RevokeLeaseResponse, error) {
+func (c *leaseServiceClient) RevokeLease(ctx context.Context, in *RevokeLeaseRequest, opts ...grpc.CallOption) (*RevokeLeaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RevokeLeaseResponse)
-	err := c.cc.Invoke(ctx, Leases_RevokeLease_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LeaseService_RevokeLease_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *leasesClient) KeepAlive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepAliveRequest, KeepAliveResponse], error) {
+func (c *leaseServiceClient) KeepAlive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepAliveRequest, KeepAliveResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Leases_ServiceDesc.Streams[0], Leases_KeepAlive_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &LeaseService_ServiceDesc.Streams[0], LeaseService_KeepAlive_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -95,34 +95,34 @@ func (c *leasesClient) KeepAlive(ctx context.Context, opts ...grpc.CallOption) (
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Leases_KeepAliveClient = grpc.BidiStreamingClient[KeepAliveRequest, KeepAliveResponse]
+type LeaseService_KeepAliveClient = grpc.BidiStreamingClient[KeepAliveRequest, KeepAliveResponse]
 
-func (c *leasesClient) GetLease(ctx context.Context, in *GetLeaseRequest, opts ...grpc.CallOption) (*GetLeaseResponse, error) {
+func (c *leaseServiceClient) GetLease(ctx context.Context, in *GetLeaseRequest, opts ...grpc.CallOption) (*GetLeaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetLeaseResponse)
-	err := c.cc.Invoke(ctx, Leases_GetLease_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LeaseService_GetLease_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *leasesClient) ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error) {
+func (c *leaseServiceClient) ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListLeasesResponse)
-	err := c.cc.Invoke(ctx, Leases_ListLeases_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LeaseService_ListLeases_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// LeasesServer is the server API for Leases service.
-// All implementations must embed UnimplementedLeasesServer
+// LeaseServiceServer is the server API for LeaseService service.
+// All implementations must embed UnimplementedLeaseServiceServer
 // for forward compatibility.
 //
 // Leases grants leases and keeps them alive.
-type LeasesServer interface {
+type LeaseServiceServer interface {
 	// GrantLease makes a lease. The answer comes when the lease is durable.
 	GrantLease(context.Context, *GrantLeaseRequest) (*GrantLeaseResponse, error)
 	// RevokeLease ends a lease now, and deletes what is attached to it. The answer comes when that is durable. If the request
@@ -135,159 +135,159 @@ type LeasesServer interface {
 	GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error)
 	// ListLeases describes all leases, in the order of their ids.
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
-	mustEmbedUnimplementedLeasesServer()
+	mustEmbedUnimplementedLeaseServiceServer()
 }
 
-// UnimplementedLeasesServer must be embedded to have
+// UnimplementedLeaseServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedLeasesServer struct{}
+type UnimplementedLeaseServiceServer struct{}
 
-func (UnimplementedLeasesServer) GrantLease(context.Context, *GrantLeaseRequest) (*GrantLeaseResponse, error) {
+func (UnimplementedLeaseServiceServer) GrantLease(context.Context, *GrantLeaseRequest) (*GrantLeaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GrantLease not implemented")
 }
-func (UnimplementedLeasesServer) RevokeLease(context.Context, *RevokeLeaseRequest) (*RevokeLeaseResponse, error) {
+func (UnimplementedLeaseServiceServer) RevokeLease(context.Context, *RevokeLeaseRequest) (*RevokeLeaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RevokeLease not implemented")
 }
-func (UnimplementedLeasesServer) KeepAlive(grpc.BidiStreamingServer[KeepAliveRequest, KeepAliveResponse]) error {
+func (UnimplementedLeaseServiceServer) KeepAlive(grpc.BidiStreamingServer[KeepAliveRequest, KeepAliveResponse]) error {
 	return status.Error(codes.Unimplemented, "method KeepAlive not implemented")
 }
-func (UnimplementedLeasesServer) GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error) {
+func (UnimplementedLeaseServiceServer) GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLease not implemented")
 }
-func (UnimplementedLeasesServer) ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error) {
+func (UnimplementedLeaseServiceServer) ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListLeases not implemented")
 }
-func (UnimplementedLeasesServer) mustEmbedUnimplementedLeasesServer() {}
-func (UnimplementedLeasesServer) testEmbeddedByValue()                {}
+func (UnimplementedLeaseServiceServer) mustEmbedUnimplementedLeaseServiceServer() {}
+func (UnimplementedLeaseServiceServer) testEmbeddedByValue()                      {}
 
-// UnsafeLeasesServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to LeasesServer will
+// UnsafeLeaseServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to LeaseServiceServer will
 // result in compilation errors.
-type UnsafeLeasesServer interface {
-	mustEmbedUnimplementedLeasesServer()
+type UnsafeLeaseServiceServer interface {
+	mustEmbedUnimplementedLeaseServiceServer()
 }
 
-func RegisterLeasesServer(s grpc.ServiceRegistrar, srv LeasesServer) {
-	// If the following call panics, it indicates UnimplementedLeasesServer was
+func RegisterLeaseServiceServer(s grpc.ServiceRegistrar, srv LeaseServiceServer) {
+	// If the following call panics, it indicates UnimplementedLeaseServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Leases_ServiceDesc, srv)
+	s.RegisterService(&LeaseService_ServiceDesc, srv)
 }
 
-func _Leases_GrantLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LeaseService_GrantLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GrantLeaseRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LeasesServer).GrantLease(ctx, in)
+		return srv.(LeaseServiceServer).GrantLease(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Leases_GrantLease_FullMethodName,
+		FullMethod: LeaseService_GrantLease_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LeasesServer).GrantLease(ctx, req.(*GrantLeaseRequest))
+		return srv.(LeaseServiceServer).GrantLease(ctx, req.(*GrantLeaseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Leases_RevokeLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LeaseService_RevokeLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RevokeLeaseRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LeasesServer).RevokeLease(ctx, in)
+		return srv.(LeaseServiceServer).RevokeLease(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Leases_RevokeLease_FullMethodName,
+		FullMethod: LeaseService_RevokeLease_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LeasesServer).RevokeLease(ctx, req.(*RevokeLeaseRequest))
+		return srv.(LeaseServiceServer).RevokeLease(ctx, req.(*RevokeLeaseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Leases_KeepAlive_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(LeasesServer).KeepAlive(&grpc.GenericServerStream[KeepAliveRequest, KeepAliveResponse]{ServerStream: stream})
+func _LeaseService_KeepAlive_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LeaseServiceServer).KeepAlive(&grpc.GenericServerStream[KeepAliveRequest, KeepAliveResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Leases_KeepAliveServer = grpc.BidiStreamingServer[KeepAliveRequest, KeepAliveResponse]
+type LeaseService_KeepAliveServer = grpc.BidiStreamingServer[KeepAliveRequest, KeepAliveResponse]
 
-func _Leases_GetLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LeaseService_GetLease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetLeaseRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LeasesServer).GetLease(ctx, in)
+		return srv.(LeaseServiceServer).GetLease(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Leases_GetLease_FullMethodName,
+		FullMethod: LeaseService_GetLease_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LeasesServer).GetLease(ctx, req.(*GetLeaseRequest))
+		return srv.(LeaseServiceServer).GetLease(ctx, req.(*GetLeaseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Leases_ListLeases_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LeaseService_ListLeases_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListLeasesRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LeasesServer).ListLeases(ctx, in)
+		return srv.(LeaseServiceServer).ListLeases(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Leases_ListLeases_FullMethodName,
+		FullMethod: LeaseService_ListLeases_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LeasesServer).ListLeases(ctx, req.(*ListLeasesRequest))
+		return srv.(LeaseServiceServer).ListLeases(ctx, req.(*ListLeasesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-// Leases_ServiceDesc is the grpc.ServiceDesc for Leases service.
+// LeaseService_ServiceDesc is the grpc.ServiceDesc for LeaseService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Leases_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.Leases",
-	HandlerType: (*LeasesServer)(nil),
+var LeaseService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.LeaseService",
+	HandlerType: (*LeaseServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "GrantLease",
-			Handler:    _Leases_GrantLease_Handler,
+			Handler:    _LeaseService_GrantLease_Handler,
 		},
 		{
 			MethodName: "RevokeLease",
-			Handler:    _Leases_RevokeLease_Handler,
+			Handler:    _LeaseService_RevokeLease_Handler,
 		},
 		{
 			MethodName: "GetLease",
-			Handler:    _Leases_GetLease_Handler,
+			Handler:    _LeaseService_GetLease_Handler,
 		},
 		{
 			MethodName: "ListLeases",
-			Handler:    _Leases_ListLeases_Handler,
+			Handler:    _LeaseService_ListLeases_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "KeepAlive",
-			Handler:       _Leases_KeepAlive_Handler,
+			Handler:       _LeaseService_KeepAlive_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},
@@ -296,18 +296,18 @@ var Leases_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Locks_AcquireLock_FullMethodName = "/epochkv.v1.Locks/AcquireLock"
-	Locks_ReleaseLock_FullMethodName = "/epochkv.v1.Locks/ReleaseLock"
-	Locks_GetLock_FullMethodName     = "/epochkv.v1.Locks/GetLock"
-	Locks_ObserveLock_FullMethodName = "/epochkv.v1.Locks/ObserveLock"
+	LockService_AcquireLock_FullMethodName = "/epochkv.v1.LockService/AcquireLock"
+	LockService_ReleaseLock_FullMethodName = "/epochkv.v1.LockService/ReleaseLock"
+	LockService_GetLock_FullMethodName     = "/epochkv.v1.LockService/GetLock"
+	LockService_ObserveLock_FullMethodName = "/epochkv.v1.LockService/ObserveLock"
 )
 
-// LocksClient is the client API for Locks service.
+// LockServiceClient is the client API for LockService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Locks has locks, and elections: the leader is the holder of a lock, and its value is what the leader says of itself.
-type LocksClient interface {
+type LockServiceClient interface {
 	// AcquireLock makes a lease the holder of a lock, or waits for its turn. If the lease holds the lock already, the answer
 	// is that of then, so the request may be repeated.
 	AcquireLock(ctx context.Context, in *AcquireLockRequest, opts ...grpc.CallOption) (*AcquireLockResponse, error)
@@ -320,47 +320,47 @@ type LocksClient interface {
 	ObserveLock(ctx context.Context, in *ObserveLockRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveLockResponse], error)
 }
 
-type locksClient struct {
+type lockServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewLocksClient(cc grpc.ClientConnInterface) LocksClient {
-	return &locksClient{cc}
+func NewLockServiceClient(cc grpc.ClientConnInterface) LockServiceClient {
+	return &lockServiceClient{cc}
 }
 
-func (c *locksClient) AcquireLock(ctx context.Context, in *AcquireLockRequest, opts ...grpc.CallOption) (*AcquireLockResponse, error) {
+func (c *lockServiceClient) AcquireLock(ctx context.Context, in *AcquireLockRequest, opts ...grpc.CallOption) (*AcquireLockResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AcquireLockResponse)
-	err := c.cc.Invoke(ctx, Locks_AcquireLock_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LockService_AcquireLock_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *locksClient) ReleaseLock(ctx context.Context, in *ReleaseLockRequest, opts ...grpc.CallOption) (*ReleaseLockResponse, error) {
+func (c *lockServiceClient) ReleaseLock(ctx context.Context, in *ReleaseLockRequest, opts ...grpc.CallOption) (*ReleaseLockResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseLockResponse)
-	err := c.cc.Invoke(ctx, Locks_ReleaseLock_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LockService_ReleaseLock_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *locksClient) GetLock(ctx context.Context, in *GetLockRequest, opts ...grpc.CallOption) (*GetLockResponse, error) {
+func (c *lockServiceClient) GetLock(ctx context.Context, in *GetLockRequest, opts ...grpc.CallOption) (*GetLockResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetLockResponse)
-	err := c.cc.Invoke(ctx, Locks_GetLock_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, LockService_GetLock_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *locksClient) ObserveLock(ctx context.Context, in *ObserveLockRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveLockResponse], error) {
+func (c *lockServiceClient) ObserveLock(ctx context.Context, in *ObserveLockRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveLockResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Locks_ServiceDesc.Streams[0], Locks_ObserveLock_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &LockService_ServiceDesc.Streams[0], LockService_ObserveLock_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -375,14 +375,14 @@ func (c *locksClient) ObserveLock(ctx context.Context, in *ObserveLockRequest, o
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Locks_ObserveLockClient = grpc.ServerStreamingClient[ObserveLockResponse]
+type LockService_ObserveLockClient = grpc.ServerStreamingClient[ObserveLockResponse]
 
-// LocksServer is the server API for Locks service.
-// All implementations must embed UnimplementedLocksServer
+// LockServiceServer is the server API for LockService service.
+// All implementations must embed UnimplementedLockServiceServer
 // for forward compatibility.
 //
 // Locks has locks, and elections: the leader is the holder of a lock, and its value is what the leader says of itself.
-type LocksServer interface {
+type LockServiceServer interface {
 	// AcquireLock makes a lease the holder of a lock, or waits for its turn. If the lease holds the lock already, the answer
 	// is that of then, so the request may be repeated.
 	AcquireLock(context.Context, *AcquireLockRequest) (*AcquireLockResponse, error)
@@ -393,138 +393,138 @@ type LocksServer interface {
 	// ObserveLock tells which lease holds a lock, now and after each change. If the holder changes several times before the
 	// client has read a response, it gets the newest only.
 	ObserveLock(*ObserveLockRequest, grpc.ServerStreamingServer[ObserveLockResponse]) error
-	mustEmbedUnimplementedLocksServer()
+	mustEmbedUnimplementedLockServiceServer()
 }
 
-// UnimplementedLocksServer must be embedded to have
+// UnimplementedLockServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedLocksServer struct{}
+type UnimplementedLockServiceServer struct{}
 
-func (UnimplementedLocksServer) AcquireLock(context.Context, *AcquireLockRequest) (*AcquireLockResponse, error) {
+func (UnimplementedLockServiceServer) AcquireLock(context.Context, *AcquireLockRequest) (*AcquireLockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AcquireLock not implemented")
 }
-func (UnimplementedLocksServer) ReleaseLock(context.Context, *ReleaseLockRequest) (*ReleaseLockResponse, error) {
+func (UnimplementedLockServiceServer) ReleaseLock(context.Context, *ReleaseLockRequest) (*ReleaseLockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseLock not implemented")
 }
-func (UnimplementedLocksServer) GetLock(context.Context, *GetLockRequest) (*GetLockResponse, error) {
+func (UnimplementedLockServiceServer) GetLock(context.Context, *GetLockRequest) (*GetLockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLock not implemented")
 }
-func (UnimplementedLocksServer) ObserveLock(*ObserveLockRequest, grpc.ServerStreamingServer[ObserveLockResponse]) error {
+func (UnimplementedLockServiceServer) ObserveLock(*ObserveLockRequest, grpc.ServerStreamingServer[ObserveLockResponse]) error {
 	return status.Error(codes.Unimplemented, "method ObserveLock not implemented")
 }
-func (UnimplementedLocksServer) mustEmbedUnimplementedLocksServer() {}
-func (UnimplementedLocksServer) testEmbeddedByValue()               {}
+func (UnimplementedLockServiceServer) mustEmbedUnimplementedLockServiceServer() {}
+func (UnimplementedLockServiceServer) testEmbeddedByValue()                     {}
 
-// UnsafeLocksServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to LocksServer will
+// UnsafeLockServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to LockServiceServer will
 // result in compilation errors.
-type UnsafeLocksServer interface {
-	mustEmbedUnimplementedLocksServer()
+type UnsafeLockServiceServer interface {
+	mustEmbedUnimplementedLockServiceServer()
 }
 
-func RegisterLocksServer(s grpc.ServiceRegistrar, srv LocksServer) {
-	// If the following call panics, it indicates UnimplementedLocksServer was
+func RegisterLockServiceServer(s grpc.ServiceRegistrar, srv LockServiceServer) {
+	// If the following call panics, it indicates UnimplementedLockServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Locks_ServiceDesc, srv)
+	s.RegisterService(&LockService_ServiceDesc, srv)
 }
 
-func _Locks_AcquireLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LockService_AcquireLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AcquireLockRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LocksServer).AcquireLock(ctx, in)
+		return srv.(LockServiceServer).AcquireLock(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Locks_AcquireLock_FullMethodName,
+		FullMethod: LockService_AcquireLock_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LocksServer).AcquireLock(ctx, req.(*AcquireLockRequest))
+		return srv.(LockServiceServer).AcquireLock(ctx, req.(*AcquireLockRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Locks_ReleaseLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LockService_ReleaseLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReleaseLockRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LocksServer).ReleaseLock(ctx, in)
+		return srv.(LockServiceServer).ReleaseLock(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Locks_ReleaseLock_FullMethodName,
+		FullMethod: LockService_ReleaseLock_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LocksServer).ReleaseLock(ctx, req.(*ReleaseLockRequest))
+		return srv.(LockServiceServer).ReleaseLock(ctx, req.(*ReleaseLockRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Locks_GetLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _LockService_GetLock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetLockRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(LocksServer).GetLock(ctx, in)
+		return srv.(LockServiceServer).GetLock(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Locks_GetLock_FullMethodName,
+		FullMethod: LockService_GetLock_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LocksServer).GetLock(ctx, req.(*GetLockRequest))
+		return srv.(LockServiceServer).GetLock(ctx, req.(*GetLockRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Locks_ObserveLock_Handler(srv interface{}, stream grpc.ServerStream) error {
+func _LockService_ObserveLock_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ObserveLockRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(LocksServer).ObserveLock(m, &grpc.GenericServerStream[ObserveLockRequest, ObserveLockResponse]{ServerStream: stream})
+	return srv.(LockServiceServer).ObserveLock(m, &grpc.GenericServerStream[ObserveLockRequest, ObserveLockResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Locks_ObserveLockServer = grpc.ServerStreamingServer[ObserveLockResponse]
+type LockService_ObserveLockServer = grpc.ServerStreamingServer[ObserveLockResponse]
 
-// Locks_ServiceDesc is the grpc.ServiceDesc for Locks service.
+// LockService_ServiceDesc is the grpc.ServiceDesc for LockService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Locks_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.Locks",
-	HandlerType: (*LocksServer)(nil),
+var LockService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.LockService",
+	HandlerType: (*LockServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "AcquireLock",
-			Handler:    _Locks_AcquireLock_Handler,
+			Handler:    _LockService_AcquireLock_Handler,
 		},
 		{
 			MethodName: "ReleaseLock",
-			Handler:    _Locks_ReleaseLock_Handler,
+			Handler:    _LockService_ReleaseLock_Handler,
 		},
 		{
 			MethodName: "GetLock",
-			Handler:    _Locks_GetLock_Handler,
+			Handler:    _LockService_GetLock_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "ObserveLock",
-			Handler:       _Locks_ObserveLock_Handler,
+			Handler:       _LockService_ObserveLock_Handler,
 			ServerStreams: true,
 		},
 	},

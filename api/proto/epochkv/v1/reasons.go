@@ -5,7 +5,11 @@
 // the hot paths have pools (GetRequestFromVTPool, ReturnToVTPool).
 package epochkvv1
 
-import "strings"
+import (
+	"encoding/base64"
+	"strings"
+	"unicode/utf8"
+)
 
 // ErrorDomain is the domain of every google.rpc.ErrorInfo that the server sends.
 const ErrorDomain = "epochkv"
@@ -26,4 +30,29 @@ func (x ErrorReason) Reason() string { return strings.TrimPrefix(x.String(), rea
 // ParseReason is the inverse of Reason. A reason of a newer server is ERROR_REASON_UNSPECIFIED.
 func ParseReason(reason string) ErrorReason {
 	return ErrorReason(ErrorReason_value[reasonPrefix+reason])
+}
+
+// base64Suffix marks the name of an entry of metadata whose value is base64.
+const base64Suffix = "_base64"
+
+// SetBytes puts bytes into metadata: under their name if they are valid UTF-8, and otherwise as base64 under NAME_base64.
+func SetBytes(metadata map[string]string, name string, value []byte) {
+	if utf8.Valid(value) {
+		metadata[name] = string(value)
+		return
+	}
+	metadata[name+base64Suffix] = base64.StdEncoding.EncodeToString(value)
+}
+
+// Bytes returns what SetBytes has put into metadata under a name.
+func Bytes(metadata map[string]string, name string) (value []byte, ok bool) {
+	if text, ok := metadata[name]; ok {
+		return []byte(text), true
+	}
+	text, ok := metadata[name+base64Suffix]
+	if !ok {
+		return nil, false
+	}
+	value, err := base64.StdEncoding.DecodeString(text)
+	return value, err == nil
 }

@@ -1,6 +1,6 @@
 // Transactions: several reads and writes that take effect at one epoch or not at all.
 //
-// There are three ways, from cheap to general. KV.Invoke and preconditions on KV writes need no
+// There are three ways, from cheap to general. KVService.Invoke and preconditions on KV writes need no
 // transaction. Execute does "if these conditions hold, do this, else that" in one round trip.
 // Transact is an interactive transaction on a stream.
 //
@@ -219,7 +219,7 @@ func (x *TransactRequest) GetBegin() *BeginRequest {
 	return nil
 }
 
-func (x *TransactRequest) GetGet() *GetRequest {
+func (x *TransactRequest) GetGet() *KeyReadRequest {
 	if x != nil {
 		if x, ok := x.Request.(*TransactRequest_Get); ok {
 			return x.Get
@@ -228,7 +228,7 @@ func (x *TransactRequest) GetGet() *GetRequest {
 	return nil
 }
 
-func (x *TransactRequest) GetBatchGet() *BatchGetRequest {
+func (x *TransactRequest) GetBatchGet() *BatchReadRequest {
 	if x != nil {
 		if x, ok := x.Request.(*TransactRequest_BatchGet); ok {
 			return x.BatchGet
@@ -318,13 +318,12 @@ type TransactRequest_Begin struct {
 }
 
 type TransactRequest_Get struct {
-	// Reads the transaction's snapshot: snapshot_epoch must be 0.
-	Get *GetRequest `protobuf:"bytes,2,opt,name=get,proto3,oneof"`
+	// These read the transaction's snapshot.
+	Get *KeyReadRequest `protobuf:"bytes,2,opt,name=get,proto3,oneof"`
 }
 
 type TransactRequest_BatchGet struct {
-	// As with get.
-	BatchGet *BatchGetRequest `protobuf:"bytes,3,opt,name=batch_get,json=batchGet,proto3,oneof"`
+	BatchGet *BatchReadRequest `protobuf:"bytes,3,opt,name=batch_get,json=batchGet,proto3,oneof"`
 }
 
 type TransactRequest_Scan struct {
@@ -708,7 +707,7 @@ func (x *BeginRequest) GetDurability() Durability {
 
 type BeginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The transaction's number in Admin.ListTransactions.
+	// The transaction's number in AdminService.ListTransactions.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The epoch at which it reads.
 	ReadEpoch     uint64 `protobuf:"varint,2,opt,name=read_epoch,json=readEpoch,proto3" json:"read_epoch,omitempty"`
@@ -760,7 +759,97 @@ func (x *BeginResponse) GetReadEpoch() uint64 {
 	return 0
 }
 
-// RangeReadRequest reads a page of a range.
+// KeyReadRequest reads a key in a transaction.
+type KeyReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyReadRequest) Reset() {
+	*x = KeyReadRequest{}
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyReadRequest) ProtoMessage() {}
+
+func (x *KeyReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyReadRequest.ProtoReflect.Descriptor instead.
+func (*KeyReadRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *KeyReadRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// BatchReadRequest reads keys in a transaction. The answer is limited as that of BatchGet.
+type BatchReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          [][]byte               `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchReadRequest) Reset() {
+	*x = BatchReadRequest{}
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchReadRequest) ProtoMessage() {}
+
+func (x *BatchReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchReadRequest.ProtoReflect.Descriptor instead.
+func (*BatchReadRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *BatchReadRequest) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// RangeReadRequest reads a page of a range in a transaction.
 type RangeReadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Not set or empty means all keys.
@@ -778,7 +867,7 @@ type RangeReadRequest struct {
 
 func (x *RangeReadRequest) Reset() {
 	*x = RangeReadRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[4]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +879,7 @@ func (x *RangeReadRequest) String() string {
 func (*RangeReadRequest) ProtoMessage() {}
 
 func (x *RangeReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[4]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +892,7 @@ func (x *RangeReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeReadRequest.ProtoReflect.Descriptor instead.
 func (*RangeReadRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RangeReadRequest) GetRange() *KeyRange {
@@ -853,7 +942,7 @@ type RangeReadResponse struct {
 
 func (x *RangeReadResponse) Reset() {
 	*x = RangeReadResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[5]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +954,7 @@ func (x *RangeReadResponse) String() string {
 func (*RangeReadResponse) ProtoMessage() {}
 
 func (x *RangeReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[5]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +967,7 @@ func (x *RangeReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeReadResponse.ProtoReflect.Descriptor instead.
 func (*RangeReadResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RangeReadResponse) GetEntries() []*Entry {
@@ -905,7 +994,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[6]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1006,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[6]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1019,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WriteRequest) GetMutations() []*Mutation {
@@ -948,7 +1037,7 @@ type WriteResponse struct {
 
 func (x *WriteResponse) Reset() {
 	*x = WriteResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[7]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1049,7 @@ func (x *WriteResponse) String() string {
 func (*WriteResponse) ProtoMessage() {}
 
 func (x *WriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[7]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1062,7 @@ func (x *WriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteResponse.ProtoReflect.Descriptor instead.
 func (*WriteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{9}
 }
 
 // RangeDeleteRequest deletes the keys of a range that the transaction sees.
@@ -987,7 +1076,7 @@ type RangeDeleteRequest struct {
 
 func (x *RangeDeleteRequest) Reset() {
 	*x = RangeDeleteRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[8]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1088,7 @@ func (x *RangeDeleteRequest) String() string {
 func (*RangeDeleteRequest) ProtoMessage() {}
 
 func (x *RangeDeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[8]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1101,7 @@ func (x *RangeDeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeDeleteRequest.ProtoReflect.Descriptor instead.
 func (*RangeDeleteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RangeDeleteRequest) GetRange() *KeyRange {
@@ -1031,7 +1120,7 @@ type RangeDeleteResponse struct {
 
 func (x *RangeDeleteResponse) Reset() {
 	*x = RangeDeleteResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[9]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1132,7 @@ func (x *RangeDeleteResponse) String() string {
 func (*RangeDeleteResponse) ProtoMessage() {}
 
 func (x *RangeDeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[9]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1145,7 @@ func (x *RangeDeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeDeleteResponse.ProtoReflect.Descriptor instead.
 func (*RangeDeleteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RangeDeleteResponse) GetDeleted() uint64 {
@@ -1074,7 +1163,7 @@ type SavepointRequest struct {
 
 func (x *SavepointRequest) Reset() {
 	*x = SavepointRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[10]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1175,7 @@ func (x *SavepointRequest) String() string {
 func (*SavepointRequest) ProtoMessage() {}
 
 func (x *SavepointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[10]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1188,7 @@ func (x *SavepointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavepointRequest.ProtoReflect.Descriptor instead.
 func (*SavepointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{12}
 }
 
 type SavepointResponse struct {
@@ -1112,7 +1201,7 @@ type SavepointResponse struct {
 
 func (x *SavepointResponse) Reset() {
 	*x = SavepointResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[11]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1213,7 @@ func (x *SavepointResponse) String() string {
 func (*SavepointResponse) ProtoMessage() {}
 
 func (x *SavepointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[11]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1226,7 @@ func (x *SavepointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavepointResponse.ProtoReflect.Descriptor instead.
 func (*SavepointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SavepointResponse) GetSavepoint() uint64 {
@@ -1158,7 +1247,7 @@ type RollbackToRequest struct {
 
 func (x *RollbackToRequest) Reset() {
 	*x = RollbackToRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[12]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1259,7 @@ func (x *RollbackToRequest) String() string {
 func (*RollbackToRequest) ProtoMessage() {}
 
 func (x *RollbackToRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[12]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1272,7 @@ func (x *RollbackToRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackToRequest.ProtoReflect.Descriptor instead.
 func (*RollbackToRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RollbackToRequest) GetSavepoint() uint64 {
@@ -1201,7 +1290,7 @@ type RollbackToResponse struct {
 
 func (x *RollbackToResponse) Reset() {
 	*x = RollbackToResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[13]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1302,7 @@ func (x *RollbackToResponse) String() string {
 func (*RollbackToResponse) ProtoMessage() {}
 
 func (x *RollbackToResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[13]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1315,7 @@ func (x *RollbackToResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackToResponse.ProtoReflect.Descriptor instead.
 func (*RollbackToResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{15}
 }
 
 type CommitRequest struct {
@@ -1240,7 +1329,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[14]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1341,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[14]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1354,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CommitRequest) GetRequestId() []byte {
@@ -1287,7 +1376,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[15]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1388,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[15]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1401,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CommitResponse) GetEpoch() uint64 {
@@ -1337,7 +1426,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[16]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1438,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[16]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1451,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{18}
 }
 
 type RollbackResponse struct {
@@ -1373,7 +1462,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[17]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1474,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[17]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1487,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{19}
 }
 
 // ExecuteRequest is "if all conditions hold, then these operations, else those".
@@ -1418,7 +1507,7 @@ type ExecuteRequest struct {
 
 func (x *ExecuteRequest) Reset() {
 	*x = ExecuteRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[18]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1519,7 @@ func (x *ExecuteRequest) String() string {
 func (*ExecuteRequest) ProtoMessage() {}
 
 func (x *ExecuteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[18]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1532,7 @@ func (x *ExecuteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecuteRequest.ProtoReflect.Descriptor instead.
 func (*ExecuteRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecuteRequest) GetConditions() []*TxnCondition {
@@ -1497,7 +1586,7 @@ type TxnCondition struct {
 
 func (x *TxnCondition) Reset() {
 	*x = TxnCondition{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[19]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1598,7 @@ func (x *TxnCondition) String() string {
 func (*TxnCondition) ProtoMessage() {}
 
 func (x *TxnCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[19]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1611,7 @@ func (x *TxnCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TxnCondition.ProtoReflect.Descriptor instead.
 func (*TxnCondition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TxnCondition) GetCondition() isTxnCondition_Condition {
@@ -1584,7 +1673,7 @@ type RangeCondition struct {
 
 func (x *RangeCondition) Reset() {
 	*x = RangeCondition{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[20]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1685,7 @@ func (x *RangeCondition) String() string {
 func (*RangeCondition) ProtoMessage() {}
 
 func (x *RangeCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[20]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1698,7 @@ func (x *RangeCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeCondition.ProtoReflect.Descriptor instead.
 func (*RangeCondition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RangeCondition) GetRange() *KeyRange {
@@ -1667,7 +1756,7 @@ func (*RangeCondition_UnchangedSince) isRangeCondition_Condition() {}
 // Operation is a read or a write of Execute.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Exactly one. In a GetRequest snapshot_epoch must be 0.
+	// Exactly one.
 	//
 	// Types that are valid to be assigned to Operation:
 	//
@@ -1683,7 +1772,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[21]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1784,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[21]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1797,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Operation) GetOperation() isOperation_Operation {
@@ -1718,7 +1807,7 @@ func (x *Operation) GetOperation() isOperation_Operation {
 	return nil
 }
 
-func (x *Operation) GetGet() *GetRequest {
+func (x *Operation) GetGet() *KeyReadRequest {
 	if x != nil {
 		if x, ok := x.Operation.(*Operation_Get); ok {
 			return x.Get
@@ -1768,7 +1857,7 @@ type isOperation_Operation interface {
 }
 
 type Operation_Get struct {
-	Get *GetRequest `protobuf:"bytes,1,opt,name=get,proto3,oneof"`
+	Get *KeyReadRequest `protobuf:"bytes,1,opt,name=get,proto3,oneof"`
 }
 
 type Operation_Scan struct {
@@ -1815,7 +1904,7 @@ type ExecuteResponse struct {
 
 func (x *ExecuteResponse) Reset() {
 	*x = ExecuteResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[22]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1916,7 @@ func (x *ExecuteResponse) String() string {
 func (*ExecuteResponse) ProtoMessage() {}
 
 func (x *ExecuteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[22]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1929,7 @@ func (x *ExecuteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecuteResponse.ProtoReflect.Descriptor instead.
 func (*ExecuteResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecuteResponse) GetSucceeded() bool {
@@ -1895,7 +1984,7 @@ type OperationResult struct {
 
 func (x *OperationResult) Reset() {
 	*x = OperationResult{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[23]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +1996,7 @@ func (x *OperationResult) String() string {
 func (*OperationResult) ProtoMessage() {}
 
 func (x *OperationResult) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[23]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2009,7 @@ func (x *OperationResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationResult.ProtoReflect.Descriptor instead.
 func (*OperationResult) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OperationResult) GetResult() isOperationResult_Result {
@@ -2017,7 +2106,7 @@ type ListTransactionsRequest struct {
 
 func (x *ListTransactionsRequest) Reset() {
 	*x = ListTransactionsRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[24]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2118,7 @@ func (x *ListTransactionsRequest) String() string {
 func (*ListTransactionsRequest) ProtoMessage() {}
 
 func (x *ListTransactionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[24]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2131,7 @@ func (x *ListTransactionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransactionsRequest.ProtoReflect.Descriptor instead.
 func (*ListTransactionsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{26}
 }
 
 type ListTransactionsResponse struct {
@@ -2055,7 +2144,7 @@ type ListTransactionsResponse struct {
 
 func (x *ListTransactionsResponse) Reset() {
 	*x = ListTransactionsResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[25]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2156,7 @@ func (x *ListTransactionsResponse) String() string {
 func (*ListTransactionsResponse) ProtoMessage() {}
 
 func (x *ListTransactionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[25]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2169,7 @@ func (x *ListTransactionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransactionsResponse.ProtoReflect.Descriptor instead.
 func (*ListTransactionsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListTransactionsResponse) GetTransactions() []*TransactionInfo {
@@ -2093,7 +2182,7 @@ func (x *ListTransactionsResponse) GetTransactions() []*TransactionInfo {
 // TransactionInfo describes an open interactive transaction.
 type TransactionInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Also the id of its snapshot in Admin.ListSnapshots.
+	// Also the id of its snapshot in AdminService.ListSnapshots.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The client's address.
 	Peer      string    `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
@@ -2114,7 +2203,7 @@ type TransactionInfo struct {
 
 func (x *TransactionInfo) Reset() {
 	*x = TransactionInfo{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[26]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2215,7 @@ func (x *TransactionInfo) String() string {
 func (*TransactionInfo) ProtoMessage() {}
 
 func (x *TransactionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[26]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2228,7 @@ func (x *TransactionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionInfo.ProtoReflect.Descriptor instead.
 func (*TransactionInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TransactionInfo) GetId() uint64 {
@@ -2214,7 +2303,7 @@ type EndTransactionRequest struct {
 
 func (x *EndTransactionRequest) Reset() {
 	*x = EndTransactionRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[27]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2315,7 @@ func (x *EndTransactionRequest) String() string {
 func (*EndTransactionRequest) ProtoMessage() {}
 
 func (x *EndTransactionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[27]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2328,7 @@ func (x *EndTransactionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndTransactionRequest.ProtoReflect.Descriptor instead.
 func (*EndTransactionRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndTransactionRequest) GetId() uint64 {
@@ -2257,7 +2346,7 @@ type EndTransactionResponse struct {
 
 func (x *EndTransactionResponse) Reset() {
 	*x = EndTransactionResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[28]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2358,7 @@ func (x *EndTransactionResponse) String() string {
 func (*EndTransactionResponse) ProtoMessage() {}
 
 func (x *EndTransactionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[28]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2371,7 @@ func (x *EndTransactionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndTransactionResponse.ProtoReflect.Descriptor instead.
 func (*EndTransactionResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{30}
 }
 
 type GetOutcomeRequest struct {
@@ -2297,7 +2386,7 @@ type GetOutcomeRequest struct {
 
 func (x *GetOutcomeRequest) Reset() {
 	*x = GetOutcomeRequest{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2398,7 @@ func (x *GetOutcomeRequest) String() string {
 func (*GetOutcomeRequest) ProtoMessage() {}
 
 func (x *GetOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[29]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2411,7 @@ func (x *GetOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*GetOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetOutcomeRequest) GetRequestId() []byte {
@@ -2346,7 +2435,7 @@ type GetOutcomeResponse struct {
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The answer was too long to be kept.
 	ResultDropped bool `protobuf:"varint,3,opt,name=result_dropped,json=resultDropped,proto3" json:"result_dropped,omitempty"`
-	// The history that the answer is about, as in the tokens of Feed.Watch. If it is another one than
+	// The history that the answer is about, as in the tokens of FeedService.Watch. If it is another one than
 	// before, the store has been replaced or taken back to an earlier state: NOT_APPLIED then says
 	// nothing of what was executed before.
 	Lineage []byte `protobuf:"bytes,4,opt,name=lineage,proto3" json:"lineage,omitempty"`
@@ -2365,7 +2454,7 @@ type GetOutcomeResponse struct {
 
 func (x *GetOutcomeResponse) Reset() {
 	*x = GetOutcomeResponse{}
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2466,7 @@ func (x *GetOutcomeResponse) String() string {
 func (*GetOutcomeResponse) ProtoMessage() {}
 
 func (x *GetOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_transactions_proto_msgTypes[30]
+	mi := &file_epochkv_v1_transactions_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2479,7 @@ func (x *GetOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*GetOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_transactions_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetOutcomeResponse) GetState() OutcomeState {
@@ -2497,11 +2586,11 @@ var File_epochkv_v1_transactions_proto protoreflect.FileDescriptor
 const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\n" +
 	"\x1depochkv/v1/transactions.proto\x12\n" +
-	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x83\x05\n" +
+	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\x88\x05\n" +
 	"\x0fTransactRequest\x120\n" +
-	"\x05begin\x18\x01 \x01(\v2\x18.epochkv.v1.BeginRequestH\x00R\x05begin\x12*\n" +
-	"\x03get\x18\x02 \x01(\v2\x16.epochkv.v1.GetRequestH\x00R\x03get\x12:\n" +
-	"\tbatch_get\x18\x03 \x01(\v2\x1b.epochkv.v1.BatchGetRequestH\x00R\bbatchGet\x122\n" +
+	"\x05begin\x18\x01 \x01(\v2\x18.epochkv.v1.BeginRequestH\x00R\x05begin\x12.\n" +
+	"\x03get\x18\x02 \x01(\v2\x1a.epochkv.v1.KeyReadRequestH\x00R\x03get\x12;\n" +
+	"\tbatch_get\x18\x03 \x01(\v2\x1c.epochkv.v1.BatchReadRequestH\x00R\bbatchGet\x122\n" +
 	"\x04scan\x18\x04 \x01(\v2\x1c.epochkv.v1.RangeReadRequestH\x00R\x04scan\x120\n" +
 	"\x05write\x18\x05 \x01(\v2\x18.epochkv.v1.WriteRequestH\x00R\x05write\x12C\n" +
 	"\fdelete_range\x18\x06 \x01(\v2\x1e.epochkv.v1.RangeDeleteRequestH\x00R\vdeleteRange\x120\n" +
@@ -2541,7 +2630,11 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\rBeginResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1d\n" +
 	"\n" +
-	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"\xaa\x01\n" +
+	"read_epoch\x18\x02 \x01(\x04R\treadEpoch\"\"\n" +
+	"\x0eKeyReadRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\"&\n" +
+	"\x10BatchReadRequest\x12\x12\n" +
+	"\x04keys\x18\x01 \x03(\fR\x04keys\"\xaa\x01\n" +
 	"\x10RangeReadRequest\x12*\n" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x18\n" +
 	"\areverse\x18\x02 \x01(\bR\areverse\x12\x14\n" +
@@ -2592,9 +2685,9 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x05range\x18\x01 \x01(\v2\x14.epochkv.v1.KeyRangeR\x05range\x12\x16\n" +
 	"\x05empty\x18\x02 \x01(\bH\x00R\x05empty\x12)\n" +
 	"\x0funchanged_since\x18\x03 \x01(\x04H\x00R\x0eunchangedSinceB\v\n" +
-	"\tcondition\"\x9d\x02\n" +
-	"\tOperation\x12*\n" +
-	"\x03get\x18\x01 \x01(\v2\x16.epochkv.v1.GetRequestH\x00R\x03get\x122\n" +
+	"\tcondition\"\xa1\x02\n" +
+	"\tOperation\x12.\n" +
+	"\x03get\x18\x01 \x01(\v2\x1a.epochkv.v1.KeyReadRequestH\x00R\x03get\x122\n" +
 	"\x04scan\x18\x02 \x01(\v2\x1c.epochkv.v1.RangeReadRequestH\x00R\x04scan\x12,\n" +
 	"\x05write\x18\x03 \x01(\v2\x14.epochkv.v1.MutationH\x00R\x05write\x12C\n" +
 	"\fdelete_range\x18\x04 \x01(\v2\x1e.epochkv.v1.RangeDeleteRequestH\x00R\vdeleteRange\x120\n" +
@@ -2656,12 +2749,12 @@ const file_epochkv_v1_transactions_proto_rawDesc = "" +
 	"\x15OUTCOME_STATE_APPLIED\x10\x01\x12\x1b\n" +
 	"\x17OUTCOME_STATE_CANCELLED\x10\x02\x12\x1d\n" +
 	"\x19OUTCOME_STATE_NOT_APPLIED\x10\x03\x12\x19\n" +
-	"\x15OUTCOME_STATE_EXPIRED\x10\x042\xea\x01\n" +
-	"\fTransactions\x12B\n" +
+	"\x15OUTCOME_STATE_EXPIRED\x10\x042\xf0\x01\n" +
+	"\x12TransactionService\x12B\n" +
 	"\aExecute\x12\x1a.epochkv.v1.ExecuteRequest\x1a\x1b.epochkv.v1.ExecuteResponse\x12I\n" +
 	"\bTransact\x12\x1b.epochkv.v1.TransactRequest\x1a\x1c.epochkv.v1.TransactResponse(\x010\x01\x12K\n" +
 	"\n" +
-	"GetOutcome\x12\x1d.epochkv.v1.GetOutcomeRequest\x1a\x1e.epochkv.v1.GetOutcomeResponseB;Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"GetOutcome\x12\x1d.epochkv.v1.GetOutcomeRequest\x1a\x1e.epochkv.v1.GetOutcomeResponseB=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_transactions_proto_rawDescOnce sync.Once
@@ -2676,7 +2769,7 @@ func file_epochkv_v1_transactions_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_transactions_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epochkv_v1_transactions_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_epochkv_v1_transactions_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_epochkv_v1_transactions_proto_goTypes = []any{
 	(Isolation)(0),                   // 0: epochkv.v1.Isolation
 	(OutcomeState)(0),                // 1: epochkv.v1.OutcomeState
@@ -2684,35 +2777,35 @@ var file_epochkv_v1_transactions_proto_goTypes = []any{
 	(*TransactResponse)(nil),         // 3: epochkv.v1.TransactResponse
 	(*BeginRequest)(nil),             // 4: epochkv.v1.BeginRequest
 	(*BeginResponse)(nil),            // 5: epochkv.v1.BeginResponse
-	(*RangeReadRequest)(nil),         // 6: epochkv.v1.RangeReadRequest
-	(*RangeReadResponse)(nil),        // 7: epochkv.v1.RangeReadResponse
-	(*WriteRequest)(nil),             // 8: epochkv.v1.WriteRequest
-	(*WriteResponse)(nil),            // 9: epochkv.v1.WriteResponse
-	(*RangeDeleteRequest)(nil),       // 10: epochkv.v1.RangeDeleteRequest
-	(*RangeDeleteResponse)(nil),      // 11: epochkv.v1.RangeDeleteResponse
-	(*SavepointRequest)(nil),         // 12: epochkv.v1.SavepointRequest
-	(*SavepointResponse)(nil),        // 13: epochkv.v1.SavepointResponse
-	(*RollbackToRequest)(nil),        // 14: epochkv.v1.RollbackToRequest
-	(*RollbackToResponse)(nil),       // 15: epochkv.v1.RollbackToResponse
-	(*CommitRequest)(nil),            // 16: epochkv.v1.CommitRequest
-	(*CommitResponse)(nil),           // 17: epochkv.v1.CommitResponse
-	(*RollbackRequest)(nil),          // 18: epochkv.v1.RollbackRequest
-	(*RollbackResponse)(nil),         // 19: epochkv.v1.RollbackResponse
-	(*ExecuteRequest)(nil),           // 20: epochkv.v1.ExecuteRequest
-	(*TxnCondition)(nil),             // 21: epochkv.v1.TxnCondition
-	(*RangeCondition)(nil),           // 22: epochkv.v1.RangeCondition
-	(*Operation)(nil),                // 23: epochkv.v1.Operation
-	(*ExecuteResponse)(nil),          // 24: epochkv.v1.ExecuteResponse
-	(*OperationResult)(nil),          // 25: epochkv.v1.OperationResult
-	(*ListTransactionsRequest)(nil),  // 26: epochkv.v1.ListTransactionsRequest
-	(*ListTransactionsResponse)(nil), // 27: epochkv.v1.ListTransactionsResponse
-	(*TransactionInfo)(nil),          // 28: epochkv.v1.TransactionInfo
-	(*EndTransactionRequest)(nil),    // 29: epochkv.v1.EndTransactionRequest
-	(*EndTransactionResponse)(nil),   // 30: epochkv.v1.EndTransactionResponse
-	(*GetOutcomeRequest)(nil),        // 31: epochkv.v1.GetOutcomeRequest
-	(*GetOutcomeResponse)(nil),       // 32: epochkv.v1.GetOutcomeResponse
-	(*GetRequest)(nil),               // 33: epochkv.v1.GetRequest
-	(*BatchGetRequest)(nil),          // 34: epochkv.v1.BatchGetRequest
+	(*KeyReadRequest)(nil),           // 6: epochkv.v1.KeyReadRequest
+	(*BatchReadRequest)(nil),         // 7: epochkv.v1.BatchReadRequest
+	(*RangeReadRequest)(nil),         // 8: epochkv.v1.RangeReadRequest
+	(*RangeReadResponse)(nil),        // 9: epochkv.v1.RangeReadResponse
+	(*WriteRequest)(nil),             // 10: epochkv.v1.WriteRequest
+	(*WriteResponse)(nil),            // 11: epochkv.v1.WriteResponse
+	(*RangeDeleteRequest)(nil),       // 12: epochkv.v1.RangeDeleteRequest
+	(*RangeDeleteResponse)(nil),      // 13: epochkv.v1.RangeDeleteResponse
+	(*SavepointRequest)(nil),         // 14: epochkv.v1.SavepointRequest
+	(*SavepointResponse)(nil),        // 15: epochkv.v1.SavepointResponse
+	(*RollbackToRequest)(nil),        // 16: epochkv.v1.RollbackToRequest
+	(*RollbackToResponse)(nil),       // 17: epochkv.v1.RollbackToResponse
+	(*CommitRequest)(nil),            // 18: epochkv.v1.CommitRequest
+	(*CommitResponse)(nil),           // 19: epochkv.v1.CommitResponse
+	(*RollbackRequest)(nil),          // 20: epochkv.v1.RollbackRequest
+	(*RollbackResponse)(nil),         // 21: epochkv.v1.RollbackResponse
+	(*ExecuteRequest)(nil),           // 22: epochkv.v1.ExecuteRequest
+	(*TxnCondition)(nil),             // 23: epochkv.v1.TxnCondition
+	(*RangeCondition)(nil),           // 24: epochkv.v1.RangeCondition
+	(*Operation)(nil),                // 25: epochkv.v1.Operation
+	(*ExecuteResponse)(nil),          // 26: epochkv.v1.ExecuteResponse
+	(*OperationResult)(nil),          // 27: epochkv.v1.OperationResult
+	(*ListTransactionsRequest)(nil),  // 28: epochkv.v1.ListTransactionsRequest
+	(*ListTransactionsResponse)(nil), // 29: epochkv.v1.ListTransactionsResponse
+	(*TransactionInfo)(nil),          // 30: epochkv.v1.TransactionInfo
+	(*EndTransactionRequest)(nil),    // 31: epochkv.v1.EndTransactionRequest
+	(*EndTransactionResponse)(nil),   // 32: epochkv.v1.EndTransactionResponse
+	(*GetOutcomeRequest)(nil),        // 33: epochkv.v1.GetOutcomeRequest
+	(*GetOutcomeResponse)(nil),       // 34: epochkv.v1.GetOutcomeResponse
 	(*Invocation)(nil),               // 35: epochkv.v1.Invocation
 	(*GetResponse)(nil),              // 36: epochkv.v1.GetResponse
 	(*BatchGetResponse)(nil),         // 37: epochkv.v1.BatchGetResponse
@@ -2730,27 +2823,27 @@ var file_epochkv_v1_transactions_proto_goTypes = []any{
 }
 var file_epochkv_v1_transactions_proto_depIdxs = []int32{
 	4,  // 0: epochkv.v1.TransactRequest.begin:type_name -> epochkv.v1.BeginRequest
-	33, // 1: epochkv.v1.TransactRequest.get:type_name -> epochkv.v1.GetRequest
-	34, // 2: epochkv.v1.TransactRequest.batch_get:type_name -> epochkv.v1.BatchGetRequest
-	6,  // 3: epochkv.v1.TransactRequest.scan:type_name -> epochkv.v1.RangeReadRequest
-	8,  // 4: epochkv.v1.TransactRequest.write:type_name -> epochkv.v1.WriteRequest
-	10, // 5: epochkv.v1.TransactRequest.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
+	6,  // 1: epochkv.v1.TransactRequest.get:type_name -> epochkv.v1.KeyReadRequest
+	7,  // 2: epochkv.v1.TransactRequest.batch_get:type_name -> epochkv.v1.BatchReadRequest
+	8,  // 3: epochkv.v1.TransactRequest.scan:type_name -> epochkv.v1.RangeReadRequest
+	10, // 4: epochkv.v1.TransactRequest.write:type_name -> epochkv.v1.WriteRequest
+	12, // 5: epochkv.v1.TransactRequest.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
 	35, // 6: epochkv.v1.TransactRequest.invoke:type_name -> epochkv.v1.Invocation
-	12, // 7: epochkv.v1.TransactRequest.savepoint:type_name -> epochkv.v1.SavepointRequest
-	14, // 8: epochkv.v1.TransactRequest.rollback_to:type_name -> epochkv.v1.RollbackToRequest
-	16, // 9: epochkv.v1.TransactRequest.commit:type_name -> epochkv.v1.CommitRequest
-	18, // 10: epochkv.v1.TransactRequest.rollback:type_name -> epochkv.v1.RollbackRequest
+	14, // 7: epochkv.v1.TransactRequest.savepoint:type_name -> epochkv.v1.SavepointRequest
+	16, // 8: epochkv.v1.TransactRequest.rollback_to:type_name -> epochkv.v1.RollbackToRequest
+	18, // 9: epochkv.v1.TransactRequest.commit:type_name -> epochkv.v1.CommitRequest
+	20, // 10: epochkv.v1.TransactRequest.rollback:type_name -> epochkv.v1.RollbackRequest
 	5,  // 11: epochkv.v1.TransactResponse.begin:type_name -> epochkv.v1.BeginResponse
 	36, // 12: epochkv.v1.TransactResponse.get:type_name -> epochkv.v1.GetResponse
 	37, // 13: epochkv.v1.TransactResponse.batch_get:type_name -> epochkv.v1.BatchGetResponse
-	7,  // 14: epochkv.v1.TransactResponse.scan:type_name -> epochkv.v1.RangeReadResponse
-	9,  // 15: epochkv.v1.TransactResponse.write:type_name -> epochkv.v1.WriteResponse
-	11, // 16: epochkv.v1.TransactResponse.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
+	9,  // 14: epochkv.v1.TransactResponse.scan:type_name -> epochkv.v1.RangeReadResponse
+	11, // 15: epochkv.v1.TransactResponse.write:type_name -> epochkv.v1.WriteResponse
+	13, // 16: epochkv.v1.TransactResponse.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
 	38, // 17: epochkv.v1.TransactResponse.invoke:type_name -> epochkv.v1.InvokeResult
-	13, // 18: epochkv.v1.TransactResponse.savepoint:type_name -> epochkv.v1.SavepointResponse
-	15, // 19: epochkv.v1.TransactResponse.rollback_to:type_name -> epochkv.v1.RollbackToResponse
-	17, // 20: epochkv.v1.TransactResponse.commit:type_name -> epochkv.v1.CommitResponse
-	19, // 21: epochkv.v1.TransactResponse.rollback:type_name -> epochkv.v1.RollbackResponse
+	15, // 18: epochkv.v1.TransactResponse.savepoint:type_name -> epochkv.v1.SavepointResponse
+	17, // 19: epochkv.v1.TransactResponse.rollback_to:type_name -> epochkv.v1.RollbackToResponse
+	19, // 20: epochkv.v1.TransactResponse.commit:type_name -> epochkv.v1.CommitResponse
+	21, // 21: epochkv.v1.TransactResponse.rollback:type_name -> epochkv.v1.RollbackResponse
 	39, // 22: epochkv.v1.TransactResponse.error:type_name -> google.rpc.Status
 	0,  // 23: epochkv.v1.BeginRequest.isolation:type_name -> epochkv.v1.Isolation
 	40, // 24: epochkv.v1.BeginRequest.durability:type_name -> epochkv.v1.Durability
@@ -2758,25 +2851,25 @@ var file_epochkv_v1_transactions_proto_depIdxs = []int32{
 	42, // 26: epochkv.v1.RangeReadResponse.entries:type_name -> epochkv.v1.Entry
 	43, // 27: epochkv.v1.WriteRequest.mutations:type_name -> epochkv.v1.Mutation
 	41, // 28: epochkv.v1.RangeDeleteRequest.range:type_name -> epochkv.v1.KeyRange
-	21, // 29: epochkv.v1.ExecuteRequest.conditions:type_name -> epochkv.v1.TxnCondition
-	23, // 30: epochkv.v1.ExecuteRequest.then_operations:type_name -> epochkv.v1.Operation
-	23, // 31: epochkv.v1.ExecuteRequest.else_operations:type_name -> epochkv.v1.Operation
+	23, // 29: epochkv.v1.ExecuteRequest.conditions:type_name -> epochkv.v1.TxnCondition
+	25, // 30: epochkv.v1.ExecuteRequest.then_operations:type_name -> epochkv.v1.Operation
+	25, // 31: epochkv.v1.ExecuteRequest.else_operations:type_name -> epochkv.v1.Operation
 	40, // 32: epochkv.v1.ExecuteRequest.durability:type_name -> epochkv.v1.Durability
 	44, // 33: epochkv.v1.TxnCondition.key:type_name -> epochkv.v1.Precondition
-	22, // 34: epochkv.v1.TxnCondition.range:type_name -> epochkv.v1.RangeCondition
+	24, // 34: epochkv.v1.TxnCondition.range:type_name -> epochkv.v1.RangeCondition
 	41, // 35: epochkv.v1.RangeCondition.range:type_name -> epochkv.v1.KeyRange
-	33, // 36: epochkv.v1.Operation.get:type_name -> epochkv.v1.GetRequest
-	6,  // 37: epochkv.v1.Operation.scan:type_name -> epochkv.v1.RangeReadRequest
+	6,  // 36: epochkv.v1.Operation.get:type_name -> epochkv.v1.KeyReadRequest
+	8,  // 37: epochkv.v1.Operation.scan:type_name -> epochkv.v1.RangeReadRequest
 	43, // 38: epochkv.v1.Operation.write:type_name -> epochkv.v1.Mutation
-	10, // 39: epochkv.v1.Operation.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
+	12, // 39: epochkv.v1.Operation.delete_range:type_name -> epochkv.v1.RangeDeleteRequest
 	35, // 40: epochkv.v1.Operation.invoke:type_name -> epochkv.v1.Invocation
-	25, // 41: epochkv.v1.ExecuteResponse.results:type_name -> epochkv.v1.OperationResult
+	27, // 41: epochkv.v1.ExecuteResponse.results:type_name -> epochkv.v1.OperationResult
 	36, // 42: epochkv.v1.OperationResult.get:type_name -> epochkv.v1.GetResponse
-	7,  // 43: epochkv.v1.OperationResult.scan:type_name -> epochkv.v1.RangeReadResponse
-	9,  // 44: epochkv.v1.OperationResult.write:type_name -> epochkv.v1.WriteResponse
-	11, // 45: epochkv.v1.OperationResult.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
+	9,  // 43: epochkv.v1.OperationResult.scan:type_name -> epochkv.v1.RangeReadResponse
+	11, // 44: epochkv.v1.OperationResult.write:type_name -> epochkv.v1.WriteResponse
+	13, // 45: epochkv.v1.OperationResult.delete_range:type_name -> epochkv.v1.RangeDeleteResponse
 	38, // 46: epochkv.v1.OperationResult.invoke:type_name -> epochkv.v1.InvokeResult
-	28, // 47: epochkv.v1.ListTransactionsResponse.transactions:type_name -> epochkv.v1.TransactionInfo
+	30, // 47: epochkv.v1.ListTransactionsResponse.transactions:type_name -> epochkv.v1.TransactionInfo
 	0,  // 48: epochkv.v1.TransactionInfo.isolation:type_name -> epochkv.v1.Isolation
 	45, // 49: epochkv.v1.TransactionInfo.age:type_name -> google.protobuf.Duration
 	45, // 50: epochkv.v1.TransactionInfo.idle:type_name -> google.protobuf.Duration
@@ -2784,13 +2877,13 @@ var file_epochkv_v1_transactions_proto_depIdxs = []int32{
 	46, // 52: epochkv.v1.GetOutcomeResponse.delete_range:type_name -> epochkv.v1.DeleteRangeResponse
 	47, // 53: epochkv.v1.GetOutcomeResponse.invoke:type_name -> epochkv.v1.InvokeResponse
 	48, // 54: epochkv.v1.GetOutcomeResponse.invoke_all:type_name -> epochkv.v1.InvokeAllResponse
-	24, // 55: epochkv.v1.GetOutcomeResponse.execute:type_name -> epochkv.v1.ExecuteResponse
-	20, // 56: epochkv.v1.Transactions.Execute:input_type -> epochkv.v1.ExecuteRequest
-	2,  // 57: epochkv.v1.Transactions.Transact:input_type -> epochkv.v1.TransactRequest
-	31, // 58: epochkv.v1.Transactions.GetOutcome:input_type -> epochkv.v1.GetOutcomeRequest
-	24, // 59: epochkv.v1.Transactions.Execute:output_type -> epochkv.v1.ExecuteResponse
-	3,  // 60: epochkv.v1.Transactions.Transact:output_type -> epochkv.v1.TransactResponse
-	32, // 61: epochkv.v1.Transactions.GetOutcome:output_type -> epochkv.v1.GetOutcomeResponse
+	26, // 55: epochkv.v1.GetOutcomeResponse.execute:type_name -> epochkv.v1.ExecuteResponse
+	22, // 56: epochkv.v1.TransactionService.Execute:input_type -> epochkv.v1.ExecuteRequest
+	2,  // 57: epochkv.v1.TransactionService.Transact:input_type -> epochkv.v1.TransactRequest
+	33, // 58: epochkv.v1.TransactionService.GetOutcome:input_type -> epochkv.v1.GetOutcomeRequest
+	26, // 59: epochkv.v1.TransactionService.Execute:output_type -> epochkv.v1.ExecuteResponse
+	3,  // 60: epochkv.v1.TransactionService.Transact:output_type -> epochkv.v1.TransactResponse
+	34, // 61: epochkv.v1.TransactionService.GetOutcome:output_type -> epochkv.v1.GetOutcomeResponse
 	59, // [59:62] is the sub-list for method output_type
 	56, // [56:59] is the sub-list for method input_type
 	56, // [56:56] is the sub-list for extension type_name
@@ -2831,29 +2924,29 @@ func file_epochkv_v1_transactions_proto_init() {
 		(*TransactResponse_Rollback)(nil),
 		(*TransactResponse_Error)(nil),
 	}
-	file_epochkv_v1_transactions_proto_msgTypes[19].OneofWrappers = []any{
+	file_epochkv_v1_transactions_proto_msgTypes[21].OneofWrappers = []any{
 		(*TxnCondition_Key)(nil),
 		(*TxnCondition_Range)(nil),
 	}
-	file_epochkv_v1_transactions_proto_msgTypes[20].OneofWrappers = []any{
+	file_epochkv_v1_transactions_proto_msgTypes[22].OneofWrappers = []any{
 		(*RangeCondition_Empty)(nil),
 		(*RangeCondition_UnchangedSince)(nil),
 	}
-	file_epochkv_v1_transactions_proto_msgTypes[21].OneofWrappers = []any{
+	file_epochkv_v1_transactions_proto_msgTypes[23].OneofWrappers = []any{
 		(*Operation_Get)(nil),
 		(*Operation_Scan)(nil),
 		(*Operation_Write)(nil),
 		(*Operation_DeleteRange)(nil),
 		(*Operation_Invoke)(nil),
 	}
-	file_epochkv_v1_transactions_proto_msgTypes[23].OneofWrappers = []any{
+	file_epochkv_v1_transactions_proto_msgTypes[25].OneofWrappers = []any{
 		(*OperationResult_Get)(nil),
 		(*OperationResult_Scan)(nil),
 		(*OperationResult_Write)(nil),
 		(*OperationResult_DeleteRange)(nil),
 		(*OperationResult_Invoke)(nil),
 	}
-	file_epochkv_v1_transactions_proto_msgTypes[30].OneofWrappers = []any{
+	file_epochkv_v1_transactions_proto_msgTypes[32].OneofWrappers = []any{
 		(*GetOutcomeResponse_DeleteRange)(nil),
 		(*GetOutcomeResponse_Invoke)(nil),
 		(*GetOutcomeResponse_InvokeAll)(nil),
@@ -2865,7 +2958,7 @@ func file_epochkv_v1_transactions_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_transactions_proto_rawDesc), len(file_epochkv_v1_transactions_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,6 +1,6 @@
 // Transactions: several reads and writes that take effect at one epoch or not at all.
 //
-// There are three ways, from cheap to general. KV.Invoke and preconditions on KV writes need no
+// There are three ways, from cheap to general. KVService.Invoke and preconditions on KV writes need no
 // transaction. Execute does "if these conditions hold, do this, else that" in one round trip.
 // Transact is an interactive transaction on a stream.
 //
@@ -33,17 +33,17 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Transactions_Execute_FullMethodName    = "/epochkv.v1.Transactions/Execute"
-	Transactions_Transact_FullMethodName   = "/epochkv.v1.Transactions/Transact"
-	Transactions_GetOutcome_FullMethodName = "/epochkv.v1.Transactions/GetOutcome"
+	TransactionService_Execute_FullMethodName    = "/epochkv.v1.TransactionService/Execute"
+	TransactionService_Transact_FullMethodName   = "/epochkv.v1.TransactionService/Transact"
+	TransactionService_GetOutcome_FullMethodName = "/epochkv.v1.TransactionService/GetOutcome"
 )
 
-// TransactionsClient is the client API for Transactions service.
+// TransactionServiceClient is the client API for TransactionService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Transactions groups reads and writes.
-type TransactionsClient interface {
+type TransactionServiceClient interface {
 	// Execute evaluates conditions and performs one of two lists of operations, atomically at one
 	// epoch and serializably. If concurrent commits change what it reads, the server tries again
 	// several times before the request fails with CONFLICT. With conditions on keys only, and puts
@@ -59,7 +59,7 @@ type TransactionsClient interface {
 	// before the error arrived never commits a part. A CONFLICT at commit has already rolled back.
 	//
 	// Any end of the stream rolls back. The server ends the stream with TXN_TIMEOUT if a transaction
-	// is idle or open for too long (Limits in Admin.Status), with TXN_ENDED if an operator ends it,
+	// is idle or open for too long (Limits in AdminService.Status), with TXN_ENDED if an operator ends it,
 	// and with SHUTTING_DOWN when the server drains and no transaction is open.
 	Transact(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TransactRequest, TransactResponse], error)
 	// GetOutcome tells what became of a request with a request_id.
@@ -76,27 +76,27 @@ type TransactionsClient interface {
 	GetOutcome(ctx context.Context, in *GetOutcomeRequest, opts ...grpc.CallOption) (*GetOutcomeResponse, error)
 }
 
-type transactionsClient struct {
+type transactionServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewTransactionsClient(cc grpc.ClientConnInterface) TransactionsClient {
-	return &transactionsClient{cc}
+func NewTransactionServiceClient(cc grpc.ClientConnInterface) TransactionServiceClient {
+	return &transactionServiceClient{cc}
 }
 
-func (c *transactionsClient) Execute(ctx context.Context, in *ExecuteRequest, opts ...grpc.CallOption) (*ExecuteResponse, error) {
+func (c *transactionServiceClient) Execute(ctx context.Context, in *ExecuteRequest, opts ...grpc.CallOption) (*ExecuteResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExecuteResponse)
-	err := c.cc.Invoke(ctx, Transactions_Execute_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, TransactionService_Execute_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *transactionsClient) Transact(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TransactRequest, TransactResponse], error) {
+func (c *transactionServiceClient) Transact(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TransactRequest, TransactResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Transactions_ServiceDesc.Streams[0], Transactions_Transact_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &TransactionService_ServiceDesc.Streams[0], TransactionService_Transact_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,24 +105,24 @@ func (c *transactionsClient) Transact(ctx context.Context, opts ...grpc.CallOpti
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Transactions_TransactClient = grpc.BidiStreamingClient[TransactRequest, TransactResponse]
+type TransactionService_TransactClient = grpc.BidiStreamingClient[TransactRequest, TransactResponse]
 
-func (c *transactionsClient) GetOutcome(ctx context.Context, in *GetOutcomeRequest, opts ...grpc.CallOption) (*GetOutcomeResponse, error) {
+func (c *transactionServiceClient) GetOutcome(ctx context.Context, in *GetOutcomeRequest, opts ...grpc.CallOption) (*GetOutcomeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetOutcomeResponse)
-	err := c.cc.Invoke(ctx, Transactions_GetOutcome_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, TransactionService_GetOutcome_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// TransactionsServer is the server API for Transactions service.
-// All implementations must embed UnimplementedTransactionsServer
+// TransactionServiceServer is the server API for TransactionService service.
+// All implementations must embed UnimplementedTransactionServiceServer
 // for forward compatibility.
 //
 // Transactions groups reads and writes.
-type TransactionsServer interface {
+type TransactionServiceServer interface {
 	// Execute evaluates conditions and performs one of two lists of operations, atomically at one
 	// epoch and serializably. If concurrent commits change what it reads, the server tries again
 	// several times before the request fails with CONFLICT. With conditions on keys only, and puts
@@ -138,7 +138,7 @@ type TransactionsServer interface {
 	// before the error arrived never commits a part. A CONFLICT at commit has already rolled back.
 	//
 	// Any end of the stream rolls back. The server ends the stream with TXN_TIMEOUT if a transaction
-	// is idle or open for too long (Limits in Admin.Status), with TXN_ENDED if an operator ends it,
+	// is idle or open for too long (Limits in AdminService.Status), with TXN_ENDED if an operator ends it,
 	// and with SHUTTING_DOWN when the server drains and no transaction is open.
 	Transact(grpc.BidiStreamingServer[TransactRequest, TransactResponse]) error
 	// GetOutcome tells what became of a request with a request_id.
@@ -153,109 +153,109 @@ type TransactionsServer interface {
 	// minutes ahead of the server's clock is INVALID_REQUEST. An id that another request has used is
 	// REQUEST_ID_REUSED. The answer is linearizable.
 	GetOutcome(context.Context, *GetOutcomeRequest) (*GetOutcomeResponse, error)
-	mustEmbedUnimplementedTransactionsServer()
+	mustEmbedUnimplementedTransactionServiceServer()
 }
 
-// UnimplementedTransactionsServer must be embedded to have
+// UnimplementedTransactionServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedTransactionsServer struct{}
+type UnimplementedTransactionServiceServer struct{}
 
-func (UnimplementedTransactionsServer) Execute(context.Context, *ExecuteRequest) (*ExecuteResponse, error) {
+func (UnimplementedTransactionServiceServer) Execute(context.Context, *ExecuteRequest) (*ExecuteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Execute not implemented")
 }
-func (UnimplementedTransactionsServer) Transact(grpc.BidiStreamingServer[TransactRequest, TransactResponse]) error {
+func (UnimplementedTransactionServiceServer) Transact(grpc.BidiStreamingServer[TransactRequest, TransactResponse]) error {
 	return status.Error(codes.Unimplemented, "method Transact not implemented")
 }
-func (UnimplementedTransactionsServer) GetOutcome(context.Context, *GetOutcomeRequest) (*GetOutcomeResponse, error) {
+func (UnimplementedTransactionServiceServer) GetOutcome(context.Context, *GetOutcomeRequest) (*GetOutcomeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetOutcome not implemented")
 }
-func (UnimplementedTransactionsServer) mustEmbedUnimplementedTransactionsServer() {}
-func (UnimplementedTransactionsServer) testEmbeddedByValue()                      {}
+func (UnimplementedTransactionServiceServer) mustEmbedUnimplementedTransactionServiceServer() {}
+func (UnimplementedTransactionServiceServer) testEmbeddedByValue()                            {}
 
-// UnsafeTransactionsServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to TransactionsServer will
+// UnsafeTransactionServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TransactionServiceServer will
 // result in compilation errors.
-type UnsafeTransactionsServer interface {
-	mustEmbedUnimplementedTransactionsServer()
+type UnsafeTransactionServiceServer interface {
+	mustEmbedUnimplementedTransactionServiceServer()
 }
 
-func RegisterTransactionsServer(s grpc.ServiceRegistrar, srv TransactionsServer) {
-	// If the following call panics, it indicates UnimplementedTransactionsServer was
+func RegisterTransactionServiceServer(s grpc.ServiceRegistrar, srv TransactionServiceServer) {
+	// If the following call panics, it indicates UnimplementedTransactionServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Transactions_ServiceDesc, srv)
+	s.RegisterService(&TransactionService_ServiceDesc, srv)
 }
 
-func _Transactions_Execute_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _TransactionService_Execute_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExecuteRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(TransactionsServer).Execute(ctx, in)
+		return srv.(TransactionServiceServer).Execute(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Transactions_Execute_FullMethodName,
+		FullMethod: TransactionService_Execute_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TransactionsServer).Execute(ctx, req.(*ExecuteRequest))
+		return srv.(TransactionServiceServer).Execute(ctx, req.(*ExecuteRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Transactions_Transact_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(TransactionsServer).Transact(&grpc.GenericServerStream[TransactRequest, TransactResponse]{ServerStream: stream})
+func _TransactionService_Transact_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(TransactionServiceServer).Transact(&grpc.GenericServerStream[TransactRequest, TransactResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Transactions_TransactServer = grpc.BidiStreamingServer[TransactRequest, TransactResponse]
+type TransactionService_TransactServer = grpc.BidiStreamingServer[TransactRequest, TransactResponse]
 
-func _Transactions_GetOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _TransactionService_GetOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetOutcomeRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(TransactionsServer).GetOutcome(ctx, in)
+		return srv.(TransactionServiceServer).GetOutcome(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Transactions_GetOutcome_FullMethodName,
+		FullMethod: TransactionService_GetOutcome_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(TransactionsServer).GetOutcome(ctx, req.(*GetOutcomeRequest))
+		return srv.(TransactionServiceServer).GetOutcome(ctx, req.(*GetOutcomeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-// Transactions_ServiceDesc is the grpc.ServiceDesc for Transactions service.
+// TransactionService_ServiceDesc is the grpc.ServiceDesc for TransactionService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Transactions_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "epochkv.v1.Transactions",
-	HandlerType: (*TransactionsServer)(nil),
+var TransactionService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "epochkv.v1.TransactionService",
+	HandlerType: (*TransactionServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "Execute",
-			Handler:    _Transactions_Execute_Handler,
+			Handler:    _TransactionService_Execute_Handler,
 		},
 		{
 			MethodName: "GetOutcome",
-			Handler:    _Transactions_GetOutcome_Handler,
+			Handler:    _TransactionService_GetOutcome_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Transact",
-			Handler:       _Transactions_Transact_Handler,
+			Handler:       _TransactionService_Transact_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -1,13 +1,13 @@
 import com.google.protobuf.ByteString;
-import epochkv.v1.KVGrpc;
-import epochkv.v1.Kv.GetRequest;
-import epochkv.v1.Kv.Increment;
-import epochkv.v1.Kv.Invocation;
-import epochkv.v1.Kv.InvokeRequest;
-import epochkv.v1.Kv.InvokeResponse;
-import epochkv.v1.TransactionsGrpc;
-import epochkv.v1.TransactionsOuterClass.GetOutcomeRequest;
-import epochkv.v1.TransactionsOuterClass.OutcomeState;
+import epochkv.v1.GetOutcomeRequest;
+import epochkv.v1.GetRequest;
+import epochkv.v1.Increment;
+import epochkv.v1.Invocation;
+import epochkv.v1.InvokeRequest;
+import epochkv.v1.InvokeResponse;
+import epochkv.v1.KVServiceGrpc;
+import epochkv.v1.OutcomeState;
+import epochkv.v1.TransactionServiceGrpc;
 import io.grpc.ChannelCredentials;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
@@ -37,12 +37,12 @@ public final class ExactlyOnce {
   private static final Set<Status.Code> LOST = EnumSet.of(Status.Code.UNAVAILABLE, Status.Code.DEADLINE_EXCEEDED,
       Status.Code.CANCELLED, Status.Code.INTERNAL, Status.Code.UNKNOWN);
 
-  private final KVGrpc.KVBlockingStub kv;
-  private final TransactionsGrpc.TransactionsBlockingStub transactions;
+  private final KVServiceGrpc.KVServiceBlockingStub kv;
+  private final TransactionServiceGrpc.TransactionServiceBlockingStub transactions;
 
   private ExactlyOnce(ManagedChannel channel) {
-    kv = KVGrpc.newBlockingStub(channel);
-    transactions = TransactionsGrpc.newBlockingStub(channel);
+    kv = KVServiceGrpc.newBlockingStub(channel);
+    transactions = TransactionServiceGrpc.newBlockingStub(channel);
   }
 
   /** A UUID of version 7 (RFC 9562): 48 bits of milliseconds, and 74 random bits. */

@@ -1,0 +1,307 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/objectstore"
+)
+
+// Target is the state that a restore wants. Without an epoch and a time it is the latest one.
+type Target struct {
+	Epoch keys.Epoch // the state after the last epoch that is not later
+	Time  time.Time  // the state after the last epoch whose time is not later; the time of an epoch is the latest of all up to it
+}
+
+func (t *Target) String() string {
+	switch {
+	case t.Epoch != 0:
+		return fmt.Sprintf("epoch %d", t.Epoch)
+	case !t.Time.IsZero():
+		return "time " + t.Time.UTC().Format(time.RFC3339Nano)
+	}
+	return "the latest state"
+}
+
+// Point is a state of a store, after an epoch. The zero point is a store without a commit.
+type Point struct {
+	Epoch keys.Epoch
+	Term  keys.Term
+	Time  time.Time // the latest of all commits up to it
+}
+
+// Before reports whether a restore of the target may begin at the point.
+func (p *Point) Before(t *Target) bool {
+	return (t.Epoch == 0 || p.Epoch <= t.Epoch) && (t.Time.IsZero() || !p.Time.After(t.Time))
+}
+
+// Plan is how a state is made of a base and of archive files.
+type Plan struct {
+	Base   Point
+	Target Target
+	Files  []Info
+	Last   Point // after all records of the files; the target is not later, or it is the latest state
+
+	place place
+	files []file
+}
+
+// MissingError means that the archive does not lead to the target. Nothing was written.
+type MissingError struct {
+	Target  Target
+	From    keys.Epoch // the first epoch that is missing
+	Through keys.Epoch // the last one; zero if the archive ends there
+	Reason  string
+	Latest  Point // the latest state that can be restored from the base
+}
+
+func (e *MissingError) Error() string {
+	missing := fmt.Sprintf("the archive ends before epoch %d", e.From)
+	if e.Through != 0 {
+		missing = fmt.Sprintf("epochs %d to %d are missing", e.From, e.Through)
+	}
+	if e.Reason != "" {
+		missing += " (" + e.Reason + ")"
+	}
+	latest := fmt.Sprintf("--to-epoch %d", e.Latest.Epoch)
+	if !e.Latest.Time.IsZero() {
+		latest += " of " + e.Latest.Time.UTC().Format(time.RFC3339Nano)
+	}
+	return fmt.Sprintf("%s cannot be restored: %s; the latest state that can be is %s", &e.Target, missing, latest)
+}
+
+// NewPlan finds the files that lead from a base to a target, and checks that each follows the one before. It reads one end of each
+// file. Errors: *MissingError, *DamageError, *LineageError, ErrNewerFormat, and those of the store.
+func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target) (*Plan, error) {
+	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}}
+	if target.Epoch == base.Epoch && target.Epoch != 0 {
+		return p, nil
+	}
+	all, err := p.place.files(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		unfit, err := p.try(ctx, all)
+		if err != nil || unfit == "" {
+			return p, err
+		}
+		all = slices.DeleteFunc(all, func(f file) bool { return f.name == unfit })
+	}
+}
+
+// try chooses files by their names, and compares their links. It returns the name of a file that does not follow the one before, if
+// another one may do so in its place.
+func (p *Plan) try(ctx context.Context, all []file) (unfit string, err error) {
+	chosen := chain(all, p.Base.Epoch, p.Target.Epoch)
+	infos, errs, err := p.place.infos(ctx, chosen)
+	if err != nil {
+		return "", err
+	}
+	p.files, p.Files, p.Last = nil, nil, p.Base
+	reason, last := "", Link{}
+	for i := range infos {
+		if errs[i] != nil {
+			return "", errs[i]
+		}
+		if reason = follows(&infos[i], &p.Base, last, i == 0); reason != "" {
+			if others(all, &chosen[i], p.Last.Epoch) {
+				return chosen[i].name, nil
+			}
+			break
+		}
+		p.add(&chosen[i], &infos[i])
+		if last = infos[i].Last; p.reached() {
+			return "", nil
+		}
+	}
+	if p.Target == (Target{}) && reason == "" && !later(all, p.Last.Epoch) {
+		return "", nil
+	}
+	return "", p.missing(all, reason)
+}
+
+func (p *Plan) add(f *file, i *Info) {
+	p.files, p.Files = append(p.files, *f), append(p.Files, *i)
+	p.Last.Epoch, p.Last.Term = i.Last.Epoch, i.Last.Term
+	if i.Newest.After(p.Last.Time) {
+		p.Last.Time = i.Newest
+	}
+}
+
+// reached reports whether no later file is needed.
+func (p *Plan) reached() bool {
+	return p.Target.Epoch != 0 && p.Last.Epoch >= p.Target.Epoch || !p.Target.Time.IsZero() && p.Last.Time.After(p.Target.Time)
+}
+
+// missing is the error about the first epoch that the plan does not lead to.
+func (p *Plan) missing(all []file, reason string) error {
+	e := &MissingError{Target: p.Target, From: p.Last.Epoch + 1, Reason: reason, Latest: p.Last}
+	for _, f := range all {
+		if f.first > e.From && (e.Through == 0 || f.first-1 < e.Through) {
+			e.Through = f.first - 1
+		}
+	}
+	if reason != "" && e.Through == 0 {
+		e.Through = e.From
+	}
+	return e
+}
+
+// chain are files that cover the epochs after one, up to another unless that is zero, as far as their names tell: always the one
+// that goes farthest.
+func chain(all []file, after, through keys.Epoch) (chosen []file) {
+	for i := 0; through == 0 || after < through; {
+		best := -1
+		for ; i < len(all) && all[i].first <= after+1; i++ {
+			if all[i].last > after && (best < 0 || all[i].last > all[best].last) {
+				best = i
+			}
+		}
+		if best < 0 {
+			return chosen
+		}
+		chosen, after = append(chosen, all[best]), all[best].last
+	}
+	return chosen
+}
+
+// others reports whether another file has the epoch after one.
+func others(all []file, but *file, after keys.Epoch) bool {
+	return slices.ContainsFunc(all, func(f file) bool { return f.name != but.name && f.first <= after+1 && f.last > after })
+}
+
+// later reports whether any file has epochs after one.
+func later(all []file, after keys.Epoch) bool {
+	return slices.ContainsFunc(all, func(f file) bool { return f.last > after })
+}
+
+// follows returns why a file does not continue a chain, or nothing. If the file overlaps what is before, that is found out when the
+// records are read.
+func follows(i *Info, base *Point, last Link, first bool) string {
+	switch {
+	case first && i.First == base.Epoch+1 && i.Begin == Linked && i.Link.Term != base.Term:
+		return fmt.Sprintf("%s follows an epoch of term %d, and the base has term %d", FileName(i.First, i.Last.Epoch), i.Link.Term, base.Term)
+	case first || i.First <= last.Epoch:
+		return ""
+	case i.Begin != Linked:
+		return fmt.Sprintf("%s begins anew: %v", FileName(i.First, i.Last.Epoch), i.Begin)
+	case i.Link != last:
+		return fmt.Sprintf("%s follows %v, and the file before it ends with %v", FileName(i.First, i.Last.Epoch), i.Link, last)
+	}
+	return ""
+}
+
+// Bytes is the size of the files.
+func (p *Plan) Bytes() (n int64) {
+	for i := range p.Files {
+		n += p.Files[i].Bytes
+	}
+	return n
+}
+
+// ErrNotReached means that the files do not have what the plan was made of.
+var ErrNotReached = errors.New("archive: the target was not reached")
+
+// Replay calls apply with the records of the plan up to the target, and returns the state after them. It reads and verifies every
+// file to its end.
+func (p *Plan) Replay(ctx context.Context, apply func(Record) error) (Point, error) {
+	r := replay{plan: p, at: p.Base, running: microseconds(p.Base.Time), apply: apply}
+	for i := range p.files {
+		if err := r.file(ctx, i); err != nil {
+			return r.at, err
+		}
+	}
+	if p.Target.Epoch > r.covered && p.Target.Epoch > p.Base.Epoch || !p.Target.Time.IsZero() && !r.ended {
+		return r.at, fmt.Errorf("%w: the files end at epoch %d", ErrNotReached, r.covered)
+	}
+	return r.at, nil
+}
+
+// replay is a Replay under way.
+type replay struct {
+	plan    *Plan
+	at      Point // after what was applied
+	last    Link  // of the newest record that was read; known if it is not zero
+	covered keys.Epoch
+	running uint64 // the latest commit time up to last
+	ended   bool   // the rest is after the target
+	apply   func(Record) error
+}
+
+// file applies the records of a file.
+func (r *replay) file(ctx context.Context, n int) (err error) {
+	f, info := &r.plan.files[n], &r.plan.Files[n]
+	src, err := r.plan.place.store.Read(ctx, f.name, 0, -1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	reader, err := NewReader(f.name, src)
+	if err != nil {
+		return err
+	}
+	if reader.Header() != info.Header {
+		return &DamageError{f.name, 0, "the header is not the one that the plan was made of"}
+	}
+	overlaps := r.last != (Link{}) && info.First <= r.last.Epoch
+	joined := !overlaps
+	for {
+		rec, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if overlaps && rec.Epoch == r.last.Epoch {
+			if joined = rec.Link() == r.last; !joined {
+				return &DamageError{f.name, 0, fmt.Sprintf("epoch %d has another record than in the file before", rec.Epoch)}
+			}
+		}
+		if rec.Epoch <= max(r.at.Epoch, r.last.Epoch) {
+			continue
+		}
+		if !joined {
+			return &DamageError{f.name, 0, fmt.Sprintf("the file does not have epoch %d, with which the file before it ends", r.last.Epoch)}
+		}
+		if err := r.record(ctx, &rec); err != nil {
+			return err
+		}
+	}
+	if reader.Info() != *info {
+		return &DamageError{f.name, f.size - trailerSize, "the file is not the one that the plan was made of"}
+	}
+	r.last = info.Last
+	r.covered = max(r.covered, info.Last.Epoch)
+	return nil
+}
+
+// record applies a record, unless it is after the target.
+func (r *replay) record(ctx context.Context, rec *Record) error {
+	at, err := rec.CommitTime()
+	if err != nil {
+		return err
+	}
+	t := &r.plan.Target
+	r.running = max(r.running, at)
+	if t.Epoch != 0 && rec.Epoch > t.Epoch || !t.Time.IsZero() && r.running > uint64(t.Time.UnixMicro()) {
+		r.ended = true
+	}
+	if r.ended {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := r.apply(*rec); err != nil {
+		return err
+	}
+	r.at = Point{rec.Epoch, rec.Term, fromMicroseconds(r.running)}
+	return nil
+}

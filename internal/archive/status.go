@@ -1,0 +1,128 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// Status is how far an archiver is.
+type Status struct {
+	Target   string
+	Interval time.Duration
+
+	Connected bool
+	Archived  keys.Epoch // the last epoch of the archive
+	AsOf      time.Time  // every commit that was acknowledged as durable by then is in the archive
+	Pending   int64      // bytes that were read and are not in the archive
+
+	Files, Bytes, Records, RawBytes uint64 // that were uploaded since the start
+	Breaks                          uint64 // chains that had to begin anew since the start
+	Break                           *Break // the last one, or nil
+	Failures                        uint64
+	Err                             error // why nothing can be archived now; nil if it can
+	Refused                         bool  // an operator has to decide
+}
+
+// Break is where a chain of files begins anew: only a full backup that has its first epoch makes what follows restorable.
+type Break struct {
+	Reason string
+	First  keys.Epoch
+	Since  time.Time
+}
+
+// Lag is how old the newest commit may be that is not in the archive.
+func (s *Status) Lag(now time.Time) time.Duration { return max(0, now.Sub(s.AsOf)) }
+
+// Status returns how far the archiver is.
+func (a *Archiver) Status() Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.status
+}
+
+// archived notes what the archive had at the start.
+func (a *Archiver) archived(info *Info) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.Archived = info.Last.Epoch
+	if !info.Newest.IsZero() {
+		a.status.AsOf = info.Newest
+	}
+}
+
+// uploaded notes a file.
+func (a *Archiver) uploaded(s *sealed) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := &a.status
+	t.Archived, t.Err, t.Refused, t.Connected = s.info.Last.Epoch, nil, false, true
+	if !s.asOf.IsZero() {
+		t.AsOf = s.asOf
+	} else if !s.info.Newest.IsZero() {
+		t.AsOf = s.info.Newest
+	}
+	t.Files, t.Bytes = t.Files+1, t.Bytes+uint64(s.info.Bytes)
+	t.Records, t.RawBytes = t.Records+s.info.Count, t.RawBytes+uint64(s.info.RawBytes)
+}
+
+// progress notes that a step has ended without an error.
+func (a *Archiver) progress() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := &a.status
+	t.Err, t.Refused, t.Connected, t.Pending = nil, false, true, 0
+	if !a.opened.IsZero() {
+		t.Pending = a.writer.Bytes()
+	} else if a.sealed == nil && !a.asOf.IsZero() {
+		t.AsOf = a.asOf
+	}
+}
+
+// failed notes why the archiver cannot go on now.
+func (a *Archiver) failed(err error) {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return
+	}
+	refusal := new(RefusedError)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := &a.status
+	t.Err, t.Refused, t.Failures = err, errors.As(err, &refusal) || errors.Is(err, ErrFeatureLevel), t.Failures+1
+	if a.sealed != nil {
+		t.Pending = a.sealed.info.Bytes
+	}
+}
+
+// Interval is a part of the archive without a hole.
+type Interval struct {
+	First, Last    keys.Epoch
+	Oldest, Newest time.Time // of its commits; zero without any
+}
+
+// Intervals are the parts of the archive of a lineage. Between two of them, nothing can be restored.
+func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
+	p := place{a.options.Target, a.options.Identity().Lineage}
+	all, err := p.files(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for len(all) > 0 {
+		n, last := 1, all[0]
+		for n < len(all) && all[n].first <= last.last+1 {
+			if all[n].last > last.last {
+				last = all[n]
+			}
+			n++
+		}
+		ends, errs, err := p.infos(ctx, []file{all[0], last})
+		if err = errors.Join(append(errs, err)...); err != nil {
+			return nil, err
+		}
+		list = append(list, Interval{all[0].first, last.last, ends[0].Oldest, ends[1].Newest})
+		all = all[n:]
+	}
+	return list, nil
+}

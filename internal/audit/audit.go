@@ -1,0 +1,200 @@
+// Package audit writes a line for each request that an operator wants to be able to prove, and for each refusal.
+//
+//	request ends ─► Write: format, room in the queue ─► writer goroutine: number, chain, append ─► file, rotated by size
+//
+// Terms. A line is one JSON object with a sequence number. The chain is that each line has the SHA-256 of the line before
+// it, so that a changed, removed or inserted line is found by Verify. It continues over rotations and restarts.
+//
+// Invariants: no line has a value, a password or a token; the queue is bounded in bytes; what was dropped is counted, and a
+// line says how much; lines are numbered without gaps.
+//
+// The package does not know requests or users: its caller says what a line is about.
+package audit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+)
+
+// Full says what happens when the queue is full, or the file cannot be written.
+type Full string
+
+// The ways.
+const (
+	FullDrop  Full = "drop"  // lines are dropped and counted
+	FullBlock Full = "block" // requests wait for room, and are refused while nothing can be written
+)
+
+// Options of a log.
+type Options struct {
+	Path       string // of the file that is written
+	FileBytes  int64  // from which it is rotated
+	Files      int    // that are kept, with the one that is written
+	QueueBytes int    // of lines that wait to be written
+	Full       Full
+	Keys       Keys
+	Chain      bool
+	Log        *slog.Logger
+
+	openFile func(path string) (file, error) // of tests
+	retry    time.Duration                   // of tests; 0: retryEvery
+}
+
+// file is what a log is written to.
+type file interface {
+	Write(b []byte) (int, error)
+	Sync() error
+	Close() error
+	Truncate(size int64) error
+}
+
+// ErrUnavailable refuses a request that must be audited and cannot be.
+var ErrUnavailable = errors.New("audit: the file cannot be written, so no request is executed that must be audited")
+
+// Log is an open audit log.
+type Log struct {
+	options Options
+
+	mu      sync.Mutex // a leaf; guards what follows
+	queue   []byte     // lines without number and hash, each followed by a newline
+	bytes   int        // of queue, of what is being written, and reserved
+	dropped uint64     // lines, since the last line that says so
+	total   Stats
+	err     error         // why the last write failed; nil: it did not
+	room    chan struct{} // closed when bytes become free
+	closed  bool
+
+	work  chan struct{} // a token when there is something to write
+	ended chan struct{}
+	chain chain
+	out   output
+}
+
+// Stats counts lines.
+type Stats struct {
+	Written, Dropped, Errors uint64
+	QueueBytes               int
+	Since                    time.Time // of the error at hand; zero: none
+}
+
+// Open opens the log, and continues what is in its files.
+func Open(o Options) (*Log, error) {
+	if o.openFile == nil {
+		o.openFile = openFile
+	}
+	o.retry = cmp.Or(o.retry, retryEvery)
+	l := &Log{options: o, work: make(chan struct{}, 1), ended: make(chan struct{}), room: make(chan struct{})}
+	if err := l.recover(); err != nil {
+		return nil, fmt.Errorf("audit: %w", err)
+	}
+	go l.run()
+	return l, nil
+}
+
+func openFile(path string) (file, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+}
+
+// Admit makes room for the line of a request before it is executed, if the log must not lose one. It waits for room until
+// ctx ends. After nil the caller must call Write with admitted bytes once.
+func (l *Log) Admit(ctx context.Context, bytes int) error {
+	if l.options.Full != FullBlock {
+		return nil
+	}
+	for {
+		l.mu.Lock()
+		failed, room := l.err != nil || l.closed, l.room
+		fits := l.bytes == 0 || l.bytes+bytes <= l.options.QueueBytes
+		if !failed && fits {
+			l.bytes += bytes
+		}
+		l.mu.Unlock()
+		switch {
+		case failed:
+			return ErrUnavailable
+		case fits:
+			return nil
+		}
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Release gives back what Admit has made room for, for a request that has no line after all.
+func (l *Log) Release(admitted int) {
+	if admitted == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.options.Full == FullBlock {
+		l.bytes -= admitted
+		l.wakeLocked()
+	}
+}
+
+// Write queues a line. admitted is what Admit has made room for; 0 if it was not called.
+func (l *Log) Write(e *Event, admitted int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.options.Full == FullBlock {
+		l.bytes -= admitted
+	}
+	before := len(l.queue)
+	l.queue = e.append(l.queue, l.options.Keys)
+	size := len(l.queue) - before
+	full := l.bytes > 0 && l.bytes+size > l.options.QueueBytes && admitted == 0
+	if l.closed || full {
+		l.queue = l.queue[:before]
+		l.dropped++
+		l.total.Dropped++
+		size = 0
+	}
+	if l.bytes += size; l.closed {
+		return
+	}
+	select {
+	case l.work <- struct{}{}:
+	default:
+	}
+}
+
+// Stats returns the counts.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.total
+	s.QueueBytes = l.bytes
+	return s
+}
+
+// Err is why lines cannot be written at the moment, or nil.
+func (l *Log) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Close writes what is queued, and a line that says that the log ended as it should.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	was := l.closed
+	l.closed = true
+	l.wakeLocked()
+	l.mu.Unlock()
+	if was {
+		return nil
+	}
+	close(l.work)
+	<-l.ended
+	return l.Err()
+}

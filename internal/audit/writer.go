@@ -1,0 +1,300 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// output is the file that is written. The writer goroutine owns it.
+type output struct {
+	file  file
+	size  int64
+	first uint64 // number of the first line of the file
+	torn  bool   // part of a line follows size, and could not be removed
+	lost  bool   // lines could not be written before the end
+	line  []byte
+}
+
+// retryEvery is how often a write that failed is repeated.
+const retryEvery = time.Second
+
+// run writes what is queued, until the log is closed.
+func (l *Log) run() {
+	defer close(l.ended)
+	var batch []byte
+	for range l.work {
+		for {
+			batch = l.take(batch)
+			if len(batch) == 0 {
+				break
+			}
+			l.write(batch)
+		}
+	}
+	if batch = l.take(batch); len(batch) > 0 {
+		l.write(batch)
+	}
+	l.end()
+}
+
+// take takes the queue, and puts a line before it if lines were dropped.
+func (l *Log) take(batch []byte) []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	batch = batch[:0]
+	if l.dropped > 0 {
+		batch = appendMark(batch, "dropped", "lines", l.dropped)
+		l.bytes += len(batch)
+		l.dropped = 0
+	}
+	batch = append(batch, l.queue...)
+	l.queue = l.queue[:0]
+	return batch
+}
+
+// appendMark appends a line about the log itself.
+func appendMark(b []byte, event, name string, n uint64) []byte {
+	b = append(b, `"time":"`...)
+	b = time.Now().UTC().AppendFormat(b, time.RFC3339Nano)
+	b = appendText(append(b, '"'), "event", event)
+	if name != "" {
+		b = appendNumber(b, name, n)
+	}
+	return append(b, "}\n"...)
+}
+
+// write writes lines, and repeats those that fail until they are written or the log is closed.
+func (l *Log) write(batch []byte) {
+	for len(batch) > 0 {
+		end := bytes.IndexByte(batch, '\n') + 1
+		for err := l.writeLine(batch[:end]); err != nil; err = l.writeLine(batch[:end]) {
+			if !l.failed(err) {
+				l.lose(batch)
+				return
+			}
+			time.Sleep(l.options.retry)
+		}
+		batch = batch[end:]
+		l.wrote(end)
+	}
+}
+
+// lose counts lines that the end of the log leaves unwritten. The file then has no line that says that it ended as it should.
+func (l *Log) lose(batch []byte) {
+	lines := uint64(bytes.Count(batch, []byte("\n")))
+	l.out.lost = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bytes -= len(batch)
+	l.total.Dropped += lines
+	l.options.Log.Error("lines of the audit log are lost", "file", l.options.Path, "lines", lines)
+}
+
+// failed notes an error, and reports whether the write should be repeated.
+func (l *Log) failed(err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total.Errors++
+	if l.err == nil {
+		l.total.Since = time.Now()
+		l.options.Log.Error("the audit log cannot be written", "file", l.options.Path, "cause", err, "full", string(l.options.Full))
+	}
+	l.err = err
+	l.wakeLocked() // requests that wait for room are refused
+	return !l.closed
+}
+
+// wrote frees the bytes of a line.
+func (l *Log) wrote(bytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		l.options.Log.Info("the audit log can be written again", "file", l.options.Path, "dropped", l.total.Dropped)
+		l.err, l.total.Since = nil, time.Time{}
+	}
+	l.bytes -= bytes
+	l.total.Written++
+	l.wakeLocked()
+}
+
+func (l *Log) wakeLocked() {
+	close(l.room)
+	l.room = make(chan struct{})
+}
+
+// writeLine numbers a line, chains it, and appends it to the file. A line that is written in part is removed again.
+func (l *Log) writeLine(rest []byte) error {
+	o := &l.out
+	if o.size >= l.options.FileBytes {
+		if err := l.rotate(); err != nil {
+			return err
+		}
+	}
+	if o.file == nil {
+		if err := l.openCurrent(); err != nil {
+			return err
+		}
+	}
+	if o.torn {
+		if err := o.file.Truncate(o.size); err != nil {
+			return err
+		}
+		o.torn = false
+	}
+	o.line = l.chain.line(o.line[:0], rest, l.options.Chain)
+	if n, err := o.file.Write(o.line); err != nil {
+		if n > 0 {
+			cut := o.file.Truncate(o.size)
+			o.torn = cut != nil
+			err = errors.Join(err, cut)
+		}
+		return err
+	}
+	o.size += int64(len(o.line))
+	l.chain.add(o.line[:len(o.line)-1])
+	return nil
+}
+
+func (l *Log) openCurrent() (err error) {
+	if l.out.file, err = l.options.openFile(l.options.Path); err == nil {
+		l.out.first = l.chain.number + 1
+	}
+	return err
+}
+
+// rotate renames the file, and removes the oldest files.
+func (l *Log) rotate() error {
+	o := &l.out
+	if f := o.file; f != nil {
+		o.file = nil // a file that was closed can be neither synced nor closed again
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(l.options.Path, fmt.Sprintf("%s.%020d", l.options.Path, o.first)); err != nil {
+		return err
+	}
+	o.size, o.first = 0, l.chain.number+1
+	l.options.Log.Info("the audit log continues in a new file", "lines", l.chain.number, "hash", l.chain.hex())
+	rotated, err := l.rotated()
+	for err == nil && len(rotated) > max(0, l.options.Files-1) {
+		err = os.Remove(rotated[0])
+		rotated = rotated[1:]
+	}
+	return err
+}
+
+// rotated are the files that are not written any more, oldest first.
+func (l *Log) rotated() ([]string, error) {
+	dir, base := filepath.Split(l.options.Path)
+	entries, err := os.ReadDir(filepath.Clean(dir + "."))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), base+".")
+		if first, err := strconv.ParseUint(number, 10, 64); ok && err == nil && number == fmt.Sprintf("%020d", first) {
+			names = append(names, filepath.Join(dir, e.Name()))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// recover continues the files: it removes a line that was written in part, and says whether the log had ended as it should.
+func (l *Log) recover() error {
+	o := &l.options
+	rotated, err := l.rotated()
+	if err != nil {
+		return err
+	}
+	var last lastLine
+	for _, path := range append(rotated[max(0, len(rotated)-1):], o.Path) {
+		if err := last.read(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := l.chain.resume(last.text); err != nil {
+		return fmt.Errorf("%s: %w; move the file away", o.Path, err)
+	}
+	if err := l.openCurrent(); err != nil {
+		return err
+	}
+	if last.torn > 0 && last.path == o.Path {
+		if err := l.out.file.Truncate(last.size); err != nil {
+			return err
+		}
+	}
+	if l.out.size = last.size; last.path != o.Path {
+		l.out.size = 0
+	} else if last.first != 0 {
+		l.out.first = last.first
+	}
+	mark := appendMark(nil, "opened", "", 0)
+	if len(last.text) > 0 && !isClosed(last.text) {
+		mark = appendMark(nil, "opened_after_unclean_end", "removed_bytes", uint64(last.torn))
+	}
+	return l.writeLine(mark)
+}
+
+// end writes the last line.
+func (l *Log) end() {
+	var err error
+	if !l.out.lost {
+		err = l.writeLine(appendMark(nil, "closed", "", 0))
+	}
+	if f := l.out.file; f != nil {
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.err = err
+	}
+	l.wakeLocked()
+	l.options.Log.Info("the audit log is closed", "lines", l.chain.number, "hash", l.chain.hex())
+}
+
+// lastLine is the last complete line of a row of files.
+type lastLine struct {
+	path  string
+	text  []byte
+	size  int64  // of the complete lines of the file
+	torn  int64  // bytes after them
+	first uint64 // number of the first line of the file
+}
+
+func (l *lastLine) read(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // was only read
+	l.path, l.size, l.torn, l.first = path, 0, 0, 0
+	r := bufio.NewReader(f)
+	for {
+		line, err := r.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			l.torn = int64(len(line))
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		l.size += int64(len(line))
+		l.text = line[:len(line)-1]
+		if l.first == 0 {
+			l.first = numberOf(l.text)
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package users
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/argon2"
+
+	"github.com/epochkv/epochkv/internal/auth"
+)
+
+// HashCost is what a password costs.
+type HashCost struct {
+	KiB     uint32
+	Passes  uint32
+	Threads uint8
+}
+
+// hashDefault takes 60 to 100 ms of one processor.
+var hashDefault = HashCost{KiB: 64 << 10, Passes: 2, Threads: 1}
+
+// hashMost bounds what a record can make a login cost.
+var hashMost = HashCost{KiB: 256 << 10, Passes: 10, Threads: 4}
+
+const (
+	saltBytes = 16
+	hashBytes = 32
+
+	// hashers are the goroutines that hash: a flood of logins takes two processors and 128 MiB, and no more.
+	hashers = 2
+	// hashQueue is how many passwords wait: about three seconds' worth.
+	hashQueue = 64
+)
+
+// passwordHash is an argon2id hash in PHC form, taken apart: $argon2id$v=19$m=65536,t=2,p=1$SALT$HASH.
+type passwordHash struct {
+	cost       HashCost
+	salt, hash []byte
+}
+
+func (p *passwordHash) String() string {
+	b := base64.RawStdEncoding
+	return fmt.Sprintf("$argon2id$v=%d$m=%d,t=%d,p=%d$%s$%s", argon2.Version, p.cost.KiB, p.cost.Passes, p.cost.Threads,
+		b.EncodeToString(p.salt), b.EncodeToString(p.hash))
+}
+
+func parseHash(text string) (p passwordHash, err error) {
+	parts := strings.Split(text, "$")
+	if len(parts) != 6 || parts[0] != "" || parts[1] != "argon2id" || parts[2] != fmt.Sprintf("v=%d", argon2.Version) {
+		return p, errMalformed
+	}
+	if _, err := fmt.Sscanf(parts[3], "m=%d,t=%d,p=%d", &p.cost.KiB, &p.cost.Passes, &p.cost.Threads); err != nil {
+		return p, errMalformed
+	}
+	c := &p.cost
+	if c.KiB == 0 || c.Passes == 0 || c.Threads == 0 || c.KiB > hashMost.KiB || c.Passes > hashMost.Passes || c.Threads > hashMost.Threads {
+		return p, errMalformed
+	}
+	var err1, err2 error
+	p.salt, err1 = base64.RawStdEncoding.DecodeString(parts[4])
+	p.hash, err2 = base64.RawStdEncoding.DecodeString(parts[5])
+	if err1 != nil || err2 != nil || len(p.salt) < 8 || len(p.hash) < 16 || len(p.salt) > 64 || len(p.hash) > 64 {
+		return p, errMalformed
+	}
+	return p, nil
+}
+
+// compute is the hash of a password with the salt and the cost of p.
+func (p *passwordHash) compute(password string) []byte {
+	return argon2.IDKey([]byte(password), p.salt, p.cost.Passes, p.cost.KiB, p.cost.Threads, uint32(max(len(p.hash), hashBytes)))
+}
+
+func (p *passwordHash) matches(password string) bool {
+	return subtle.ConstantTimeCompare(p.compute(password), p.hash) == 1
+}
+
+// hasher computes hashes outside of the goroutines of requests.
+type hasher struct {
+	queue chan func()
+	cost  HashCost
+	dummy passwordHash // that no password has
+
+	computed atomic.Uint64 // jobs that were executed
+}
+
+func newHasher(cost HashCost) *hasher {
+	h := &hasher{queue: make(chan func(), hashQueue), cost: cost}
+	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
+	return h
+}
+
+// run hashes, and calls other beside, until ctx ends.
+func (h *hasher) run(ctx context.Context, other func()) {
+	var running sync.WaitGroup
+	for range hashers {
+		running.Go(func() {
+			for {
+				select {
+				case job := <-h.queue:
+					job()
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	other()
+	running.Wait()
+}
+
+// retryHash is the advice to a client whose password found a full queue.
+const retryHash = time.Second
+
+// do executes a job on a hasher's goroutine. A job whose client has left meanwhile is not executed.
+func (h *hasher) do(ctx context.Context, job func()) error {
+	done := make(chan struct{})
+	select {
+	case h.queue <- func() {
+		if ctx.Err() == nil {
+			h.computed.Add(1)
+			job()
+		}
+		close(done)
+	}:
+	default:
+		return &auth.LimitError{What: "passwords that wait to be checked", Limit: hashQueue, Retry: retryHash}
+	}
+	select {
+	case <-done:
+		if ctx.Err() != nil { // the job may not have been executed
+			return context.Cause(ctx)
+		}
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func newSalt() []byte {
+	salt := make([]byte, saltBytes)
+	_, _ = rand.Read(salt) // it never fails
+	return salt
+}
+
+// newHash checks and hashes a new password.
+func (m *Manager) newHash(ctx context.Context, password string) (string, error) {
+	if len(password) < PasswordBytesMin || len(password) > PasswordBytesMax {
+		return "", &InvalidError{Field: "password", Text: fmt.Sprintf("must have %d to %d bytes", PasswordBytesMin, PasswordBytesMax)}
+	}
+	var text string
+	if err := m.hasher.do(ctx, func() { text = hashPassword(m.hasher.cost, password) }); err != nil {
+		return "", err
+	}
+	return text, nil
+}
+
+func hashPassword(cost HashCost, password string) string {
+	p := passwordHash{cost: cost, salt: newSalt()}
+	p.hash = p.compute(password)
+	return p.String()
+}
+
+// Password authenticates a user by its password, in the time that a wrong one takes, too. The errors are
+// auth.ErrUnauthenticated, *auth.LimitError, and why the context ended.
+func (m *Manager) Password(ctx context.Context, name, password string) (auth.Identity, error) {
+	if len(name) > NameBytesMax || len(password) > PasswordBytesMax {
+		return auth.Identity{}, auth.ErrUnauthenticated
+	}
+	if err := m.attempts.begin(name); err != nil {
+		return auth.Identity{}, err
+	}
+	u, err := m.User(ctx, name)
+	stored := m.hasher.dummy
+	known := err == nil && u.HasPassword() && !u.Disabled
+	if known {
+		if p, err := parseHash(u.hash); err == nil {
+			stored = p
+		} else {
+			known = false
+		}
+	}
+	matches := false
+	if err := m.hasher.do(ctx, func() { matches = stored.matches(password) }); err != nil {
+		m.attempts.takeBack(name) // the client has learnt nothing
+		return auth.Identity{}, err
+	}
+	if !known || !matches {
+		return auth.Identity{}, auth.ErrUnauthenticated
+	}
+	m.attempts.takeBack(name)
+	return auth.Identity{User: name, Method: auth.MethodPassword}, nil
+}
+
+// Login authenticates a user by its password, and makes a session token.
+func (m *Manager) Login(ctx context.Context, name, password, label string, lifetime time.Duration) (string, TokenInfo, error) {
+	if lifetime == 0 {
+		lifetime = TokenTimeDefault
+	}
+	if lifetime < time.Second || lifetime > TokenTimeMax {
+		return "", TokenInfo{}, &InvalidError{Field: "lifetime", Text: fmt.Sprintf("must be from 1s to %v", TokenTimeMax)}
+	}
+	if _, err := m.Password(ctx, name, password); err != nil {
+		return "", TokenInfo{}, err
+	}
+	return m.CreateToken(ctx, NewToken{User: name, Label: label, Expires: m.options.Now().Add(lifetime), session: true})
+}
+
+// Attempts with wrong passwords that a user has each minute, whether it exists or not; and of how many names they are counted,
+// which is more than can be hashed in that time.
+const (
+	attemptsMax    = 10
+	attemptsTime   = time.Minute
+	attemptedNames = 10_000
+)
+
+// attempts counts the logins of each name with wrong passwords, and those under way, minute by minute. It has no name without any:
+// requests that are refused before their password is hashed cost next to nothing, and must not use up what others need.
+type attempts struct {
+	elapsed func() time.Duration
+
+	mu    sync.Mutex // a leaf
+	since time.Duration
+	count map[string]int
+}
+
+// begin counts an attempt, or refuses it.
+func (a *attempts) begin(name string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.elapsed()
+	if a.count == nil || now-a.since >= attemptsTime {
+		a.count, a.since = map[string]int{}, now
+	}
+	if n := a.count[name]; n >= attemptsMax || n == 0 && len(a.count) >= attemptedNames {
+		return &auth.LimitError{What: "attempts to log in a minute", Limit: attemptsMax, Retry: attemptsTime - (now - a.since)}
+	}
+	a.count[name]++
+	return nil
+}
+
+// takeBack takes back an attempt that has succeeded, or was not compared with the password.
+func (a *attempts) takeBack(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := a.count[name]; n > 1 {
+		a.count[name] = n - 1
+	} else {
+		delete(a.count, name)
+	}
+}

@@ -1,0 +1,232 @@
+package users
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestPasswordsAreCheckedAlike: a wrong password, an unknown user, one without a password and a disabled one have the same
+// error, after one hash of the same cost.
+func TestPasswordsAreCheckedAlike(t *testing.T) {
+	ctx := context.Background()
+	h := bootstrapped(t, vfs.NewMem())
+	yes := true
+	must(t, h.CreateUser(ctx, User{Name: "tokens-only"}, ""))
+	must(t, h.CreateUser(ctx, User{Name: "disabled"}, "right secret"))
+	must(t, h.UpdateUser(ctx, "disabled", &UserChange{Disabled: &yes}))
+	for _, c := range []struct{ name, password string }{
+		{"ann", "wrong secret"}, {"ann", ""}, {"nobody", "right secret"}, {"tokens-only", ""}, {"tokens-only", "right secret"}, {"disabled", "right secret"},
+	} {
+		before := h.hasher.computed.Load()
+		_, _, err := h.Login(ctx, c.name, c.password, "", 0)
+		if err != auth.ErrUnauthenticated {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if n := h.hasher.computed.Load() - before; n != 1 {
+			t.Errorf("%+v: %d hashes", c, n)
+		}
+	}
+	if h.hasher.dummy.cost != cheap || len(h.hasher.dummy.compute("x")) != hashBytes {
+		t.Errorf("the hash for unknown users is %v", &h.hasher.dummy)
+	}
+	if _, _, err := h.Login(ctx, "ann", "ann's secret", "", 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUnknownUsersTakeAsLongAsWrongPasswords measures it, with hashes of some milliseconds. The bound is generous, and each side has
+// its fastest of several attempts: a login without a hash would be a hundred times faster.
+func TestUnknownUsersTakeAsLongAsWrongPasswords(t *testing.T) {
+	const attempts, ratioMax = attemptsMax - 1, 2
+	ctx := context.Background()
+	h := bootstrapped(t, vfs.NewMem())
+	h.hasher.cost = HashCost{KiB: 4 << 10, Passes: 2, Threads: 1}
+	h.hasher.dummy.cost = h.hasher.cost
+	must(t, h.CreateUser(ctx, User{Name: "bob"}, "bob's secret"))
+	names := []string{"bob", "nobody", "tokens-only"}
+	must(t, h.CreateUser(ctx, User{Name: "tokens-only"}, ""))
+	fastest := map[string]time.Duration{}
+	for range attempts {
+		for _, name := range names {
+			start := time.Now()
+			if _, err := h.Password(ctx, name, "wrong secret"); err != auth.ErrUnauthenticated {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if took := time.Since(start); fastest[name] == 0 || took < fastest[name] {
+				fastest[name] = took
+			}
+		}
+	}
+	t.Log(fastest)
+	for _, name := range names[1:] {
+		if a, b := fastest["bob"], fastest[name]; a > ratioMax*b || b > ratioMax*a {
+			t.Errorf("a wrong password takes %v, that of %s %v", a, name, b)
+		}
+	}
+}
+
+// TestAttemptsAreLimited for each name, whether a user has it or not; logins that succeed do not count.
+func TestAttemptsAreLimited(t *testing.T) {
+	ctx := context.Background()
+	h := bootstrapped(t, vfs.NewMem())
+	for range 2 * attemptsMax {
+		_, err := h.Password(ctx, "ann", "ann's secret")
+		must(t, err)
+	}
+	for _, name := range []string{"ann", "nobody"} {
+		for range attemptsMax {
+			if _, err := h.Password(ctx, name, "wrong secret"); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		hashes := h.hasher.computed.Load()
+		limit, ok := errors.AsType[*auth.LimitError](second(h.Password(ctx, name, "ann's secret")))
+		if !ok || limit.Retry <= 0 || limit.Retry > attemptsTime || h.hasher.computed.Load() != hashes {
+			t.Errorf("%s, one more: %+v, %d hashes", name, limit, h.hasher.computed.Load()-hashes)
+		}
+	}
+	h.now = h.now.Add(attemptsTime)
+	if _, err := h.Password(ctx, "ann", "ann's secret"); err != nil {
+		t.Errorf("a minute later: %v", err)
+	}
+}
+
+// TestOnlyComparedPasswordsAreAttempts: a flood that the queue refuses, or whose clients leave, uses up no attempts of its name, nor of
+// other names.
+func TestOnlyComparedPasswordsAreAttempts(t *testing.T) {
+	ctx := context.Background()
+	h := bootstrapped(t, vfs.NewMem())
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	for i := range attemptedNames + 1 {
+		if _, err := h.Password(gone, fmt.Sprint("name", i), "some secret"); !errors.Is(err, context.Canceled) && !errors.As(err, new(*auth.LimitError)) {
+			t.Fatal(err)
+		}
+	}
+	started, let := make(chan struct{}, hashers), make(chan struct{})
+	release := sync.OnceFunc(func() { close(let) })
+	t.Cleanup(release)
+	for len(h.hasher.queue) > 0 { // of clients that have left
+		time.Sleep(time.Millisecond)
+	}
+	for range hashers {
+		h.hasher.queue <- func() { started <- struct{}{}; <-let }
+		<-started
+	}
+	for range hashQueue {
+		h.hasher.queue <- func() {}
+	}
+	for range 2 * attemptsMax {
+		if limit, ok := errors.AsType[*auth.LimitError](second(h.Password(ctx, "ann", "ann's secret"))); !ok || limit.Limit != hashQueue {
+			t.Fatalf("the queue is full: %+v", limit)
+		}
+	}
+	release()
+	for len(h.hasher.queue) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := h.Password(ctx, "ann", "ann's secret"); err != nil {
+		t.Errorf("after the flood: %v", err)
+	}
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// TestHashesWaitInABoundedQueue, and leave it when their client does.
+func TestHashesWaitInABoundedQueue(t *testing.T) {
+	x := newHasher(cheap) // no goroutine hashes
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, hashQueue)
+	executed := false
+	for range hashQueue {
+		go func() { ended <- x.do(ctx, func() { executed = true }) }()
+	}
+	for len(x.queue) < hashQueue {
+		time.Sleep(time.Millisecond)
+	}
+	if err := x.do(ctx, func() {}); err == nil {
+		t.Error("the queue has no bound")
+	} else if _, ok := errors.AsType[*auth.LimitError](err); !ok {
+		t.Error(err)
+	}
+	cancel()
+	for range hashQueue {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	running, stop := context.WithCancel(context.Background())
+	x.run(running, func() {
+		for len(x.queue) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+	})
+	if executed {
+		t.Error("a hash was computed for a client that has left")
+	}
+}
+
+// TestHashesAreKept: the form of stored hashes, computed by another program (argon2 of the reference implementation).
+func TestHashesAreKept(t *testing.T) {
+	const stored = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
+	p, err := parseHash(stored)
+	must(t, err)
+	if !p.matches("password") || p.String() != stored || p.cost != hashDefault {
+		t.Errorf("%v", &p)
+	}
+	for _, bad := range []string{
+		"", "$", strings.Replace(stored, "argon2id", "argon2i", 1), strings.Replace(stored, "v=19", "v=16", 1), strings.Replace(stored, "m=65536", "m=4294967295", 1),
+		strings.Replace(stored, "t=2", "t=0", 1), strings.Replace(stored, "p=1", "p=99", 1), strings.Replace(stored, "c29tZXNhbHQ", "", 1), stored + "!", stored + "$x",
+	} {
+		if _, err := parseHash(bad); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// TestCertificatesNameUsers by the rule, and only if they name one.
+func TestCertificatesNameUsers(t *testing.T) {
+	uri := func(s string) *url.URL {
+		u, err := url.Parse(s)
+		must(t, err)
+		return u
+	}
+	c := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "ann"}, DNSNames: []string{"ann.example"}, URIs: []*url.URL{uri("spiffe://example/ann")},
+	}
+	for rule, want := range map[CertificateRule]string{
+		CertificateNone: "", "": "", CertificateCN: "ann", CertificateDNS: "ann.example", CertificateURI: "spiffe://example/ann",
+	} {
+		if got, err := rule.name(c); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", rule, got, err)
+		}
+	}
+	several := &x509.Certificate{DNSNames: []string{"a", "b"}, URIs: []*url.URL{uri("a:b"), uri("a:c")}, Subject: pkix.Name{CommonName: "a b"}}
+	for _, rule := range []CertificateRule{CertificateCN, CertificateDNS, CertificateURI} {
+		for _, c := range []*x509.Certificate{several, {}} {
+			if got, err := rule.name(c); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("%s: %q, %v", rule, got, err)
+			}
+		}
+	}
+	h := bootstrapped(t, vfs.NewMem())
+	if id, err := h.Certificate(c); err != nil || id.User != "ann" || id.Method != auth.MethodCertificate {
+		t.Errorf("%+v, %v", id, err)
+	}
+	c.Subject.CommonName = "eve"
+	if _, err := h.Certificate(c); !errors.Is(err, auth.ErrUnauthenticated) {
+		t.Errorf("a user that does not exist: %v", err)
+	}
+}

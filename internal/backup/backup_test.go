@@ -1,0 +1,342 @@
+package backup
+
+import (
+	"context"
+	"io"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+func TestRestoredBackupsEqualTheModelWhileWritersRun(t *testing.T) {
+	f := newFixture(t)
+	f.write(2000)
+	var all []*Manifest
+	base := ""
+	for i := range 6 {
+		stop := f.writing()
+		time.Sleep(5 * time.Millisecond)
+		m := f.backUp(Options{Base: base})
+		stop()
+		if all = append(all, m); i != 2 { // 3 has the same base as 2
+			base = m.ID
+		}
+		if (m.Kind == Full) != (i == 0) {
+			t.Fatalf("backup %d is %s", i, m.Kind)
+		}
+		check(t, f.store.Checkpoint(context.Background()))
+	}
+	for _, m := range all {
+		f.mustRestore(m)
+		report, err := Verify(t.Context(), f.target, m, nil)
+		check(t, err)
+		if m.Kind == Full && report.Pages != m.LivePages {
+			t.Fatalf("a full backup has %d of %d pages", report.Pages, m.LivePages)
+		}
+	}
+}
+
+func TestABackupOfAnEmptyStoreRestores(t *testing.T) {
+	f := newFixture(t)
+	m := f.backUp(Options{})
+	f.mustRestore(m)
+	f.write(100)
+	check(t, f.store.Checkpoint(context.Background()))
+	f.mustRestore(f.backUp(Options{Base: m.ID}))
+}
+
+// A reader of the newest root would miss commits of the last minutes; a checkpoint for every backup would be a burden.
+func TestAnOldRootIsFollowedByACheckpoint(t *testing.T) {
+	f := newFixture(t)
+	f.write(50)
+	state, err := f.store.PinCopy(t.Context(), time.Minute, time.Hour) // no checkpoint yet
+	check(t, err)
+	info, err := state.Info()
+	check(t, err)
+	state.Release()
+	if info.Epoch < 50 {
+		t.Fatalf("the state has epoch %d", info.Epoch)
+	}
+	f.write(1)
+	state, err = f.store.PinCopy(t.Context(), time.Minute, time.Hour)
+	check(t, err)
+	defer state.Release()
+	if later, _ := state.Info(); later.Epoch != info.Epoch {
+		t.Fatalf("a checkpoint was made for a state that is young: epoch %d", later.Epoch)
+	}
+}
+
+func TestAnInterruptedBackupContinues(t *testing.T) {
+	f := newFixture(t)
+	f.write(3000)
+	check(t, f.store.Checkpoint(context.Background()))
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.FailForGood, Nth: 4, Sticky: true})
+	state, err := f.store.PinCopy(t.Context(), time.Minute, time.Hour)
+	check(t, err)
+	before := state.Pages.Checkpoint()
+	state.Release()
+	if _, err := f.tryBackUp(Options{}); err == nil {
+		t.Fatal("a backup whose parts cannot be stored succeeded")
+	}
+	if names := f.objects("base/manifests"); len(names) != 0 {
+		t.Fatalf("an interrupted backup left %v", names)
+	}
+	if left := f.objects("base/jobs"); len(left) != 0 {
+		t.Fatalf("an interrupted backup left %v", left)
+	}
+	f.target.Heal()
+	var last Progress
+	m := f.backUp(Options{Progress: func(p Progress) { last = p }})
+	if m.State.Checkpoint != before { // a checkpoint in the background came between
+		before = 0
+	}
+	if before != 0 && last.PartsKept != 3 || last.PartsSent+last.PartsKept != uint64(len(m.Parts)) || last.PartsSent == 0 {
+		t.Fatalf("3 parts of %d existed: %d were sent, %d were not", len(m.Parts), last.PartsSent, last.PartsKept)
+	}
+	f.mustRestore(m)
+}
+
+// A bandwidth holds back nothing but the backup, and the pin is renewed while it waits.
+func TestABackupKeepsToItsBandwidth(t *testing.T) {
+	f := newFixture(t)
+	f.write(1000)
+	check(t, f.store.Checkpoint(context.Background()))
+	began := time.Now()
+	m := f.backUp(Options{Bandwidth: 2 << 20})
+	floor := time.Duration(float64(m.LivePages*512) / (2 << 20) * float64(time.Second) / 2)
+	if took := time.Since(began); took < floor {
+		t.Fatalf("%d pages were read in %v", m.LivePages, took)
+	}
+}
+
+func TestCancelledBackupsEndAndReleaseTheirState(t *testing.T) {
+	f := newFixture(t)
+	f.write(1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.Slow, Nth: 2, Sticky: true, Until: ctx.Done()})
+	time.AfterFunc(5*time.Millisecond, cancel)
+	_, err := Create(ctx, f.store, f.target, Options{PartBytes: 16 << 10})
+	wantError(t, err, context.Canceled)
+	f.target.Heal()
+	if left := append(f.objects("base/manifests"), f.objects("base/jobs")...); len(left) != 0 {
+		t.Fatalf("a cancelled backup left %v", left)
+	}
+}
+
+func TestBasesMustBeOfTheSameStoreAndHistory(t *testing.T) {
+	f, other := newFixture(t), newFixture(t)
+	f.write(100)
+	other.write(100)
+	m := f.backUp(Options{})
+	for name, change := range map[string]func(*Manifest){
+		"store":      func(b *Manifest) { b.State.StoreID = "00" },
+		"history":    func(b *Manifest) { b.State.Lineage = "00" },
+		"page size":  func(b *Manifest) { b.State.PageSize = 1024 },
+		"checkpoint": func(b *Manifest) { b.State.Checkpoint = m.State.Checkpoint + 1 },
+		"damage":     func(b *Manifest) { b.Damaged = []uint64{7} },
+	} {
+		base := *m
+		change(&base)
+		if m.unfitBase(&base) == "" {
+			t.Errorf("a base with another %s is taken", name)
+		}
+	}
+	if why := m.unfitBase(m); why != "" {
+		t.Errorf("a base of the same state is refused: %s", why)
+	}
+	_, err := f.tryBackUp(Options{Base: "20200101T000000Z-00000000"})
+	wantError(t, err, ErrNoBackup)
+	other.target = f.target
+	_, err = other.tryBackUp(Options{Base: m.ID}) // it is below the other lineage
+	wantError(t, err, ErrNoBackup)
+}
+
+// The state that another process pinned must not be copied any more once its pin has ended.
+func TestABackupWhosePinHasEndedFails(t *testing.T) {
+	f := newFixture(t)
+	f.write(1000)
+	o := Options{pin: func(s *storage.CopyState) pin { return &endedPin{s} }}
+	_, err := f.tryBackUp(o)
+	wantError(t, err, storage.ErrPinEnded)
+	if names := f.objects("base/manifests"); len(names) != 0 {
+		t.Fatalf("left %v", names)
+	}
+}
+
+type endedPin struct{ *storage.CopyState }
+
+func (*endedPin) Renew() error { return storage.ErrPinEnded }
+
+// The pin must be renewed wherever the backup may wait: otherwise it ends in the middle of a large backup. That each run of pages
+// renews it is TestABackupWhosePinHasEndedFails.
+func TestThePinIsRenewedWhereverABackupMayWait(t *testing.T) {
+	renewed := 0
+	part := &finishedPart{pieces: [][]byte{{1, 2}, {}, {3}}, info: Part{Bytes: 3}}
+	r, err := (&partContent{part, func() { renewed++ }}).Open()
+	check(t, err)
+	p, err := io.ReadAll(iotest.OneByteReader(r))
+	check(t, err)
+	if len(p) != 3 || renewed != 3 {
+		t.Fatalf("sending %d bytes one by one renewed the pin %d times", len(p), renewed)
+	}
+	counting := new(countingPin)
+	j := &job{options: Options{Bandwidth: 1}, pin: counting, nextRun: time.Now().Add(5 * time.Millisecond)}
+	check(t, j.throttle(t.Context(), 1))
+	if counting.renewed == 0 {
+		t.Fatal("waiting for the bandwidth did not renew the pin")
+	}
+}
+
+type countingPin struct{ renewed int }
+
+func (p *countingPin) Renew() error { p.renewed++; return nil }
+func (*countingPin) Release()       {}
+
+// Damage of each bit is TestEveryFlippedByteOfAPartOrManifestIsNamed.
+func TestADamagedOrMissingPartIsNamedBeforeAByteIsWritten(t *testing.T) {
+	f := newFixture(t)
+	f.write(300)
+	m := f.backUp(Options{})
+	var err error
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: partName(f.dir, ""), Kind: objectstore.ReadFlipped, Bytes: 100})
+	_, err = Verify(t.Context(), f.target, m, nil)
+	wantError(t, err, ErrDamaged)
+	f.target.Heal()
+	check(t, f.target.Delete(t.Context(), partName(f.dir, m.Parts[0].SHA256)))
+	disk := vfs.NewMem()
+	check(t, disk.MkdirAll("db"))
+	wantError(t, RestoreBase(t.Context(), f.target, m, disk, "db", RestoreOptions{}), ErrDamaged)
+	if left, _ := disk.List("db"); len(left) > 0 {
+		t.Fatalf("a restore whose plan fails wrote %v", left)
+	}
+}
+
+func TestAPruneKeepsWhatIsNeeded(t *testing.T) {
+	f := newFixture(t)
+	f.write(500)
+	old := f.backUp(Options{})
+	f.write(500)
+	check(t, f.store.Checkpoint(context.Background()))
+	full := f.backUp(Options{})
+	f.write(200)
+	check(t, f.store.Checkpoint(context.Background()))
+	last := f.backUp(Options{Base: full.ID})
+	o := PruneOptions{KeepFull: 0, grace: time.Nanosecond, unfinished: time.Nanosecond, lease: quickLease}
+
+	check(t, f.target.Create(t.Context(), f.dir+"/restores/r-0", objectstore.Bytes("x")))
+	r, err := Prune(t.Context(), f.target, f.dir, o)
+	check(t, err)
+	if r.Postponed == "" || len(r.Backups)+int(r.Parts) != 0 {
+		t.Fatalf("beside a restore: %+v", r)
+	}
+	check(t, f.target.Delete(t.Context(), f.dir+"/restores/r-0"))
+
+	check(t, f.target.Create(t.Context(), f.dir+"/base/jobs/backup-x-000000", objectstore.Bytes("x")))
+	r, err = Prune(t.Context(), f.target, f.dir, o)
+	check(t, err)
+	if r.Postponed == "" || r.Parts != 0 || len(r.Backups) != 1 || r.Backups[0] != old.ID {
+		t.Fatalf("beside a backup: %+v", r)
+	}
+	check(t, f.target.Delete(t.Context(), f.dir+"/base/jobs/backup-x-000000"))
+
+	r, err = Prune(t.Context(), f.target, f.dir, o)
+	check(t, err)
+	if len(r.Kept) != 2 || r.Parts == 0 {
+		t.Fatalf("the base of the newest backup: %+v", r)
+	}
+	f.mustRestore(full)
+	f.mustRestore(last)
+}
+
+// A crash ends no more than the backup: the state of the store is the same after it, so that its parts are not sent again.
+func TestABackupContinuesAfterACrash(t *testing.T) {
+	f := newFixture(t)
+	f.write(3000)
+	check(t, f.store.Checkpoint(context.Background()))
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.FailForGood, Nth: 4, Sticky: true})
+	if _, err := f.tryBackUp(Options{}); err == nil {
+		t.Fatal("a backup whose parts cannot be stored succeeded")
+	}
+	f.target.Heal()
+	check(t, f.store.Close())
+	f.open()
+	had := map[string]bool{}
+	for _, name := range f.objects("base/parts") {
+		had[name] = true
+	}
+	var last Progress
+	m := f.backUp(Options{Progress: func(p Progress) { last = p }})
+	again := uint64(0)
+	for i := range m.Parts {
+		if had[m.Parts[i].SHA256] {
+			again++
+		}
+	}
+	if last.PartsKept != again || last.PartsSent+again != uint64(len(m.Parts)) || len(had) != 3 {
+		t.Fatalf("%d parts existed, %d of %d were the same: %d were sent, %d were not", len(had), again, len(m.Parts), last.PartsSent, last.PartsKept)
+	}
+	f.mustRestore(m)
+}
+
+// What a target does wrong is never a backup that cannot be restored.
+func TestFaultsOfATargetLeaveNoBackupThatDoesNotRestore(t *testing.T) {
+	for name, fault := range map[string]objectstore.Fault{
+		"says that a part exists": {Op: objectstore.OpCreate, Prefix: "base/parts", Kind: objectstore.FailExists, Nth: 2},
+		"loses the answer":        {Op: objectstore.OpCreate, Prefix: "base/parts", Kind: objectstore.FailAfter, Nth: 2},
+		"fails midway":            {Op: objectstore.OpCreate, Prefix: "base/parts", Kind: objectstore.FailForGood, Nth: 3},
+		"refuses the manifest":    {Op: objectstore.OpCreate, Prefix: "base/manifests", Kind: objectstore.FailForGood},
+		"lists bases late":        {Prefix: "base/manifests", Kind: objectstore.ListLate},
+		"lists jobs late":         {Prefix: "base/jobs", Kind: objectstore.ListLate},
+		"refuses a lease":         {Op: objectstore.OpCreate, Prefix: "base/jobs", Kind: objectstore.FailForGood},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.write(200)
+			first := f.backUp(Options{PartBytes: 8 << 10})
+			f.write(200)
+			check(t, f.store.Checkpoint(context.Background()))
+			fault.Prefix = f.dir + "/" + fault.Prefix
+			f.target.Inject(fault)
+			m, err := f.tryBackUp(Options{Base: LatestBase, PartBytes: 8 << 10})
+			f.target.Heal()
+			all, broken, listing := List(t.Context(), f.target, f.dir)
+			check(t, listing)
+			if len(broken) > 0 || (err == nil) != (len(all) == 2) {
+				t.Fatalf("error %v, %d backups, %v", err, len(all), broken)
+			}
+			f.mustRestore(first)
+			if err == nil {
+				f.mustRestore(m)
+			}
+			f.mustRestore(f.backUp(Options{Base: LatestBase, PartBytes: 8 << 10}))
+		})
+	}
+}
+
+// A server that stops ends its backup, and waits for that: a target that does not answer must not hold it up.
+func TestACancelledBackupEndsThoughItsTargetHangs(t *testing.T) {
+	f := newFixture(t)
+	f.write(100)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.Slow})
+	hanging := f.target.Inject(objectstore.Fault{Op: objectstore.OpDelete, Kind: objectstore.Slow})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Create(ctx, f.store, f.target, Options{lease: leaseTimes{release: time.Millisecond}})
+		ended <- err
+	}()
+	time.AfterFunc(5*time.Millisecond, cancel)
+	select {
+	case err := <-ended:
+		wantError(t, err, context.Canceled)
+	case <-time.After(time.Minute):
+		t.Fatal("the backup has not ended")
+	}
+	if f.target.Fired(hanging) > 1 {
+		t.Fatalf("%d deletions", f.target.Fired(hanging))
+	}
+}

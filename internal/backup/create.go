@@ -1,0 +1,380 @@
+package backup
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/page"
+)
+
+// Source is the store that is copied.
+type Source interface {
+	// PinCopy pins the newest durable state, after a checkpoint if that state is older than maxAge. See storage.CopyState.
+	PinCopy(ctx context.Context, lifetime, maxAge time.Duration) (*storage.CopyState, error)
+}
+
+// Options configure a backup. Zero fields take the default named beside them.
+type Options struct {
+	Base      string         // id of the base of an incremental backup, or LatestBase; a full one
+	Bandwidth int64          // most bytes read per second; no limit
+	KeepGoing bool           // complete the backup although pages are damaged
+	PartBytes int64          // pages in a part before compression, about; 64 MiB
+	Workers   int            // goroutines that compress; half the processors
+	Program   string         // version, for the manifest
+	Progress  func(Progress) // called after each part and each MiB; may be nil
+
+	pinLifetime time.Duration // 2 min
+	lease       leaseTimes
+	pin         func(*storage.CopyState) pin // for tests; the state
+}
+
+// Progress says how far a backup is.
+type Progress struct {
+	ID                   string
+	Epoch                uint64
+	Pages, PagesTotal    uint64 // read, and to be read
+	Damaged              uint64
+	PartsSent, PartsKept uint64 // kept: existed already
+	BytesSent            uint64
+}
+
+const (
+	partBytesDefault = 64 << 20
+	runBytes         = 1 << 20
+	damagedMax       = 100_000
+
+	pinLifetimeDefault = 2 * time.Minute
+	rootAgeMax         = time.Minute // an older state is followed by a checkpoint
+)
+
+// pin is the part of a pinned state that the job renews.
+type pin interface {
+	Renew() error
+	Release()
+}
+
+// DamagedPageError is a page that is not intact in the store.
+type DamagedPageError struct {
+	Page   page.ID
+	Damage error
+}
+
+func (e *DamagedPageError) Error() string {
+	return fmt.Sprintf("backup: page %d of the store is damaged: %v", e.Page, e.Damage)
+}
+
+// Unwrap returns the damage.
+func (e *DamagedPageError) Unwrap() error { return e.Damage }
+
+// Create makes a backup, and returns its manifest. After an error there is no backup; the parts that were sent are used by the
+// next one.
+func Create(ctx context.Context, source Source, store objectstore.Store, o Options) (*Manifest, error) {
+	o.PartBytes = cmp.Or(o.PartBytes, partBytesDefault)
+	o.pinLifetime = cmp.Or(o.pinLifetime, pinLifetimeDefault)
+	state, err := source.PinCopy(ctx, o.pinLifetime, rootAgeMax)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{store: store, options: o, state: state, pin: state, digest: newDigest()}
+	if o.pin != nil {
+		j.pin = o.pin(state)
+	}
+	defer j.pin.Release()
+	if err := j.plan(ctx); err != nil {
+		return nil, err
+	}
+	lease, err := takeLease(ctx, store, j.dir, jobBackup, j.manifest.ID, o.lease)
+	if err != nil {
+		return nil, err
+	}
+	defer lease.release()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	lease.keep(ctx, cancel)
+	if err := lease.awaitNone(ctx, jobPrune); err != nil {
+		return nil, because(ctx, err)
+	}
+	if err := j.copy(ctx); err != nil {
+		return nil, because(ctx, err)
+	}
+	return j.manifest, because(ctx, j.finish(ctx))
+}
+
+// because returns why a context ended, if an error is only the context's.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// job is one backup.
+type job struct {
+	// Constant after plan.
+	store   objectstore.Store
+	options Options
+	state   *storage.CopyState
+	pin     pin
+	dir     string
+	base    *Manifest // nil for a full backup
+
+	// Of the goroutine that reads.
+	manifest *Manifest
+	digest   *digest
+	nextRun  time.Time // when it may be read
+	read     uint64    // pages
+
+	// Of the goroutine that sends, and read by the other.
+	sent, kept, bytesSent atomic.Uint64
+	keptParts             []Part // that existed already; read after the end
+}
+
+// plan checks what can be checked before anything is written, and begins the manifest.
+func (j *job) plan(ctx context.Context) error {
+	info, err := j.state.Info()
+	if err != nil {
+		return err
+	}
+	now := time.Now().UTC()
+	j.manifest = &Manifest{
+		Format: manifestFormat, ID: newID(now), Kind: Full, State: describe(&info), Program: j.options.Program, LivePages: 0,
+	}
+	j.manifest.State.Superblock = j.state.Pages.Superblock()
+	j.dir = Dir(info.History.Lineage, info.StoreID)
+	for id := j.state.Pages.NextCopied(0); id < j.state.Pages.PageCount(); id = j.state.Pages.NextCopied(id + 1) {
+		j.manifest.LivePages++
+	}
+	if j.options.Base == "" {
+		return nil
+	}
+	if j.options.Base == LatestBase {
+		j.base, err = j.latestBase(ctx)
+	} else {
+		j.base, err = Find(ctx, j.store, j.dir, j.options.Base)
+	}
+	if err != nil || j.base == nil {
+		return err
+	}
+	if why := j.manifest.unfitBase(j.base); why != "" {
+		return fmt.Errorf("%w: %s cannot be the base: %s", ErrBase, j.base.ID, why)
+	}
+	if _, err := Chain(ctx, j.store, j.base); err != nil {
+		return err
+	}
+	j.manifest.Kind = Incremental
+	j.manifest.Base = &Base{ID: j.base.ID, SHA256: j.base.SHA256(), Checkpoint: j.base.State.Checkpoint}
+	return nil
+}
+
+// LatestBase stands for the newest backup that can be the base. Without one the backup is a full one.
+const LatestBase = "latest"
+
+func (j *job) latestBase(ctx context.Context) (base *Manifest, err error) {
+	all, _, err := List(ctx, j.store, j.dir) // a manifest that cannot be read is no base
+	for _, m := range all {
+		if j.manifest.unfitBase(m) == "" {
+			base = m
+		}
+	}
+	return base, err
+}
+
+// ErrBase means that an incremental backup cannot have the base. A full one is possible.
+var ErrBase = errors.New("backup: unfit base, make a full backup")
+
+// newID names a backup by its time, and by chance.
+func newID(now time.Time) string {
+	var random [4]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return fmt.Sprintf("%s-%x", now.Format("20060102T150405Z"), random)
+}
+
+// Find returns a backup by its id.
+func Find(ctx context.Context, store objectstore.Store, dir, id string) (*Manifest, error) {
+	names, err := list(ctx, store, path.Join(dir, manifestsDir, id)+".")
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%w: %s", ErrNoBackup, id)
+	}
+	return readManifest(ctx, store, dir, names[0].Name[len(dir)+1:])
+}
+
+// copy reads the pages, and sends them in parts.
+func (j *job) copy(ctx context.Context) error {
+	s := newSender(ctx, j)
+	err := j.readPages(s)
+	if err == nil && j.state.Quarantine != nil {
+		err = j.copyQuarantine(s)
+	}
+	if sending := s.close(); err == nil || sending != nil && errors.Is(err, errSendingFailed) {
+		err = sending
+	}
+	return err
+}
+
+// readPages reads the live pages in order of their ids. No run of pages crosses the boundary between two parts.
+func (j *job) readPages(s *sender) error {
+	pages, size := j.state.Pages, j.state.Pages.PageSize()
+	a := newAssembler(s, partPages, size, j.options)
+	buf := alignedRun(size)
+	for id := pages.NextCopied(0); id < pages.PageCount(); {
+		n := j.runLength(id, len(buf)/size)
+		if err := j.readRun(s.ctx, a, id, buf[:n*size]); err != nil {
+			a.abandon()
+			return err
+		}
+		id += page.ID(n)
+		if err := a.boundary(id); err != nil {
+			return err
+		}
+		id = pages.NextCopied(id)
+		j.report()
+	}
+	j.manifest.Digest = j.digest.sum()
+	return a.finish()
+}
+
+// runLength is the number of neighbouring pages that are read from id on.
+func (j *job) runLength(id page.ID, most int) int {
+	part := page.ID(j.options.PartBytes / int64(j.state.Pages.PageSize()))
+	end := min(id+page.ID(most), (id/part+1)*part)
+	n := page.ID(1)
+	for id+n < end && j.state.Pages.Copied(id+n) {
+		n++
+	}
+	return int(n)
+}
+
+// readRun reads neighbouring pages, and adds those that belong to the backup. They count only if the pin has not ended
+// meanwhile.
+func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, buf []byte) error {
+	if err := j.throttle(ctx, len(buf)); err != nil {
+		return err
+	}
+	var damaged []page.ID
+	var refused error
+	err := j.state.Pages.ReadRun(first, buf, func(id page.ID, damage error) error {
+		if refused = (&DamagedPageError{id, storage.TranslateError(damage)}); j.options.KeepGoing && len(j.manifest.Damaged) < damagedMax {
+			damaged, refused = append(damaged, id), nil
+			j.manifest.Damaged = append(j.manifest.Damaged, uint64(id))
+		}
+		return refused
+	})
+	if ended := j.pin.Renew(); ended != nil {
+		return ended // and damage may be only that pages were reused
+	}
+	if err != nil {
+		return err
+	}
+	size := j.state.Pages.PageSize()
+	for i := range len(buf) / size {
+		id, p := first+page.ID(i), buf[i*size:(i+1)*size]
+		if len(damaged) > 0 && damaged[0] == id {
+			damaged = damaged[1:]
+			j.digest.addMissing(id)
+			continue
+		}
+		j.digest.add(id, p)
+		if j.base != nil && page.ReadHeader(p).Checkpoint <= j.base.State.Checkpoint {
+			continue
+		}
+		if err := a.add(id, p); err != nil {
+			return err
+		}
+	}
+	j.read += uint64(len(buf) / size)
+	return nil
+}
+
+// throttle waits until n more bytes may be read, and renews the pin meanwhile. Time that passed without reading is not made up for.
+func (j *job) throttle(ctx context.Context, n int) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if j.options.Bandwidth <= 0 {
+		return nil
+	}
+	for wait := time.Until(j.nextRun); wait > 0; wait = time.Until(j.nextRun) {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(min(wait, time.Second)):
+		}
+		if err := j.pin.Renew(); err != nil {
+			return err
+		}
+	}
+	j.nextRun = time.Now().Add(time.Duration(float64(n) / float64(j.options.Bandwidth) * float64(time.Second)))
+	return nil
+}
+
+// copyQuarantine sends the quarantine file as a part of its own.
+func (j *job) copyQuarantine(s *sender) error {
+	file := j.state.Quarantine
+	a := newAssembler(s, partFile, j.state.Pages.PageSize(), j.options)
+	for rest := file.Content; len(rest) > 0; {
+		n := min(len(rest), frameBytes)
+		a.addFrame(rest[:n])
+		rest = rest[n:]
+	}
+	part, err := a.part.seal()
+	if err != nil {
+		return err
+	}
+	j.manifest.Quarantine = &Quarantine{SHA256: part.info.SHA256, Bytes: part.info.Bytes, File: file.Number}
+	return s.send(part)
+}
+
+// finish makes the backup exist: its manifest is the last object. Then the parts that existed before are looked up once more: a
+// prune of a machine that does not see our lease could have deleted one.
+func (j *job) finish(ctx context.Context) error {
+	m := j.manifest
+	m.Created = time.Now().UTC().Truncate(time.Second)
+	for i := range m.Parts {
+		m.Pages += m.Parts[i].Pages
+	}
+	if err := j.lookUp(ctx); err != nil {
+		return err
+	}
+	p, err := m.encode()
+	if err != nil {
+		return err
+	}
+	if err := j.store.Create(ctx, path.Join(j.dir, m.name), objectstore.Bytes(p)); err != nil {
+		return err
+	}
+	if err := j.lookUp(ctx); err != nil {
+		return errors.Join(err, j.store.Delete(context.WithoutCancel(ctx), path.Join(j.dir, m.name)))
+	}
+	j.report()
+	return nil
+}
+
+func (j *job) lookUp(ctx context.Context) error {
+	for i := range j.keptParts {
+		if ok, err := hasPart(ctx, j.store, j.dir, &j.keptParts[i]); err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("backup: part %s has disappeared; it was deleted while the backup ran", j.keptParts[i].SHA256))
+		}
+	}
+	return nil
+}
+
+func (j *job) report() {
+	if j.options.Progress == nil {
+		return
+	}
+	j.options.Progress(Progress{
+		ID: j.manifest.ID, Epoch: j.manifest.State.Epoch, Pages: j.read, PagesTotal: j.manifest.LivePages, Damaged: uint64(len(j.manifest.Damaged)),
+		PartsSent: j.sent.Load(), PartsKept: j.kept.Load(), BytesSent: j.bytesSent.Load(),
+	})
+}

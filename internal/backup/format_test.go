@@ -1,0 +1,180 @@
+package backup
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/objectstore"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
+
+// goldenDir has a target with one backup, of a store with goldenContent.
+const goldenDir = "testdata/backup-1"
+
+func goldenContent() map[string][]byte {
+	return map[string][]byte{"a": []byte("plain"), "b": {}, "c": bytes.Repeat([]byte("large "), 200)}
+}
+
+// writeGolden makes the golden backup anew.
+func writeGolden(t *testing.T) {
+	t.Helper()
+	f := newFixture(t)
+	x, err := f.store.Session()
+	check(t, err)
+	defer x.Close()
+	for key, value := range goldenContent() {
+		var w mvcc.Write
+		w.Batch.Set(keys.SpaceUser, []byte(key), value)
+		_, err := x.Commit(t.Context(), &w)
+		check(t, err)
+	}
+	check(t, os.RemoveAll(goldenDir))
+	target, err := objectstore.Open(goldenDir, objectstore.Options{})
+	check(t, err)
+	_, err = Create(t.Context(), f.store, target, Options{Program: "golden", lease: quickLease})
+	check(t, err)
+}
+
+// golden returns the golden backup.
+func golden(t *testing.T) (objectstore.Store, *Manifest) {
+	t.Helper()
+	target, err := objectstore.Open(goldenDir, objectstore.Options{Retry: objectstore.QuickRetry})
+	check(t, err)
+	dirs, err := Dirs(t.Context(), target)
+	check(t, err)
+	if len(dirs) != 1 {
+		t.Fatalf("lineages %v", dirs)
+	}
+	all, broken, err := List(t.Context(), target, dirs[0])
+	check(t, err)
+	if len(all) != 1 || len(broken) > 0 {
+		t.Fatalf("%d backups, %v", len(all), broken)
+	}
+	return target, all[0]
+}
+
+// Backups of versions before stay readable: the golden one restores, and its manifest is what this program would write.
+func TestTheGoldenBackupRestoresAndIsWhatIsWritten(t *testing.T) {
+	if *update {
+		writeGolden(t)
+	}
+	target, m := golden(t)
+	f := &fixture{t: t, target: objectstore.NewFaulty(target)}
+	s := f.restored(m, RestoreOptions{})
+	defer func() { check(t, s.Close()) }()
+	compare(t, s, goldenContent())
+
+	p, err := os.ReadFile(filepath.Join(goldenDir, m.dir(), m.name))
+	check(t, err)
+	name := m.name
+	again, err := m.encode()
+	check(t, err)
+	if !bytes.Equal(p, again) || m.name != name {
+		t.Fatalf("the manifest is encoded otherwise:\n%s\nbefore:\n%s", again, p)
+	}
+	fields := []string{}
+	for line := range strings.SplitSeq(string(p), "\n") {
+		if name, _, is := strings.Cut(line, `":`); is {
+			fields = append(fields, strings.Trim(name, ` "`))
+		}
+	}
+	want := "format id kind created state lineage store_id epoch term commit_time_us feature_level checkpoint page_size page_count superblock pages live_pages digest parts sha256 bytes pages first last program"
+	if got := strings.Join(fields, " "); got != want {
+		t.Fatalf("fields\n%s\nwant\n%s", got, want)
+	}
+	part, err := os.ReadFile(filepath.Join(goldenDir, partName(m.dir(), m.Parts[0].SHA256)))
+	check(t, err)
+	if header := appendPartHeader(nil, partPages, 512); !bytes.Equal(part[:partHeaderSize], header) {
+		t.Fatalf("header %x, want %x", header, part[:partHeaderSize])
+	}
+}
+
+// The header and the frames of a part, byte for byte, but for what zstd makes of a content.
+func TestTheBytesOfAPartAreThoseOfTheDocument(t *testing.T) {
+	const header = "45504b562d50525401000000" + "02000000" + "00020000" + "00000000"
+	part := samplePart(t)
+	if got := hex.EncodeToString(part[:partHeaderSize]); got != header {
+		t.Fatalf("header %s, want %s", got, header)
+	}
+	if length := part[partHeaderSize : partHeaderSize+4]; !bytes.Equal(length, []byte{0x2c, 1, 0, 0}) {
+		t.Fatalf("length of the first frame: %x", length)
+	}
+	sum := sha256.Sum256(part)
+	var content []byte
+	check(t, readPart(hex.EncodeToString(sum[:]), part, partFile, 512, func(p []byte) error {
+		content = append(content, p...)
+		return nil
+	}))
+	if want := strings.Repeat("abc", 100) + "second"; string(content) != want {
+		t.Fatalf("content %q", content)
+	}
+}
+
+// samplePart has two frames of a file.
+func samplePart(t *testing.T) []byte {
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	check(t, err)
+	defer func() { check(t, encoder.Close()) }()
+	part := appendFrame(appendPartHeader(nil, partFile, 512), encoder, bytes.Repeat([]byte("abc"), 100))
+	return appendFrame(part, encoder, []byte("second"))
+}
+
+// Every byte of a part and of a manifest is covered by the hash in its name. Those of a part are covered twice: with a name that
+// fits, no bit changes what is read.
+func TestEveryFlippedByteOfAPartOrManifestIsNamed(t *testing.T) {
+	part, nothing := samplePart(t), func([]byte) error { return nil }
+	sum := sha256.Sum256(part)
+	name := hex.EncodeToString(sum[:])
+	check(t, readPart(name, part, partFile, 512, nothing))
+	for bit := range 8 * len(part) {
+		part[bit/8] ^= 1 << (bit % 8)
+		wantError(t, readPart(name, part, partFile, 512, nothing), ErrDamaged)
+		fits := sha256.Sum256(part)
+		if err := readPart(hex.EncodeToString(fits[:]), part, partFile, 512, nothing); !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewerFormat) {
+			t.Fatalf("bit %d of a part with a name that fits: %v", bit, err)
+		}
+		part[bit/8] ^= 1 << (bit % 8)
+	}
+	target, m := golden(t)
+	manifest, err := readObject(t.Context(), target, m.dir()+"/"+m.name, manifestBytesMax)
+	check(t, err)
+	for at := range manifest {
+		manifest[at] ^= 1 << (at % 8)
+		_, err := decodeManifest(m.name, manifest)
+		wantError(t, err, ErrDamaged)
+		manifest[at] ^= 1 << (at % 8)
+	}
+}
+
+// A program refuses by name what it does not know, and never guesses.
+func TestNewerFormatsAreRefusedByName(t *testing.T) {
+	part := samplePart(t)
+	part[offPartVersion]++
+	sum := sha256.Sum256(part)
+	wantError(t, readPart(hex.EncodeToString(sum[:]), part, partFile, 512, nil), ErrNewerFormat)
+	_, m := golden(t)
+	m.Format++
+	p, err := m.encode()
+	check(t, err)
+	_, err = decodeManifest(m.name, p)
+	wantError(t, err, ErrNewerFormat)
+	m.Format--
+	p, err = m.encode()
+	check(t, err)
+	p = bytes.Replace(p, []byte(`"program"`), []byte(`"unknown": 1, "program"`), 1)
+	sum = sha256.Sum256(p)
+	_, err = decodeManifest(manifestsDir+m.ID+"."+hex.EncodeToString(sum[:]), p)
+	wantError(t, err, ErrDamaged)
+}

@@ -1,0 +1,244 @@
+package backup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/objectstore"
+)
+
+// PruneOptions say what Prune keeps. A backup stays if one of the rules keeps it, or if a backup that stays needs it as its base.
+// The newest backup without damage stays in any case.
+type PruneOptions struct {
+	KeepFull int           // the newest full backups, and the incremental ones that were made from them
+	KeepFor  time.Duration // since a backup was made
+	DryRun   bool
+
+	grace      time.Duration // before parts of a removed backup are deleted; 1 h
+	unfinished time.Duration // before parts that no backup has named are deleted; 24 h
+	lease      leaseTimes
+}
+
+// PruneReport says what Prune has removed, or would remove.
+type PruneReport struct {
+	Backups   []string // ids
+	Kept      []string
+	Parts     uint64
+	PartBytes int64
+	Waiting   uint64 // parts that a later prune may delete
+	Postponed string // why no part was deleted: what runs now; empty if parts were deleted
+}
+
+const (
+	graceDefault      = time.Hour
+	unfinishedDefault = 24 * time.Hour
+)
+
+// Prune removes old backups of a lineage: their manifests first, and their parts an hour later, with the next prune after it. It
+// removes nothing while a restore runs, and no part while a backup does.
+func Prune(ctx context.Context, store objectstore.Store, dir string, o PruneOptions) (r *PruneReport, err error) {
+	o.grace, o.unfinished = cmp.Or(o.grace, graceDefault), cmp.Or(o.unfinished, unfinishedDefault)
+	l, err := takeLease(ctx, store, dir, jobPrune, newID(time.Now().UTC()), o.lease)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() {
+		cancel(nil)
+		l.release()
+	}()
+	l.keep(ctx, cancel)
+	p := &pruner{store: store, dir: dir, options: o, lease: l}
+	if err := p.run(ctx); err != nil {
+		return nil, because(ctx, err)
+	}
+	return &p.report, nil
+}
+
+type pruner struct {
+	store   objectstore.Store
+	dir     string
+	options PruneOptions
+	lease   *lease
+	now     time.Time // of the target
+	report  PruneReport
+}
+
+func (p *pruner) run(ctx context.Context) (err error) {
+	if p.now, err = p.lease.now(ctx); err != nil {
+		return err
+	}
+	busy, err := p.lease.running(ctx, restoresDir)
+	if err != nil {
+		return err
+	}
+	if busy != "" {
+		p.report.Postponed = busy
+		return nil
+	}
+	all, broken, err := List(ctx, p.store, p.dir)
+	if err != nil {
+		return err
+	}
+	if len(broken) > 0 {
+		return fmt.Errorf("backup: nothing is pruned, because a manifest cannot be read, and its parts are not known: %w", broken[0])
+	}
+	kept := p.keep(all)
+	for _, m := range all {
+		if kept[m.ID] {
+			p.report.Kept = append(p.report.Kept, m.ID)
+		} else if err := p.remove(ctx, m); err != nil {
+			return err
+		}
+	}
+	return p.deleteParts(ctx, all, kept)
+}
+
+// keep returns the ids of the backups that stay.
+func (p *pruner) keep(all []*Manifest) map[string]bool {
+	byID, kept := map[string]*Manifest{}, map[string]bool{}
+	for _, m := range all {
+		byID[m.ID] = m
+	}
+	full, usable := map[string]bool{}, false
+	for i := len(all) - 1; i >= 0; i-- {
+		m := all[i]
+		if len(m.Damaged) == 0 && !usable {
+			usable, kept[m.ID] = true, true
+		}
+		if m.Kind == Full && len(m.Damaged) == 0 && len(full) < p.options.KeepFull {
+			full[m.ID] = true
+		}
+	}
+	for _, m := range all {
+		if p.now.Sub(m.Created) < p.options.KeepFor || full[rootOf(m, byID)] {
+			kept[m.ID] = true
+		}
+	}
+	for i := len(all) - 1; i >= 0; i-- { // bases are older
+		for m := all[i]; kept[m.ID] && m.Base != nil && byID[m.Base.ID] != nil; m = byID[m.Base.ID] {
+			kept[m.Base.ID] = true
+		}
+	}
+	return kept
+}
+
+// rootOf is the id of the full backup of a chain.
+func rootOf(m *Manifest, byID map[string]*Manifest) string {
+	for m.Base != nil && byID[m.Base.ID] != nil {
+		m = byID[m.Base.ID]
+	}
+	return m.ID
+}
+
+// remove ends the existence of a backup. A copy of its manifest keeps its parts for a while.
+func (p *pruner) remove(ctx context.Context, m *Manifest) error {
+	p.report.Backups = append(p.report.Backups, m.ID)
+	if p.options.DryRun {
+		return nil
+	}
+	encoded, err := readObject(ctx, p.store, path.Join(p.dir, m.name), manifestBytesMax)
+	if err != nil {
+		return err
+	}
+	copied := path.Join(p.dir, deletedDir, path.Base(m.name))
+	if err := p.store.Create(ctx, copied, objectstore.Bytes(encoded)); err != nil && !isExists(err) {
+		return err
+	}
+	return p.store.Delete(ctx, path.Join(p.dir, m.name))
+}
+
+// deleteParts deletes the parts that no backup names any more, unless a backup runs, which may use any part that exists.
+func (p *pruner) deleteParts(ctx context.Context, all []*Manifest, kept map[string]bool) error {
+	busy, err := p.lease.running(ctx, jobsDir+string(jobBackup)+"-")
+	if err != nil {
+		return err
+	}
+	if p.report.Postponed = busy; busy != "" {
+		return nil
+	}
+	named := map[string]bool{}
+	for _, m := range all {
+		if kept[m.ID] {
+			m.addParts(named)
+		}
+	}
+	gone, waiting, old, err := p.deleted(ctx)
+	if err != nil {
+		return err
+	}
+	prefix := path.Join(p.dir, partsDir) + "/"
+	parts, err := list(ctx, p.store, prefix)
+	if err != nil {
+		return err
+	}
+	for _, o := range parts {
+		sum := strings.TrimPrefix(o.Name, prefix)
+		switch {
+		case named[sum]:
+		case waiting[sum], !gone[sum] && p.now.Sub(o.Created) < p.options.unfinished:
+			p.report.Waiting++
+		default:
+			if err := p.deletePart(ctx, o); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range old {
+		if err := p.store.Delete(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pruner) deletePart(ctx context.Context, o objectstore.Object) error {
+	p.report.Parts++
+	p.report.PartBytes += o.Size
+	if p.options.DryRun {
+		return nil
+	}
+	return p.store.Delete(ctx, o.Name)
+}
+
+// deleted reads the copies of removed manifests. It returns the parts of those that were removed long ago, the parts of the others,
+// and the names of the old copies.
+func (p *pruner) deleted(ctx context.Context) (gone, waiting map[string]bool, old []string, err error) {
+	gone, waiting = map[string]bool{}, map[string]bool{}
+	copies, err := list(ctx, p.store, path.Join(p.dir, deletedDir)+"/")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	for _, o := range copies {
+		m, err := readManifest(ctx, p.store, p.dir, strings.TrimPrefix(o.Name, p.dir+"/"))
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if p.now.Sub(o.Created) < p.options.grace {
+			m.addParts(waiting)
+			continue
+		}
+		m.addParts(gone)
+		if !p.options.DryRun {
+			old = append(old, o.Name)
+		}
+	}
+	return gone, waiting, old, nil
+}
+
+// addParts adds the hashes of the parts of a backup to a set.
+func (m *Manifest) addParts(set map[string]bool) {
+	for i := range m.Parts {
+		set[m.Parts[i].SHA256] = true
+	}
+	if m.Quarantine != nil {
+		set[m.Quarantine.SHA256] = true
+	}
+}
+
+func isExists(err error) bool { return errors.Is(err, objectstore.ErrExists) }

@@ -1,0 +1,101 @@
+package backup
+
+import (
+	"context"
+	"errors"
+
+	"github.com/epochkv/epochkv/internal/objectstore"
+)
+
+// sender sends parts in a goroutine of its own, so that pages are read meanwhile. It holds one part, and another one waits: the
+// job has three parts in memory at most.
+type sender struct {
+	ctx    context.Context // of the sending; ends with an error of it
+	cancel context.CancelFunc
+	job    *job
+	parts  chan *finishedPart
+	done   chan struct{}
+	err    error // read after done
+}
+
+// errSendingFailed is what the reader of pages gets; the sender has the reason.
+var errSendingFailed = errors.New("backup: sending failed")
+
+func newSender(ctx context.Context, j *job) *sender {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &sender{ctx: ctx, cancel: cancel, job: j, parts: make(chan *finishedPart), done: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+func (s *sender) run() {
+	defer close(s.done)
+	for part := range s.parts {
+		if s.err = s.store(part); s.err != nil {
+			s.cancel()
+			return
+		}
+	}
+}
+
+// send passes a part on, in order. It waits while another one waits.
+func (s *sender) send(part *finishedPart) error {
+	if part.kind == partPages {
+		s.job.manifest.Parts = append(s.job.manifest.Parts, part.info)
+	}
+	select {
+	case s.parts <- part:
+		return nil
+	case <-s.done:
+		return errSendingFailed
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
+}
+
+// close waits until everything is stored.
+func (s *sender) close() error {
+	close(s.parts)
+	<-s.done
+	s.cancel()
+	return s.err
+}
+
+// store stores a part, unless the target has it.
+func (s *sender) store(part *finishedPart) error {
+	j := s.job
+	has, err := hasPart(s.ctx, j.store, j.dir, &part.info)
+	if err != nil {
+		return err
+	}
+	if !has {
+		err = j.store.Create(s.ctx, partName(j.dir, part.info.SHA256), &partContent{part, func() { _ = j.pin.Renew() }}) // the reader of pages finds out
+		if err == nil {
+			j.sent.Add(1)
+			j.bytesSent.Add(uint64(part.info.Bytes))
+			return nil
+		}
+		if !errors.Is(err, objectstore.ErrExists) {
+			return err
+		}
+	}
+	j.kept.Add(1)
+	j.keptParts = append(j.keptParts, part.info)
+	return nil
+}
+
+// hasPart reports whether a target has a part. One that is too short was written by a target that breaks its promises; it is
+// deleted.
+func hasPart(ctx context.Context, store objectstore.Store, dir string, part *Part) (bool, error) {
+	name := partName(dir, part.SHA256)
+	r, err := store.Read(ctx, name, part.Bytes, 0)
+	switch {
+	case err == nil:
+		return true, r.Close()
+	case errors.Is(err, objectstore.ErrNotFound):
+		return false, nil
+	case errors.Is(err, objectstore.ErrShort):
+		return false, store.Delete(ctx, name)
+	}
+	return false, err
+}

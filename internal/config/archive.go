@@ -1,0 +1,44 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Archive is the log archive.
+type Archive struct {
+	URL       string        // where it is; empty: there is none
+	Interval  time.Duration // after which what was committed is uploaded
+	FileSize  Size          // at which a file is uploaded sooner; about the memory that the archiver takes
+	OnLowDisk ArchiveOnLowDisk
+}
+
+// ArchiveOnLowDisk says what becomes of log that is not archived when the disk is full. It is a flag value.
+type ArchiveOnLowDisk string
+
+// What becomes of it.
+const (
+	ArchiveGap  ArchiveOnLowDisk = "gap"  // it is given up, and the archive has a gap
+	ArchiveStop ArchiveOnLowDisk = "stop" // it is kept, and writes are refused
+)
+
+const (
+	archiveIntervalMin = 100 * time.Millisecond
+	archiveFileSizeMin = 64 * KiB
+	archiveFileSizeMax = GiB
+)
+
+func (a *Archive) flags(f *pflag.FlagSet) {
+	f.StringVar(&a.URL, "archive", a.URL, "where the log is archived, for restores to any time: a directory or s3://BUCKET/PREFIX; empty is nowhere")
+	f.DurationVar(&a.Interval, "archive-interval", a.Interval, "longest time until a commit is uploaded to the archive")
+	f.Var(&a.FileSize, "archive-file-size", "size at which a file is uploaded sooner, which is also about the memory that the archiver takes, beside --memory")
+	f.Var((*choice)(&a.OnLowDisk), "archive-on-low-disk", "what becomes of log that is not archived when the disk is full: gap gives it up, with a gap in the archive; stop keeps it, and writes are refused")
+}
+
+func (a *Archive) validate(v *validation) {
+	v.duration("archive-interval", a.Interval, archiveIntervalMin, 24*time.Hour)
+	v.size("archive-file-size", a.FileSize, archiveFileSizeMin, archiveFileSizeMax)
+	v.check(a.OnLowDisk == ArchiveGap || a.OnLowDisk == ArchiveStop, "archive-on-low-disk", fmt.Sprintf("is %q; choose gap or stop", string(a.OnLowDisk)))
+}

@@ -1,0 +1,130 @@
+package feed
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// TestRoomIsGivenInTurn: a reader reads records for which there is room, one after the other. The tailer has the next turn, although
+// the last of these records was always offered a moment ago.
+func TestRoomIsGivenInTurn(t *testing.T) {
+	s := newStore(t, 1<<16)
+	f := New(s, Options{manual: true, MemoryBytes: 20 << 10})
+	defer f.Close()
+	mustWatch(t, f.NewConsumer("stalled"), WatchOptions{Now: true})
+	s.commit(batch.Header{}, set("k", string(make([]byte, 10<<10))))
+	mustStep(t, f)
+	ctx, stop := context.WithCancel(t.Context())
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		l := f.readLog(ctx, nil, 1, wal.TailMark{})
+		defer l.close()
+		for ctx.Err() == nil && l.reserve(ctx, 1<<10) == nil {
+			sleep(ctx, roomWait/5)
+			l.release()
+		}
+	})
+	defer reader.Wait()
+	defer stop()
+	time.Sleep(2 * roomWait)
+	within, stopWaiting := context.WithTimeout(t.Context(), 20*roomWait)
+	defer stopWaiting()
+	tail := f.readLog(within, nil, 1, wal.TailMark{})
+	defer tail.close()
+	if err := tail.reserve(within, 15<<10); err != nil {
+		t.Fatalf("the tailer got no room: %v", err)
+	}
+}
+
+// TestARoomThatIsNotAwaitedIsNotKept: a read whose context ends leaves the line, and the next one gets room.
+func TestARoomThatIsNotAwaitedIsNotKept(t *testing.T) {
+	s := newStore(t, 1<<16)
+	f := New(s, Options{manual: true, MemoryBytes: 1000})
+	defer f.Close()
+	readers := make([]*logReader, 3)
+	for i := range readers {
+		readers[i] = f.readLog(t.Context(), nil, 1, wal.TailMark{})
+		defer readers[i].close()
+	}
+	if err := readers[0].reserve(t.Context(), 2000); err != nil {
+		t.Fatal(err)
+	}
+	ended, end := context.WithTimeout(t.Context(), 2*roomEvery)
+	defer end()
+	if err := readers[1].reserve(ended, 2000); err == nil {
+		t.Fatal("there was room for two")
+	}
+	readers[0].release()
+	if err := readers[2].reserve(t.Context(), 2000); err != nil {
+		t.Fatal(err)
+	}
+	if readers[2].release(); f.memory.reading != 0 || len(f.memory.line) != 0 {
+		t.Fatalf("%+v", f.memory)
+	}
+}
+
+// securing is a store that is asked to make damaged commits safe, which takes as long as the test wants.
+type securing struct {
+	*store
+	asked, goOn chan struct{}
+}
+
+func (s *securing) Secure(ctx context.Context, at keys.Epoch) (keys.Epoch, bool, error) {
+	s.asked <- struct{}{}
+	<-s.goOn
+	return s.store.Secure(ctx, at)
+}
+
+// TestNoRoomIsKeptForADamagedRecord while the store brings its commit into the tree: other large records are read meanwhile.
+func TestNoRoomIsKeptForADamagedRecord(t *testing.T) {
+	s := &securing{newStore(t, 1<<20), make(chan struct{}), make(chan struct{})}
+	f := New(s, Options{manual: true, MemoryBytes: 1000})
+	defer f.Close()
+	bad := s.append(batch.Header{}, set("k", string(make([]byte, 300<<10))))
+	s.flush(bad)
+	s.show(bad)
+	s.damage(bad)
+	mustWatch(t, f.NewConsumer("client"), WatchOptions{})
+	var reader sync.WaitGroup
+	reader.Go(func() { f.read() })
+	<-s.asked
+	f.lock()
+	reading := f.memory.reading
+	f.unlock()
+	close(s.goOn)
+	reader.Wait()
+	if reading != 0 {
+		t.Fatalf("room for %d bytes of a damaged record", reading)
+	}
+}
+
+// TestCopiesOfSmallCommitsDoNotKeepTheTailerWaiting: streams that catch up copy parts all the time.
+func TestCopiesOfSmallCommitsDoNotKeepTheTailerWaiting(t *testing.T) {
+	s := newStore(t, 1<<16)
+	f := New(s, Options{manual: true, MemoryBytes: 1 << 10})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	w := mustWatch(t, c, WatchOptions{Now: true})
+	s.commit(batch.Header{}, set("k", string(make([]byte, 500))))
+	mustStep(t, f)
+	f.lock()
+	d, ok := f.deliverLocked(w, Limit{Events: 1, Bytes: 1 << 20, Large: 1 << 20}) // a stream that is about to copy
+	f.unlock()
+	if !ok || !d.Parts[0].Copied {
+		t.Fatalf("%+v", d)
+	}
+	defer f.copyParts(&d)
+	ctx, stop := context.WithTimeout(t.Context(), 10*roomWait)
+	defer stop()
+	l := f.readLog(ctx, nil, 1, wal.TailMark{})
+	defer l.close()
+	if err := l.reserve(ctx, 4<<10); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,102 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// NoBaseError means that no base is at the target or before it.
+type NoBaseError struct {
+	Target archive.Target
+	Oldest archive.Point // of all bases; zero if there are none
+	First  time.Time     // of the archive, if the target is before it
+}
+
+func (e *NoBaseError) Error() string {
+	if !e.First.IsZero() {
+		return fmt.Sprintf("%s cannot be restored: the first commit of the archive is of %s, which is later", &e.Target, e.First.UTC().Format(time.RFC3339Nano))
+	}
+	if e.Oldest == (archive.Point{}) {
+		return fmt.Sprintf("%s cannot be restored: there is no full backup, and the archive does not begin at the first epoch", &e.Target)
+	}
+	return fmt.Sprintf("%s cannot be restored: the oldest full backup is of epoch %d, which is later", &e.Target, e.Oldest.Epoch)
+}
+
+// Unreachable reports whether an error means that the archive does not have the target, and not that something failed.
+func Unreachable(err error) bool {
+	missing, base := new(archive.MissingError), new(NoBaseError)
+	return errors.As(err, &missing) || errors.As(err, &base) || errors.Is(err, archive.ErrNotReached)
+}
+
+// choose finds the newest base from which the target can be reached, and the files that lead there.
+func choose(ctx context.Context, o *Options) (lineage keys.Lineage, base Base, plan *archive.Plan, err error) {
+	if lineage, err = chooseLineage(ctx, o); err != nil {
+		return lineage, base, nil, err
+	}
+	bases, err := Bases(ctx, o.Store, lineage)
+	if err != nil {
+		return lineage, base, nil, fmt.Errorf("list the backups: %w", err)
+	}
+	base, found := newest(bases, &o.Target)
+	if !found {
+		whole, err := archive.BeginsAtFirstEpoch(ctx, o.Store, lineage)
+		if err != nil {
+			return lineage, base, nil, err
+		}
+		if !whole {
+			return lineage, base, nil, noBase(bases, o.Target)
+		}
+	}
+	plan, err = archive.NewPlan(ctx, o.Store, lineage, base.Point, o.Target)
+	if err == nil && !found && len(plan.Files) > 0 && !o.Target.Time.IsZero() && plan.Files[0].Oldest.After(o.Target.Time) {
+		err = &NoBaseError{Target: o.Target, First: plan.Files[0].Oldest} // an empty store would be taken for the state of then
+	}
+	return lineage, base, plan, err
+}
+
+// newest is the newest base at a target or before it. A base of which the time is not known may be after any time.
+func newest(bases []Base, t *archive.Target) (best Base, found bool) {
+	for _, b := range bases {
+		if (t.Time.IsZero() || !b.Time.IsZero()) && b.Before(t) && (!found || b.Epoch > best.Epoch) {
+			best, found = b, true
+		}
+	}
+	return best, found
+}
+
+func noBase(bases []Base, t archive.Target) error {
+	e := &NoBaseError{Target: t}
+	for _, b := range bases {
+		if e.Oldest == (archive.Point{}) || b.Epoch < e.Oldest.Epoch {
+			e.Oldest = b.Point
+		}
+	}
+	return e
+}
+
+// chooseLineage is the lineage that was named, or the only one.
+func chooseLineage(ctx context.Context, o *Options) (keys.Lineage, error) {
+	if o.Lineage != (keys.Lineage{}) {
+		return o.Lineage, nil
+	}
+	all, err := archive.Lineages(ctx, o.Store)
+	switch {
+	case err != nil:
+		return keys.Lineage{}, err
+	case len(all) == 0:
+		return keys.Lineage{}, fmt.Errorf("restore: %s has neither backups nor a log archive", o.Store)
+	case len(all) > 1:
+		names := make([]string, 0, len(all))
+		for _, l := range all {
+			names = append(names, l.String())
+		}
+		return keys.Lineage{}, fmt.Errorf("restore: %s has the histories of several stores; name one with --lineage: %s", o.Store, strings.Join(names, ", "))
+	}
+	return all[0], nil
+}

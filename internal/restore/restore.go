@@ -1,0 +1,316 @@
+// Package restore makes a store of a base backup and the log archive: the state of a past epoch or time, as another store.
+//
+//	archive ─► plan: base, files ─► DIR.restoring: base ─► replay ─► new lineage ─► clean ─► verify ─► rename ─► DIR
+//	                                    nothing before this is written to the disk
+//
+// Terms. A *base* is a state that a backup has, or a store without a commit. The *target* is the epoch or the time whose state is
+// wanted.
+//
+// Invariants:
+//   - A directory with the final name is a whole, verified store that has the target's state, or does not exist.
+//   - A target that the archive does not lead to is an error. The next best state is named, and never taken silently.
+//   - The restored store is another one: it has its own store id and lineage. So resume tokens and archives of the original refuse
+//     it, and it refuses theirs.
+//   - What was revoked after the target stays revoked: the restored store has no tokens, unless Options.KeepTokens.
+package restore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/inspect"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// Base is a state to begin with.
+type Base struct {
+	archive.Point
+	ID       string // empty for a store without a commit
+	PageSize int    // of the data file
+	// Write writes the data file into an empty directory, without a log. It is nil for a store without a commit.
+	Write func(ctx context.Context, dir string) error
+}
+
+// Options say what to restore. Progress may be nil.
+type Options struct {
+	Store      objectstore.Store
+	Lineage    keys.Lineage // zero: the only one that the store has
+	Target     archive.Target
+	Dir        string // must not exist, or be empty
+	KeepTokens bool
+	PlanOnly   bool
+	Memory     int64 // as storage.Options.MemoryBytes
+	PageSize   int   // of a store without a base; as storage.Options.PageSize
+	Progress   func(Progress)
+}
+
+// Progress says how far a restore is.
+type Progress struct {
+	Step    string
+	Epoch   keys.Epoch
+	Records uint64
+}
+
+// Report is what was restored, or would be.
+type Report struct {
+	Lineage     keys.Lineage // of the archive
+	Base        Base
+	Files       int
+	FileBytes   int64
+	Reached     archive.Point // the restored state
+	Records     uint64
+	Checkpoints int
+	NewLineage  keys.Lineage
+	StoreID     [16]byte
+	Tokens      int // that were revoked
+	Holds       int // that were ended
+	Took        time.Duration
+}
+
+// ErrDirNotEmpty means that the data directory exists and is not empty.
+var ErrDirNotEmpty = errors.New("restore: the data directory exists and is not empty")
+
+// partialSuffix is added to the name of the data directory until it is complete.
+const partialSuffix = ".restoring"
+
+// Run restores a state. Errors that match ErrUnreachable mean that the target is not in the archive.
+func Run(ctx context.Context, o Options) (r *Report, err error) {
+	began := time.Now()
+	if o.Progress == nil {
+		o.Progress = func(Progress) {}
+	}
+	if !o.PlanOnly {
+		if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+			return nil, err
+		}
+		if err := checkDir(o.Dir); err != nil {
+			return nil, err
+		}
+	}
+	o.Progress(Progress{Step: "plan"})
+	lineage, base, plan, err := choose(ctx, &o)
+	if err != nil {
+		return nil, err
+	}
+	r = &Report{Lineage: lineage, Base: base, Files: len(plan.Files), FileBytes: plan.Bytes(), Reached: plan.Last}
+	if o.PlanOnly {
+		return r, nil
+	}
+	ctx, end, err := keepLease(ctx, &o, lineage)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	err = build(ctx, &o, plan, r)
+	r.Took = time.Since(began)
+	return r, err
+}
+
+// keepLease keeps the objects of an archive from being deleted until end is called. An archive that cannot be written, such as a
+// volume that is mounted to be read, is restored without: what is deleted meanwhile is a named error.
+func keepLease(ctx context.Context, o *Options, lineage keys.Lineage) (_ context.Context, end func(), err error) {
+	lease, err := archive.TakeLease(ctx, o.Store, lineage)
+	if errors.Is(err, objectstore.ErrDenied) || errors.Is(err, syscall.EROFS) {
+		o.Progress(Progress{Step: "no lease, because the archive cannot be written: nothing keeps a prune from deleting what is restored"})
+		return ctx, func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		lease.Keep(ctx, cancel)
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-renewed
+	}, nil
+}
+
+// checkDir refuses a directory with anything in it, and one whose place the finished directory cannot take.
+func checkDir(dir string) error {
+	partial := dir + partialSuffix
+	if _, err := os.Lstat(partial); err == nil {
+		return inUse(partial)
+	}
+	info, err := os.Lstat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	parent, err := os.Stat(filepath.Dir(dir))
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() || deviceOf(info) != deviceOf(parent) {
+		return fmt.Errorf("%w: %s is a file, a symbolic link or a mount point, which cannot be replaced; restore into a new directory below it or beside it", ErrDirNotEmpty, dir)
+	}
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("%w: %s; restore into another directory, or remove it", ErrDirNotEmpty, dir)
+	}
+	return err
+}
+
+// inUse refuses an unfinished directory of another restore.
+func inUse(partial string) error {
+	return fmt.Errorf("%w: another restore makes %s, or a restore that was killed has left it; remove it if none is running", ErrDirNotEmpty, partial)
+}
+
+// deviceOf is the file system of a file; zero if that is not known.
+func deviceOf(info fs.FileInfo) uint64 {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		return stat.Dev
+	}
+	return 0
+}
+
+// makePartial makes the unfinished directory. Only one restore can do so.
+func makePartial(partial string) error {
+	if err := os.MkdirAll(filepath.Dir(partial), 0o700); err != nil {
+		return err
+	}
+	err := os.Mkdir(partial, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		return inUse(partial)
+	}
+	return err
+}
+
+// build makes the store under another name, and renames it when it is complete.
+func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err error) {
+	partial := o.Dir + partialSuffix
+	if err := makePartial(partial); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(partial))
+		}
+	}()
+	o.Progress(Progress{Step: "base", Epoch: r.Base.Epoch})
+	if r.Base.Write != nil {
+		if err := r.Base.Write(ctx, partial); err != nil {
+			return fmt.Errorf("restore base %s: %w", r.Base.ID, err)
+		}
+	}
+	if err := replay(ctx, o, plan, r, partial); err != nil {
+		return err
+	}
+	o.Progress(Progress{Step: "clean and verify", Epoch: r.Reached.Epoch, Records: r.Records})
+	if err := finish(ctx, o, r, partial); err != nil {
+		return err
+	}
+	if err := os.Remove(o.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // an empty directory
+		return err
+	}
+	if err := os.Rename(partial, o.Dir); err != nil {
+		return err
+	}
+	return vfs.NewOS().SyncDir(filepath.Dir(o.Dir))
+}
+
+// replay brings the records up to the target into the data file, and makes it another store.
+func replay(ctx context.Context, o *Options, plan *archive.Plan, r *Report, dir string) error {
+	var reached archive.Point
+	restored, err := storage.Restore(ctx, o.storage(r, dir), func(apply func(wal.Commit) error) (err error) {
+		reached, err = plan.Replay(ctx, func(rec archive.Record) error {
+			if r.Records++; r.Records%(1<<16) == 0 {
+				o.Progress(Progress{"replay", rec.Epoch, r.Records})
+			}
+			return apply(wal.Commit{Epoch: rec.Epoch, Term: rec.Term, Body: rec.Body})
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if restored.Epoch != reached.Epoch {
+		return fmt.Errorf("%w: the data file is at epoch %d instead of %d", archive.ErrNotReached, restored.Epoch, reached.Epoch)
+	}
+	r.Reached, r.NewLineage, r.StoreID, r.Checkpoints = reached, restored.Lineage, restored.StoreID, restored.Checkpoints
+	return nil
+}
+
+func (o *Options) storage(r *Report, dir string) storage.Options {
+	return storage.Options{Dir: dir, MemoryBytes: o.Memory, PageSize: cmp.Or(r.Base.PageSize, o.PageSize)}
+}
+
+// finish opens the store, deletes what must not come back, verifies it, and closes it.
+func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) {
+	store, err := mvcc.OpenContext(ctx, mvcc.Options{Storage: o.storage(r, dir)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	if store.ID() != r.StoreID || store.History().Lineage != r.NewLineage {
+		return fmt.Errorf("restore: %s has another store than the one that was restored there", dir)
+	}
+	session := store.OwnSession()
+	defer session.Close()
+	if r.Holds, err = deleteRecords(ctx, session, keys.SystemHold); err != nil {
+		return fmt.Errorf("end holds: %w", err)
+	}
+	if !o.KeepTokens {
+		if r.Tokens, err = deleteRecords(ctx, session, keys.SystemToken); err != nil {
+			return fmt.Errorf("revoke tokens: %w", err)
+		}
+	}
+	if err := store.Checkpoint(ctx); err != nil {
+		return err
+	}
+	report, err := store.Verify(ctx, inspect.VerifyOptions{Owner: "restore"})
+	if err != nil {
+		return err
+	}
+	if !report.OK() {
+		return fmt.Errorf("restore: the restored store is damaged: %s", report.Damages[0].Reason)
+	}
+	return nil
+}
+
+// deleteMax bounds the records that one commit deletes.
+const deleteMax = 1000
+
+// deleteRecords deletes the records of the store with a first byte, by commits of the origin RESTORE.
+func deleteRecords(ctx context.Context, x *mvcc.Session, first byte) (n int, err error) {
+	for {
+		w := &mvcc.Write{Durability: mvcc.DurabilitySync, Origin: batch.OriginRestore}
+		w.SetOwn()
+		count := 0
+		err := x.ScanSystem(ctx, []byte{first}, []byte{first + 1}, func(key, _ []byte, _ keys.Epoch) bool {
+			w.Batch.DeleteRecord(keys.SpaceSystem, key)
+			count++
+			return count < deleteMax
+		})
+		if err != nil || count == 0 {
+			return n, err
+		}
+		epoch, err := x.Commit(ctx, w)
+		if err == nil {
+			err = x.Store().Wait(ctx, epoch, mvcc.DurabilitySync)
+		}
+		if err != nil {
+			return n, err
+		}
+		n += count
+	}
+}

@@ -1,0 +1,146 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/wal"
+)
+
+// archiveHold is the holder of the log that the store has from its opening on, none without an archive.
+func archiveHold(c *config.Config) wal.HolderOptions {
+	if c.Archive.URL == "" {
+		return wal.HolderOptions{}
+	}
+	return archive.Hold(c.Archive.URL, c.Archive.OnLowDisk == config.ArchiveGap)
+}
+
+// openArchive makes the archiver, nil without an archive. It does not access the archive: a target that does not answer keeps no server
+// from starting.
+func openArchive(c *config.Config, store *mvcc.Store, backups *automaticBackups) (*archive.Archiver, error) {
+	if c.Archive.URL == "" {
+		return nil, nil
+	}
+	target, err := objectstore.Open(c.Archive.URL, objectstore.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("--archive: %w", err)
+	}
+	backups.init(target)
+	return archive.New(store.Changes(), archive.Options{
+		RequestBackup: backups.request, Target: target, Interval: c.Archive.Interval, FileBytes: int64(c.Archive.FileSize), Yields: c.Archive.OnLowDisk == config.ArchiveGap,
+		HasBase: func(ctx context.Context, lineage keys.Lineage, epoch keys.Epoch) (bool, error) {
+			all, err := backupsOf(ctx, target, lineage, store)
+			return hasBase(all, epoch), err
+		},
+		Identity: func() archive.Identity {
+			h := store.History()
+			return archive.Identity{Lineage: h.Lineage, StoreID: store.ID(), Level: store.FeatureLevel(), Parent: h.Parent}
+		},
+	}), nil
+}
+
+// startArchive archives until stopArchive is called, after the last request has ended.
+func (s *Server) startArchive() {
+	if s.feed.archive == nil {
+		return
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s.feed.stopArchive = stop
+	s.drain.background.Go(func() { s.feed.archive.Run(ctx) })
+}
+
+func (f *feedState) archiveStats(now time.Time) telemetry.ArchiveStats {
+	if f.archive == nil {
+		return telemetry.ArchiveStats{}
+	}
+	s := f.archive.Status()
+	return telemetry.ArchiveStats{Enabled: true, Lag: s.Lag(now), Status: s}
+}
+
+// archiveLagFactor is how many intervals late the archive is when that becomes a condition; at least archiveLagMin.
+const (
+	archiveLagFactor = 4
+	archiveLagMin    = 30 * time.Second
+)
+
+// archiveConditions are the conditions of the log archive.
+func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) {
+	if f.archive == nil {
+		return nil
+	}
+	s := f.archive.Status()
+	lag := s.Lag(now)
+	add := func(name, message, cause string) {
+		found = append(found, health.Condition{Name: name, Severity: health.Warning, Message: message, Cause: cause})
+	}
+	switch {
+	case s.Refused:
+		add("archive-refused", "the log is not archived: the archive does not fit this store; an operator has to decide", s.Err.Error())
+	case s.Err != nil && lag > archiveLagFactor*s.Interval:
+		add("archive-failing", "the log cannot be archived and is kept meanwhile; the archiver tries again", fmt.Sprintf("last complete %v ago: %v", lag.Round(time.Second), s.Err))
+	case lag > max(archiveLagMin, archiveLagFactor*s.Interval):
+		add("archive-lagging", "the archive is slower than the writers: a loss of this machine would lose more than --archive-interval", fmt.Sprintf("last complete %v ago", lag.Round(time.Second)))
+	}
+	if s.Break != nil {
+		add("archive-without-base", "the archive has begun anew: states since then can be restored only from a full backup that was made after it",
+			fmt.Sprintf("%s, at epoch %d, %v", s.Break.Reason, s.Break.First, s.Break.Since.UTC().Format(time.RFC3339)))
+	}
+	return found
+}
+
+// intervalsTimeout bounds the look at the archive for its status: the rest of the status is wanted most when the target does not answer.
+const intervalsTimeout = 2 * time.Second
+
+// ArchiveStatus implements AdminService.
+func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusRequest) (*pb.ArchiveStatusResponse, error) {
+	out := new(pb.ArchiveStatusResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodArchiveStatus, func() error {
+		a := s.feed.archive
+		if a == nil {
+			return nil
+		}
+		status := a.Status()
+		out.Enabled, out.Target, out.Lineage = true, status.Target, s.store.History().Lineage.String()
+		out.ArchivedEpoch, out.Lag, out.PendingBytes = uint64(status.Archived), durationpb.New(status.Lag(time.Now())), uint64(status.Pending)
+		out.Files, out.FileBytes, out.Records, out.Refused = status.Files, status.Bytes, status.Records, status.Refused
+		if status.Err != nil {
+			out.Error = status.Err.Error()
+		}
+		if b := status.Break; b != nil {
+			out.BreakReason, out.BreakEpoch = b.Reason, uint64(b.First)
+		}
+		for _, h := range s.store.Stats().Storage.Log.Holders {
+			if h.Name == archive.HolderName {
+				out.HeldLogBytes = uint64(h.Bytes)
+			}
+		}
+		ctx, cancel := context.WithTimeout(ctx, intervalsTimeout)
+		defer cancel()
+		intervals, err := a.Intervals(ctx)
+		if err != nil && out.GetError() == "" {
+			out.Error = err.Error()
+		}
+		for _, i := range intervals {
+			out.Intervals = append(out.Intervals, &pb.ArchiveInterval{FirstEpoch: uint64(i.First), LastEpoch: uint64(i.Last), OldestUs: micros(i.Oldest), NewestUs: micros(i.Newest)})
+		}
+		return nil
+	})
+}
+
+func micros(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(t.UnixMicro())
+}

@@ -1,0 +1,123 @@
+package server
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestArchiveStatusTellsWhatCanBeRestored: what is acknowledged is in the archive soon, and the status says so, also when the archive
+// does not take anything.
+func TestArchiveStatusTellsWhatCanBeRestored(t *testing.T) {
+	dir := t.TempDir()
+	h := mustStart(t, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond })
+	ctx := testContext(t)
+	put, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("a"), Value: []byte("b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= put.GetEpoch() })
+	i := status.GetIntervals()
+	if len(i) != 1 || i[0].GetFirstEpoch() != 1 || i[0].GetLastEpoch() < put.GetEpoch() || i[0].GetNewestUs() < i[0].GetOldestUs() || status.GetBreakReason() != "" || status.GetFiles() == 0 {
+		t.Fatalf("%v", status)
+	}
+	if found := h.feed.archiveConditions(time.Now()); len(found) != 0 {
+		t.Fatalf("%+v", found)
+	}
+	late := h.feed.archiveConditions(time.Now().Add(time.Hour))
+	if len(late) != 1 || late[0].Name != "archive-lagging" {
+		t.Fatalf("%+v", late)
+	}
+	stats := h.stats().Archive
+	if !stats.Enabled || uint64(stats.Archived) != status.GetArchivedEpoch() {
+		t.Fatalf("%+v", stats)
+	}
+}
+
+// awaitArchive waits for a state of the archive.
+func awaitArchive(t *testing.T, h *harness, done func(*pb.ArchiveStatusResponse) bool) *pb.ArchiveStatusResponse {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		s, err := h.admin.ArchiveStatus(testContext(t), &pb.ArchiveStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done(s) {
+			return s
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v", s)
+		}
+	}
+}
+
+// TestArchiveOfAnotherStoreIsRefused: the server serves, and a condition says that nothing is archived, and why.
+func TestArchiveOfAnotherStoreIsRefused(t *testing.T) {
+	dir, disk := t.TempDir(), vfs.NewMem()
+	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
+	h := mustStartOn(t, disk, adjust)
+	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetEnabled() && s.GetLineage() != "" })
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	target, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := status.GetLineage() + "/lineage.json"
+	if err := target.Delete(testContext(t), name); err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Create(testContext(t), name, objectstore.Bytes(`{"format":1,"lineage":"`+status.GetLineage()+`","store_id":"another"}`)); err != nil {
+		t.Fatal(err)
+	}
+	h = mustStartOn(t, disk, adjust)
+	status = awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetRefused() })
+	found := h.feed.archiveConditions(time.Now())
+	if !strings.Contains(status.GetError(), "store another") || len(found) == 0 || found[0].Name != "archive-refused" {
+		t.Fatalf("%v %+v", status, found)
+	}
+	if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("a")}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestServerWithoutAnArchiveSaysSo: the status is empty, and there are no conditions.
+func TestServerWithoutAnArchiveSaysSo(t *testing.T) {
+	h := mustStart(t)
+	s, err := h.admin.ArchiveStatus(testContext(t), &pb.ArchiveStatusRequest{})
+	if err != nil || s.GetEnabled() || h.feed.archiveConditions(time.Now()) != nil || h.stats().Archive.Enabled {
+		t.Fatal(s, err)
+	}
+}
+
+// TestArchiveStatusDoesNotWaitForTheTarget: a target that accepts connections and never answers delays the status for two seconds, and
+// neither writes nor the end of the server.
+func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+listener.Addr().String())
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	h := mustStart(t, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = "s3://bucket", 100*time.Millisecond })
+	h.put(t, "a", "b")
+	ctx, cancel := context.WithTimeout(testContext(t), 8*time.Second)
+	defer cancel()
+	status, err := h.admin.ArchiveStatus(ctx, &pb.ArchiveStatusRequest{})
+	if err != nil || !status.GetEnabled() || status.GetError() == "" {
+		t.Fatalf("%v, %v", status, err)
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+}

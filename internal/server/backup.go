@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/backup"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// errBackupRunning refuses a second backup at the same time.
+var errBackupRunning = errors.New("another backup is being made")
+
+// backupError is a backup that was not made, for a reason that has no name of its own.
+type backupError struct{ cause error }
+
+func (e *backupError) Error() string { return "the backup was not made: " + e.cause.Error() }
+func (e *backupError) Unwrap() error { return e.cause }
+
+// classifyBackup classifies the errors of this file.
+func classifyBackup(err error) (fault, bool) {
+	failed := (*backupError)(nil)
+	switch {
+	case errors.Is(err, errBackupRunning):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING}, true
+	case errors.As(err, &failed):
+		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BACKUP_FAILED}, true
+	}
+	return fault{}, false
+}
+
+// backupState is the backup that is being made, and what became of the ones before.
+type backupState struct {
+	automatic automaticBackups
+	since     time.Time // when the server was opened; constant after Open
+
+	mu      sync.Mutex // guards everything below
+	failed  error      // of the last backup, unless it was cancelled; nil if it was made
+	running *runningBackup
+	last    *pb.EndedBackup
+	metrics telemetry.BackupStats
+}
+
+// runningBackup is a backup that is being made.
+type runningBackup struct {
+	target   string
+	started  time.Time
+	progress backup.Progress
+}
+
+// begin registers a backup, unless one is running.
+func (b *backupState) begin(target string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running != nil {
+		return errBackupRunning
+	}
+	b.running = &runningBackup{target: target, started: time.Now()}
+	return nil
+}
+
+func (b *backupState) report(p backup.Progress) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running.progress = p
+}
+
+func (b *backupState) progress() *pb.BackupProgress {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return progressMessage(&b.running.progress)
+}
+
+// end records what became of the running backup.
+func (b *backupState) end(m *backup.Manifest, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r, now := b.running, time.Now()
+	took := now.Sub(r.started)
+	b.running = nil
+	b.last = &pb.EndedBackup{Target: r.target, EndTime: timestamppb.New(now), Duration: durationpb.New(took)}
+	if err != nil {
+		b.last.Error = err.Error()
+		b.countFailure(backupFailure(err), err)
+		return
+	}
+	b.last.Backup = backupMessage(m)
+	if len(m.Damaged) > 0 {
+		b.countFailure(telemetry.BackupDamage, errDamagedBackup)
+		return
+	}
+	b.failed = nil
+	*b.success(m.Kind) = telemetry.BackupSuccess{Time: now, Duration: took, Bytes: m.Bytes()}
+}
+
+func (b *backupState) countFailure(why telemetry.BackupFailure, err error) {
+	if b.metrics.Failures[why]++; why != telemetry.BackupCancelled {
+		b.failed = err
+	}
+}
+
+func backupFailure(err error) telemetry.BackupFailure {
+	damaged := (*backup.DamagedPageError)(nil)
+	switch {
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errShuttingDown):
+		return telemetry.BackupCancelled
+	case errors.As(err, &damaged):
+		return telemetry.BackupDamage
+	case errors.Is(err, storage.ErrPinEnded):
+		return telemetry.BackupStalled
+	}
+	return telemetry.BackupOther
+}
+
+// stats are for the metrics.
+func (b *backupState) stats(store *mvcc.Store) telemetry.BackupStats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := b.metrics
+	if out.Running = b.running != nil; out.Running {
+		out.PinnedBytes = pinnedBytes(store)
+	}
+	return out
+}
+
+// pinnedBytes are pages of older states: what the pin of a backup keeps is among them.
+func pinnedBytes(store *mvcc.Store) uint64 {
+	pages := store.Stats().Storage.Pages
+	return pages.Pending * uint64(pages.PageSize)
+}
+
+// backupService implements BackupService.
+type backupService struct {
+	pb.UnimplementedBackupServiceServer
+	*Server
+}
+
+// progressEvery is the time between two messages of progress.
+const progressEvery = 200 * time.Millisecond
+
+// CreateBackup implements BackupService. The backup ends with the request, and when the server drains.
+func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.ServerStreamingServer[pb.CreateBackupResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodCreateBackup, func(*connection) error {
+		target, err := s.openTarget(req.Target)
+		if err != nil {
+			return err
+		}
+		if err := s.snapshots.backups.begin(target.String()); err != nil {
+			return err
+		}
+		ctx, cancel := s.untilDrain(stream.Context())
+		defer cancel()
+		m, err := s.createBackup(ctx, cancel, req, target, stream)
+		if err != nil {
+			return err
+		}
+		return stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Backup{Backup: backupMessage(m)}})
+	})
+}
+
+// openTarget opens the object store of a request.
+func (s *Server) openTarget(target string) (objectstore.Store, error) {
+	store, err := objectstore.Open(target, objectstore.Options{})
+	if err != nil {
+		return nil, invalid("target", err.Error())
+	}
+	dir, isDir := strings.CutPrefix(store.String(), "file://")
+	if !isDir {
+		return store, nil
+	}
+	if !filepath.IsAbs(strings.TrimPrefix(target, "file://")) {
+		return nil, invalid("target", fmt.Sprintf("%q is not absolute; the server would take it as relative to its working directory", target))
+	}
+	data, err := filepath.Abs(s.config.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	if rel, err := filepath.Rel(data, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		return nil, invalid("target", fmt.Sprintf("%q is in the data directory; a backup belongs on another device", target))
+	}
+	return store, nil
+}
+
+// createBackup makes a backup in a goroutine of its own, so that a client that takes no progress holds up nothing.
+func (s *Server) createBackup(ctx context.Context, cancel func(), req *pb.CreateBackupRequest, target objectstore.Store, stream grpc.ServerStreamingServer[pb.CreateBackupResponse]) (m *backup.Manifest, err error) {
+	s.log.Info("backup started", "target", target.String(), "base", req.Base)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m, err = backup.Create(ctx, s.store, target, backup.Options{
+			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, Program: telemetry.Build().Version, Progress: s.snapshots.backups.report,
+		})
+	}()
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-ticker.C:
+			progress := &pb.CreateBackupResponse_Progress{Progress: s.snapshots.backups.progress()}
+			if stream.Send(&pb.CreateBackupResponse{Event: progress}) != nil {
+				cancel() // the client has gone
+			}
+		}
+	}
+	if err = s.drainError(err); err == nil {
+		s.log.Info("backup made", "target", target.String(), "id", m.ID, "kind", m.Kind, "epoch", m.State.Epoch, "bytes", m.Bytes(), "damaged_pages", len(m.Damaged))
+	} else {
+		s.log.Warn("backup failed", "target", target.String(), "error", err)
+	}
+	s.snapshots.backups.end(m, err)
+	return m, backupStatus(err)
+}
+
+// backupStatus gives an error that has no class of its own that of a failed backup.
+func backupStatus(err error) error {
+	damaged := (*backup.DamagedPageError)(nil)
+	if err == nil || contextStatus(err) != nil || errors.Is(err, errShuttingDown) || errors.As(err, &damaged) || errors.Is(err, mvcc.ErrClosed) {
+		return err
+	}
+	return &backupError{err}
+}
+
+// GetBackupStatus implements BackupService.
+func (s *backupService) GetBackupStatus(ctx context.Context, _ *pb.GetBackupStatusRequest) (*pb.GetBackupStatusResponse, error) {
+	out := new(pb.GetBackupStatusResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodGetBackupStatus, func() error {
+		pinned := pinnedBytes(s.store)
+		b := &s.snapshots.backups
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if r := b.running; r != nil {
+			out.Running = &pb.RunningBackup{Target: r.target, StartTime: timestamppb.New(r.started), Progress: progressMessage(&r.progress), PinnedBytes: pinned}
+		}
+		out.Last = b.last
+		return nil
+	})
+}
+
+func progressMessage(p *backup.Progress) *pb.BackupProgress {
+	return &pb.BackupProgress{
+		Id: p.ID, Epoch: p.Epoch, Pages: p.Pages, PagesTotal: p.PagesTotal, DamagedPages: p.Damaged,
+		PartsSent: p.PartsSent, PartsKept: p.PartsKept, BytesSent: p.BytesSent,
+	}
+}
+
+func backupMessage(m *backup.Manifest) *pb.BackupInfo {
+	out := &pb.BackupInfo{
+		Id: m.ID, Kind: string(m.Kind), CreateTime: timestamppb.New(m.Created), Epoch: m.State.Epoch, Checkpoint: m.State.Checkpoint,
+		Pages: m.Pages, LivePages: m.LivePages, Parts: uint64(len(m.Parts)), Bytes: uint64(m.Bytes()), DamagedPages: uint64(len(m.Damaged)),
+		Lineage: m.State.Lineage,
+	}
+	if at := m.CommitTime(); !at.IsZero() {
+		out.CommitTime = timestamppb.New(at)
+	}
+	if m.Base != nil {
+		out.Base = m.Base.ID
+	}
+	return out
+}

@@ -1,0 +1,378 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/auth/users"
+	"github.com/epochkv/epochkv/internal/storage"
+)
+
+// gate compares what requests ask for with the rights of their callers, before anything is executed.
+//
+//	header or certificate ─► caller (kept by the connection) ─┐
+//	RPC ─► its row ─► footprint of the request ───────────────┴► rights ─► execute ─► latches held: has the table changed?
+//
+// Both transports, and every form in which a request can come, check through access: unary requests, messages of pipelines and
+// of other streams, operations of transactions. While users are not checked, a check is one atomic load and a branch.
+type gate struct {
+	table   atomic.Pointer[auth.Table] // nil while users are not checked
+	changed atomic.Pointer[chan struct{}]
+
+	users *users.Manager // what publishes tables; constant after Open
+
+	// Each finds the identity of a caller: by the header "authorization", by the certificate of a connection, or by a password.
+	bearer      func(header string) (auth.Identity, error)
+	certificate func(*tls.ConnectionState) (auth.Identity, error)
+	password    func(ctx context.Context, user, password string) (auth.Identity, error) // takes a tenth of a second
+	passwords   passwordCache
+}
+
+// authenticateWith makes the users of the store those that are authenticated.
+func (g *gate) authenticateWith(m *users.Manager) {
+	g.bearer, g.password = m.Bearer, m.Password
+	g.certificate = func(state *tls.ConnectionState) (auth.Identity, error) {
+		return m.Certificate(state.PeerCertificates[0])
+	}
+}
+
+func (g *gate) init() {
+	g.bearer = func(string) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
+	g.certificate = func(*tls.ConnectionState) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
+}
+
+// publish makes a table the one that requests are checked with, and wakes the streams that are open.
+func (g *gate) publish(t *auth.Table) {
+	if t != nil && !t.Enabled {
+		t = nil
+	}
+	g.table.Store(t)
+	next := make(chan struct{})
+	if before := g.changed.Swap(&next); before != nil {
+		close(*before)
+	}
+}
+
+// changes is closed when another table is published. It is taken before a check, so that no change is missed.
+func (g *gate) changes() <-chan struct{} {
+	for {
+		if c := g.changed.Load(); c != nil {
+			return *c
+		}
+		first := make(chan struct{})
+		g.changed.CompareAndSwap(nil, &first)
+	}
+}
+
+// caller is the sender of requests on a connection, as of one table. It is not changed.
+type caller struct {
+	header   string
+	table    *auth.Table
+	identity auth.Identity
+	user     *auth.User
+	expires  time.Time // of the token; zero: it does not
+	err      error     // why the caller is not known
+}
+
+func (c *caller) expired() bool { return !c.expires.IsZero() && !time.Now().Before(c.expires) }
+
+// callerOf is the caller of a request. A connection keeps the last one: the same header costs a comparison.
+func (g *gate) callerOf(conn *connection, header string, t *auth.Table) *caller {
+	if conn == nil {
+		return g.authenticate(nil, header, t)
+	}
+	c := conn.caller.Load()
+	if c == nil || c.table != t || c.header != header || c.expired() {
+		c = g.authenticate(conn.tls, header, t)
+		conn.caller.Store(c)
+	}
+	return c
+}
+
+// authenticate finds the identity of a caller. A header is used rather than a certificate.
+func (g *gate) authenticate(state *tls.ConnectionState, header string, t *auth.Table) *caller {
+	c := &caller{header: header, table: t, err: auth.ErrUnauthenticated}
+	switch {
+	case header != "":
+		c.identity, c.err = g.bearer(header)
+	case state != nil && len(state.PeerCertificates) > 0:
+		c.identity, c.err = g.certificate(state)
+	}
+	if c.err == nil {
+		c.user, c.err = t.Verify(&c.identity, time.Now())
+	}
+	if c.err == nil && c.identity.Method == auth.MethodToken {
+		c.expires = t.Token(c.identity.Token).Expires
+	}
+	return c
+}
+
+// access is the permission of a request, or of the messages of a stream, and what is needed to check it again. One goroutine
+// at a time uses it.
+type access struct {
+	gate   *gate
+	conn   *connection
+	header string // "authorization" of the request's metadata
+
+	row       *rpcRow
+	request   any
+	table     *auth.Table // with which it was checked; nil: users were not checked
+	caller    *caller
+	footprint footprint
+
+	note *auditNote // of the audit log, for what handlers serve
+}
+
+// check is nil if the caller may do what a request asks for. Otherwise the request must not be executed.
+func (a *access) check(row *rpcRow, request any) error {
+	a.row, a.request = row, request
+	if a.table = a.gate.table.Load(); a.table == nil {
+		a.caller = nil
+		return nil
+	}
+	return a.compare()
+}
+
+// again checks the request again if the users have changed since, or the token has expired.
+func (a *access) again() error {
+	t := a.gate.table.Load()
+	if t == a.table && (t == nil || !a.caller.expired()) {
+		return nil
+	}
+	if a.table = t; t == nil {
+		return nil
+	}
+	return a.compare()
+}
+
+// admit is nil if the caller of a method is known, or need not be. It precedes the check of the request, which costs more.
+func (g *gate) admit(conn *connection, path, header string) error {
+	t := g.table.Load()
+	if t == nil {
+		return nil
+	}
+	switch row := rpcRows[path]; {
+	case row == nil:
+		return nil // the method is not known, or its request is refused
+	case row.open:
+		return nil
+	}
+	return g.callerOf(conn, header, t).err
+}
+
+func (a *access) identify() error {
+	a.caller = a.gate.callerOf(a.conn, a.header, a.table)
+	return a.caller.err
+}
+
+func (a *access) compare() error {
+	if a.row == nil {
+		return errNoRow
+	}
+	if a.row.open {
+		a.caller = &openCaller
+		return nil
+	}
+	if err := a.identify(); err != nil {
+		return err
+	}
+	f := &a.footprint
+	f.begin(a.caller.user)
+	f.parts.Action(a.row.actions)
+	if a.row.footprint != nil && a.request != nil {
+		a.row.footprint(f, a.request)
+	}
+	return f.end()
+}
+
+// whilePermitted is a context that ends when the caller may no longer do what an access has permitted. The access is not used
+// by anything else until stop.
+func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			changed := g.changes()
+			if err := a.again(); err != nil {
+				cancel(err)
+				return
+			}
+			expired, end := a.expiry()
+			select {
+			case <-changed:
+			case <-expired:
+			case <-ctx.Done():
+				end()
+				return
+			}
+			end()
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-ended
+	}
+}
+
+// expiry is a channel that tells when the token of the caller expires; nil if it does not.
+func (a *access) expiry() (expired <-chan time.Time, stop func()) {
+	at := a.expires()
+	if at.IsZero() {
+		return nil, func() {}
+	}
+	timer := time.NewTimer(time.Until(at))
+	return timer.C, func() { timer.Stop() }
+}
+
+// expires is when the token of the caller does; zero: it does not, or users are not checked.
+func (a *access) expires() time.Time {
+	if a.table == nil {
+		return time.Time{}
+	}
+	return a.caller.expires
+}
+
+// openCaller sends requests that need no right. It never expires.
+var openCaller caller
+
+// errNoRow refuses a method that the table of rights does not have.
+var errNoRow = &auth.DeniedError{Right: auth.RightAdmin, Action: auth.ActionsAll}
+
+// user is the sender of the request; nil if users are not checked.
+func (a *access) user() *auth.User {
+	if a == nil || a.table == nil || a.caller == nil {
+		return nil
+	}
+	return a.caller.user
+}
+
+// limiter has the limits of the user; nil is none.
+func (a *access) limiter() *auth.Limiter {
+	if u := a.user(); u != nil {
+		return u.Limiter
+	}
+	return nil
+}
+
+// take counts a request of so many bytes among those of the user.
+func (a *access) take(bytes int) error { return a.limiter().Request(bytes) }
+
+// sent counts an answer among the bytes of the user.
+func (a *access) sent(out interface{ SizeVT() int }) {
+	if l := a.limiter(); l != nil {
+		l.Sent(out.SizeVT())
+	}
+}
+
+// mayRead reports whether the caller may read all keys of a range. While users are not checked, every caller may.
+func (a *access) mayRead(lower, upper []byte) bool {
+	u := a.user()
+	if u == nil {
+		return true
+	}
+	var f auth.Footprint
+	f.Span(auth.RightRead, lower, upper)
+	return u.Check(&f) == nil
+}
+
+// isAdministrator reports whether the caller may do everything. While users are not checked, every caller may.
+func (a *access) isAdministrator() bool {
+	u := a.user()
+	return u == nil || u.Rights.Everything()
+}
+
+// conceal replaces a report of damage that may name keys of other users. The log and the answer to Verify have the whole report.
+func (s *Server) conceal(err error) error {
+	if s.gate.table.Load() == nil {
+		return err
+	}
+	if damage, ok := errors.AsType[*storage.CorruptionError](err); ok {
+		return &storage.CorruptionError{File: damage.File, Offset: damage.Offset, Reason: "a page that the request needs cannot be read", Remedy: damage.Remedy}
+	}
+	return err
+}
+
+// footprint is what a request may touch. It is compared with the rights in parts, so that a request with many keys needs no
+// memory for them.
+type footprint struct {
+	parts auth.Footprint
+	count int
+	user  *auth.User
+	err   error
+
+	collect func(auth.Right, auth.Range) // instead of comparing; nil: compare
+}
+
+// footprintPart is how many ranges are compared at once.
+const footprintPart = 64
+
+func (f *footprint) begin(u *auth.User) {
+	f.parts.Reset()
+	f.count, f.user, f.err = 0, u, nil
+}
+
+// end is nil if the user has all rights that were added since begin.
+func (f *footprint) end() error {
+	f.compare()
+	err := f.err
+	f.user, f.err = nil, nil
+	return err
+}
+
+func (f *footprint) compare() {
+	if f.err == nil {
+		f.err = f.user.Check(&f.parts)
+	}
+	f.parts.Reset()
+	f.count = 0
+}
+
+func (f *footprint) add(right auth.Right, r auth.Range) {
+	if f.collect != nil {
+		f.collect(right, r)
+		return
+	}
+	if f.err != nil {
+		return
+	}
+	f.parts.Add(right, r)
+	if f.count++; f.count == footprintPart {
+		f.compare()
+	}
+}
+
+func (f *footprint) key(right auth.Right, key []byte) {
+	f.add(right, auth.Range{Lower: key, Single: true})
+}
+
+// accessKey is the key of an access in a context.
+type accessKey struct{}
+
+// accessOf is the access of a request that a handler serves; nil if users were not checked when it began.
+func accessOf(ctx context.Context) *access {
+	a, _ := ctx.Value(accessKey{}).(*access)
+	return a
+}
+
+// newAccess is an access for a request that a handler serves.
+func (s *Server) newAccess(ctx context.Context) *access {
+	return &access{gate: &s.gate, conn: connectionOf(ctx), header: authorizationOf(ctx)}
+}
+
+// authorizationOf is the header of a request that a handler serves. Several values are no credentials.
+func authorizationOf(ctx context.Context) string {
+	switch values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) {
+	case 0:
+		return ""
+	case 1:
+		return values[0]
+	}
+	return "several"
+}

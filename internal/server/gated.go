@@ -1,0 +1,132 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// The functions in this file check the requests that handlers serve, on both transports. What the direct transport executes
+// itself is checked by lane, directPipeline and directKeepAlives.
+
+// beginUnary makes the access of a unary request whose message has not been decoded, and refuses callers that are not known.
+// While users are not checked it does nothing.
+func (s *Server) beginUnary(ctx context.Context, row *rpcRow) (context.Context, *access, error) {
+	if s.gate.table.Load() == nil && s.observer.audit.log == nil {
+		return ctx, nil, nil
+	}
+	a := s.newAccess(ctx)
+	if err := a.check(row, nil); err != nil {
+		return ctx, nil, s.refuse(ctx, a, row, err)
+	}
+	return mvcc.WithPermit(context.WithValue(ctx, accessKey{}, a), a.again), a, nil
+}
+
+// checkMessage checks a message that was decoded. An error is a status.
+func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, request any) error {
+	if a == nil {
+		if s.gate.table.Load() == nil && s.observer.audit.log == nil {
+			return nil
+		}
+		a = s.newAccess(ctx) // users are checked since a moment
+	}
+	err := a.check(row, request)
+	if err == nil {
+		err = a.takeMessage(request)
+	}
+	if s.observer.audit.log != nil && a.note == nil && row != nil {
+		a.note, err = s.noteRequest(ctx, a, row.class, row, request, err)
+	}
+	if err != nil {
+		s.admission.decoding.end(request)
+		return s.refuse(ctx, a, row, err)
+	}
+	return nil
+}
+
+// takeMessage counts a message among those of the user.
+func (a *access) takeMessage(request any) error {
+	if a.limiter() == nil {
+		return nil
+	}
+	size := 0
+	if m, ok := request.(interface{ SizeVT() int }); ok {
+		size = m.SizeVT()
+	}
+	return a.take(size)
+}
+
+// refuse counts a request that is refused, and returns the status.
+func (s *Server) refuse(ctx context.Context, a *access, row *rpcRow, err error) error {
+	if s.observer.audit.log != nil && a.note == nil && row != nil {
+		a.note, _ = s.noteRequest(ctx, a, row.class, row, nil, err) // it is refused anyway
+	}
+	st := statusOf(err)
+	s.endedRow(ctx, a, row, st.Code(), s.clock.now())
+	return st.Err()
+}
+
+// endedRow reports the end of a request that its handler does not report.
+func (s *Server) endedRow(ctx context.Context, a *access, row *rpcRow, code codes.Code, start time.Duration) {
+	if row == nil {
+		return
+	}
+	end := requestEnd{method: row.counts, code: code, start: start, origin: origin{ctx: ctx}}
+	if row.rare {
+		end.row = row
+	}
+	s.ended(connectionOf(ctx), &end, a.details(nil))
+}
+
+// details adds the note of a request that a handler serves to its details, which may be nil.
+func (a *access) details(d *details) *details {
+	if a == nil || a.note == nil {
+		return d
+	}
+	if d == nil {
+		d = new(details)
+	}
+	d.note = a.note
+	return d
+}
+
+// serveGated serves a stream with its access in its context.
+func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, handler grpc.StreamHandler) error {
+	ctx := stream.Context()
+	a := s.newAccess(ctx)
+	if err := a.check(row, nil); err != nil {
+		return s.refuse(ctx, a, row, err)
+	}
+	if l := a.limiter(); l != nil {
+		if err := l.Open(auth.Streams); err != nil {
+			return s.refuse(ctx, a, row, err)
+		}
+		defer l.Close(auth.Streams)
+	}
+	return handler(srv, &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a)})
+}
+
+// gatedStream checks the messages of a stream, unless its handler does.
+type gatedStream struct {
+	grpc.ServerStream
+	server *Server
+	row    *rpcRow
+	access *access
+	ctx    context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (g *gatedStream) Context() context.Context { return g.ctx }
+
+// RecvMsg implements grpc.ServerStream.
+func (g *gatedStream) RecvMsg(m any) error {
+	if err := g.ServerStream.RecvMsg(m); err != nil || g.row == nil || g.row.itself || g.row.open {
+		return err
+	}
+	return g.server.checkMessage(g.ctx, g.access, g.row, m)
+}

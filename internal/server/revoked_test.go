@@ -1,0 +1,420 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// The tests in this file take rights away in the middle of what they have permitted.
+
+func only(grants ...auth.Grant) map[string][]auth.Grant {
+	return map[string][]auth.Grant{"alice": grants}
+}
+
+// holdLatch holds the latch of a key until release is called.
+func (h *harness) holdLatch(t *testing.T, key string) (release func()) {
+	t.Helper()
+	held, let, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		x, err := h.store.Session()
+		if err != nil {
+			t.Error(err)
+			close(held)
+			return
+		}
+		defer x.Close()
+		var w mvcc.Write
+		w.Set([]byte(key), []byte("held"))
+		w.Durability = mvcc.DurabilityAsync
+		w.Under(func(*mvcc.Latched) error {
+			close(held)
+			<-let
+			return nil
+		})
+		if _, err := x.Commit(context.Background(), &w); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-held
+	return func() { close(let); <-done }
+}
+
+// A request is checked, then waits for a latch, and its right is taken away meanwhile.
+func TestRightIsCheckedAgainUnderTheLatch(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		c, ctx := clientsOf(h.conn), testContext(t)
+		k := []byte("k")
+		forms := map[string]func(context.Context, *clients) error{
+			"put": func(ctx context.Context, c *clients) error {
+				_, err := c.kv.Put(ctx, &pb.PutRequest{Key: k, Value: k})
+				return err
+			},
+			"delete": func(ctx context.Context, c *clients) error {
+				_, err := c.kv.Delete(ctx, &pb.DeleteRequest{Key: k})
+				return err
+			},
+			"invoke": func(ctx context.Context, c *clients) error {
+				_, err := c.kv.Invoke(ctx, &pb.InvokeRequest{Invocation: appended("k")})
+				return err
+			},
+			"delete range": func(ctx context.Context, c *clients) error {
+				_, err := c.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: prefixRange("k")})
+				return err
+			},
+			"execute":       executed(&pb.ExecuteRequest{ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Invoke{Invoke: appended("k")}}}}),
+			"pipelined put": inPipeline(&pb.PipelineRequest{Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: k, Value: k}}}),
+			"transaction":   transacted(&pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{mutation("k", 0)}}}}),
+		}
+		for name, call := range forms {
+			h.gate.publish(nil)
+			h.put(t, "k", "v")
+			h.setUsers(only(grant("rwl", "k")))
+			release := h.holdLatch(t, "k")
+			answered := make(chan error, 1)
+			checked := h.gate.table.Load()
+			go func() { answered <- call(as(ctx, "alice"), c) }()
+			eventually(t, name+" is executed", func() bool {
+				requests, _, _ := h.admission.inflight()
+				return requests > 0 || h.Server.transactions.list() != nil
+			})
+			time.Sleep(5 * time.Millisecond) // most are at the latch now; the outcome is the same if not
+			h.setUsers(only(grant("rwl", "j")))
+			if h.gate.table.Load() == checked {
+				t.Fatal("the table is the same")
+			}
+			release()
+			if err := <-answered; !denied(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			h.gate.publish(nil)
+			if got := h.get(t, "k"); string(got.Value) != "held" {
+				t.Errorf("%s: the key has %q; want what the commit wrote that held the latch", name, got.Value)
+			}
+		}
+	})
+}
+
+func TestPipelineIsCheckedMessageByMessage(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.put(t, "k", "v")
+		h.setUsers(only(grant("rw", "k")))
+		stream, err := h.kv.Pipeline(as(testContext(t), "alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(want codes.Code) {
+			t.Helper()
+			for _, m := range []*pb.PipelineRequest{getRequest(1, "k"), putRequest(2, "k", "v", pb.Durability_DURABILITY_ASYNC)} {
+				if err := stream.Send(m); err != nil {
+					t.Fatal(err)
+				}
+				out, err := stream.Recv()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := status.FromProto(out.GetError()).Code(); got != want {
+					t.Errorf("%v: got %v, want %v", m, got, want)
+				}
+			}
+		}
+		ask(codes.OK)
+		h.setUsers(only(grant("rw", "j")))
+		ask(codes.PermissionDenied)
+		h.setUsers(map[string][]auth.Grant{})
+		ask(codes.Unauthenticated)
+		h.setUsers(only(grant("rw", "k")))
+		ask(codes.OK)
+		h.gate.publish(nil)
+		ask(codes.OK)
+	})
+}
+
+func TestTransactionIsCheckedByOperationAndAsAWhole(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.put(t, "k", "v")
+		begin := &pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{}}}
+		get := &pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: &pb.KeyReadRequest{Key: []byte("k")}}}
+		scan := &pb.TransactRequest{Request: &pb.TransactRequest_Scan{Scan: &pb.RangeReadRequest{Range: prefixRange("k")}}}
+		write := func(key string) *pb.TransactRequest {
+			return &pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{mutation(key, 0)}}}}
+		}
+		attach := &pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{mutation("m", leaseOfTests)}}}}
+		commit := &pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: &pb.CommitRequest{}}}
+		rollback := &pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: &pb.RollbackRequest{}}}
+		all := []auth.Grant{grant("rw", "k"), grant("wl", "m")}
+		if _, err := clientsOf(h.conn).lease.GrantLease(testContext(t), &pb.GrantLeaseRequest{Id: leaseOfTests, Ttl: durationpb.New(time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		for name, row := range map[string]struct {
+			before, after []*pb.TransactRequest
+			then          []auth.Grant
+			want          codes.Code
+		}{
+			"nothing changes":                        {[]*pb.TransactRequest{get, write("m"), attach}, []*pb.TransactRequest{commit}, all, codes.OK},
+			"a right that it does not use":           {[]*pb.TransactRequest{get, write("m")}, []*pb.TransactRequest{commit}, []auth.Grant{grant("r", "k"), grant("w", "m")}, codes.OK},
+			"an operation after":                     {[]*pb.TransactRequest{get}, []*pb.TransactRequest{get}, []auth.Grant{grant("w", "k")}, codes.PermissionDenied},
+			"the right to what it wrote":             {[]*pb.TransactRequest{write("k"), write("m")}, []*pb.TransactRequest{commit}, []auth.Grant{grant("rw", "k")}, codes.PermissionDenied},
+			"the right to what it read":              {[]*pb.TransactRequest{get, write("m")}, []*pb.TransactRequest{commit}, []auth.Grant{grant("w", "k"), grant("w", "m")}, codes.PermissionDenied},
+			"the right to what it only read":         {[]*pb.TransactRequest{get}, []*pb.TransactRequest{commit}, []auth.Grant{grant("w", "k")}, codes.PermissionDenied},
+			"the right to a range that it read":      {[]*pb.TransactRequest{scan, write("m")}, []*pb.TransactRequest{commit}, []auth.Grant{grant("w", "k"), grant("w", "m")}, codes.PermissionDenied},
+			"the right to attach":                    {[]*pb.TransactRequest{attach}, []*pb.TransactRequest{commit}, []auth.Grant{grant("w", "m")}, codes.PermissionDenied},
+			"another operation is checked meanwhile": {[]*pb.TransactRequest{write("k")}, []*pb.TransactRequest{write("m"), commit}, []auth.Grant{grant("w", "m")}, codes.PermissionDenied},
+			"rolled back without any right":          {[]*pb.TransactRequest{write("k")}, []*pb.TransactRequest{rollback}, nil, codes.OK},
+		} {
+			h.setUsers(only(all...))
+			stream, err := clientsOf(h.conn).txn.Transact(as(testContext(t), "alice"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			do := func(m *pb.TransactRequest) error {
+				if err := stream.Send(m); err != nil {
+					return err
+				}
+				out, err := stream.Recv()
+				if err != nil {
+					return err
+				}
+				return status.ErrorProto(out.GetError())
+			}
+			for _, m := range append([]*pb.TransactRequest{begin}, row.before...) {
+				if err := do(m); err != nil {
+					t.Fatalf("%s: %v: %v", name, m, err)
+				}
+			}
+			visible := h.store.Visible()
+			h.setUsers(only(row.then...))
+			for i, m := range row.after {
+				want := codes.OK
+				if i == len(row.after)-1 {
+					want = row.want
+				}
+				if err := do(m); status.Code(err) != want {
+					t.Errorf("%s: %v: got %v, want %v", name, m, err, want)
+				}
+			}
+			if row.want != codes.OK && h.store.Visible() != visible {
+				t.Errorf("%s: something was committed", name)
+			}
+			_ = stream.CloseSend()
+			eventually(t, "the transaction has ended", func() bool { return len(h.Server.transactions.list()) == 0 })
+		}
+	})
+}
+
+func TestScanEndsWhenItsRightIsTakenAway(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		value := make([]byte, 4<<10)
+		for i := range 500 { // more than windows and buffers take
+			if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Appendf(nil, "k%03d", i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, after := range map[string]struct {
+			users map[string][]auth.Grant
+			want  codes.Code
+		}{
+			"kept":    {only(grant("r", "k")), codes.OK},
+			"reduced": {only(grant("r", "k0")), codes.PermissionDenied},
+			"revoked": {map[string][]auth.Grant{}, codes.Unauthenticated},
+		} {
+			h.setUsers(only(grant("r", "k")))
+			stream, err := h.kv.Scan(as(testContext(t), "alice"), &pb.ScanRequest{Range: prefixRange("k"), PageBytes: 8 << 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+			h.setUsers(after.users)
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			if err.Error() == "EOF" {
+				err = nil
+			}
+			if status.Code(err) != after.want {
+				t.Errorf("%s: got %v, want %v", name, err, after.want)
+			}
+		}
+	})
+}
+
+// A watch ends when its right does, also if nothing happens that it would show.
+func TestWatchEndsWhenItsRightIsTakenAway(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("r", "a"), grant("r", "b")))
+		conn := h.dial(t)
+		stream, err := pb.NewFeedServiceClient(conn).Watch(as(testContext(t), "alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, prefix := range []string{1: "a", 2: "b"} {
+			if prefix == "" {
+				continue
+			}
+			if err := stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{WatchId: uint64(id), Ranges: []*pb.KeyRange{prefixRange(prefix)}}}}); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := stream.Recv(); err != nil || out.GetCreated() == nil {
+				t.Fatal(out, err)
+			}
+		}
+		h.setUsers(only(grant("r", "b")))
+		out, err := stream.Recv()
+		if err != nil || out.WatchId != 1 || status.FromProto(out.GetEnded().GetError()).Code() != codes.PermissionDenied {
+			t.Fatalf("got %v, %v; want the end of the first watch", out, err)
+		}
+		root := as(testContext(t), "root")
+		for _, key := range []string{"a1", "b1"} {
+			if _, err := h.kv.Put(root, &pb.PutRequest{Key: []byte(key)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if out, err := stream.Recv(); err != nil || out.WatchId != 2 || string(out.GetChanges().GetCommits()[0].Events[0].Key) != "b1" {
+			t.Fatalf("got %v, %v; want the event of the second watch", out, err)
+		}
+		h.setUsers(map[string][]auth.Grant{})
+		if out, err := stream.Recv(); err != nil || status.FromProto(out.GetEnded().GetError()).Code() != codes.Unauthenticated {
+			t.Fatalf("got %v, %v; want the end of the second watch", out, err)
+		}
+	})
+}
+
+// What a token has opened ends when the token expires, although the connection has kept it.
+func TestStreamsEndWhenTheirTokenExpires(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(map[string][]auth.Grant{})
+		table := makeTable(only(grant("rl", "k")))
+		addToken(table, "alice", time.Now().Add(300*time.Millisecond))
+		h.gate.publish(table)
+		ctx, c := as(testContext(t), "alice"), clientsOf(h.conn)
+		watch, err := c.feed.Watch(ctx)
+		if err == nil {
+			err = watch.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("k")}}}})
+		}
+		if err == nil {
+			_, err = watch.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock, err := c.lock.ObserveLock(ctx, &pb.ObserveLockRequest{Name: []byte("k")})
+		if err == nil {
+			_, err = lock.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := watch.Recv(); err != nil || status.FromProto(out.GetEnded().GetError()).Code() != codes.Unauthenticated {
+			t.Errorf("watch: %v, %v", out, err)
+		}
+		if _, err := lock.Recv(); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("observed lock: %v", err)
+		}
+		if _, err := c.kv.Get(ctx, &pb.GetRequest{Key: []byte("k")}); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("get: %v", err)
+		}
+	})
+}
+
+func TestObservedLockEndsWhenItsRightIsTakenAway(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("r", "k")))
+		stream, err := clientsOf(h.conn).lock.ObserveLock(as(testContext(t), "alice"), &pb.ObserveLockRequest{Name: []byte("k")})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.setUsers(only(grant("r", "j")))
+		if _, err := stream.Recv(); !denied(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestBulkLoadIsCheckedAsAWholeWhenItCommits(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		many := []auth.Grant{grant("w", "k"), grant("w", "m")}
+		for i := range loadedSpansMax { // more ranges than a load keeps apart
+			many = append(many, grant("w", fmt.Sprintf("s%03d.", i)))
+		}
+		manyKeys := []string{"k1", "k2", "m1"}
+		for i := range loadedSpansMax {
+			manyKeys = append(manyKeys, fmt.Sprintf("s%03d.x", i))
+		}
+		two := []auth.Grant{grant("w", "k"), grant("w", "m")}
+		for name, row := range map[string]struct {
+			before []auth.Grant
+			keys   []string
+			then   []auth.Grant
+			want   codes.Code
+		}{
+			"kept":                           {[]auth.Grant{grant("w", "k")}, []string{"k1", "k2"}, []auth.Grant{grant("w", "k")}, codes.OK},
+			"the first":                      {[]auth.Grant{grant("w", "k")}, []string{"k1", "k2"}, []auth.Grant{grant("w", "k2")}, codes.PermissionDenied},
+			"the user":                       {[]auth.Grant{grant("w", "k")}, []string{"k1", "k2"}, nil, codes.PermissionDenied},
+			"two ranges kept":                {two, []string{"k1", "m1", "k2"}, two, codes.OK},
+			"two ranges widened":             {two, []string{"k1", "m1", "k2"}, []auth.Grant{grant("w", "")}, codes.OK},
+			"two ranges reduced to the keys": {two, []string{"k1", "m1", "k1"}, []auth.Grant{grant("w", "k1"), grant("w", "m1")}, codes.OK},
+			"the first range":                {two, []string{"k1", "m1", "k2"}, []auth.Grant{grant("w", "m")}, codes.PermissionDenied},
+			"the second range":               {two, []string{"k1", "m1", "k2"}, []auth.Grant{grant("w", "k")}, codes.PermissionDenied},
+			"between keys of one range":      {two, []string{"k1", "m1", "k3"}, []auth.Grant{grant("w", "k1"), grant("w", "k3"), grant("w", "m")}, codes.PermissionDenied},
+			"too many ranges":                {many, manyKeys, many, codes.PermissionDenied}, // the last ones are as one
+			"too many ranges, all":           {many, manyKeys, []auth.Grant{grant("w", "")}, codes.OK},
+		} {
+			h.setUsers(only(row.before...))
+			stream, err := h.kv.BulkLoad(as(testContext(t), "alice"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range row.keys {
+				if err := stream.Send(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte(key)}}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(20 * time.Millisecond) // the messages are checked now; a test with the later rights may refuse them
+			h.setUsers(only(row.then...))
+			_ = stream.Send(&pb.BulkLoadRequest{Commit: true})
+			if _, err := stream.CloseAndRecv(); status.Code(err) != row.want {
+				t.Errorf("%s: got %v, want %v", name, err, row.want)
+			}
+		}
+	})
+}
+
+// A key that the caller could not write when the load began is not forgotten when the right to it is taken away again.
+func TestBulkLoadIsCheckedWithRightsThatCameMeanwhile(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("w", "k")))
+		stream, err := h.kv.BulkLoad(as(testContext(t), "alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		send := func(m *pb.BulkLoadRequest) {
+			if err := stream.Send(m); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond) // it is checked now
+		}
+		send(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte("k1")}}})
+		h.setUsers(only(grant("w", "k"), grant("w", "m")))
+		send(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte("m1")}}})
+		h.setUsers(only(grant("w", "k")))
+		_ = stream.Send(&pb.BulkLoadRequest{Commit: true})
+		if _, err := stream.CloseAndRecv(); !denied(err) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

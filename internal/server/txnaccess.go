@@ -1,0 +1,52 @@
+package server
+
+import (
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// txnAccess is the permission of the operations of a Transact stream, and of the transaction as a whole. The footprint of the whole
+// is not kept: it is in the transaction itself, which is asked only if the users have changed since it began.
+type txnAccess struct {
+	operation *access
+	whole     access
+	table     *auth.Table // with which all operations of the open transaction were checked
+	mixed     bool        // they were not all checked with the same one
+}
+
+// transactRow is what operations of transactions need.
+var transactRow = rpcRows[pb.TransactionService_Transact_FullMethodName]
+
+func (t *txnAccess) begin(a *access) {
+	t.operation = a
+	t.whole.gate, t.whole.conn, t.whole.header = a.gate, a.conn, a.header
+}
+
+// check checks a request. A rollback is always permitted.
+func (t *txnAccess) check(req *pb.TransactRequest, size int) error {
+	switch req.GetRequest().(type) {
+	case *pb.TransactRequest_Rollback, *pb.TransactRequest_RollbackTo:
+		return nil
+	}
+	if err := t.operation.check(transactRow, req); err != nil {
+		return err
+	}
+	if _, begins := req.GetRequest().(*pb.TransactRequest_Begin); begins {
+		t.table, t.mixed = t.operation.table, false
+	}
+	t.mixed = t.mixed || t.table != t.operation.table
+	return t.operation.take(size)
+}
+
+// commit checks all that the transaction has read and written, if the users have changed since it began. The result checks it
+// again under the latches.
+func (t *txnAccess) commit(txn *mvcc.Txn) (*access, error) {
+	w := &t.whole
+	w.caller = t.operation.caller
+	if t.mixed {
+		return w, w.check(&rowOfTxn, txn)
+	}
+	w.row, w.request, w.table = &rowOfTxn, txn, t.table
+	return w, w.again()
+}

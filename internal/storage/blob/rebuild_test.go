@@ -1,0 +1,102 @@
+package blob
+
+import (
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// eachPage calls its argument for the intact pages of the file that wanted reports true for.
+func (b *bag) eachPage(wanted func(page.ID) bool, each func(id page.ID, buf []byte)) error {
+	buf := vfs.AlignedBuffer(b.p.PageSize())
+	for id := b.p.PageCount() - 1; id > 0; id-- { // any order serves
+		if wanted(id) && b.p.ReadPage(id, buf) == nil {
+			each(id, buf)
+		}
+	}
+	return nil
+}
+
+func (b *bag) eachRef(each func(page.Ref) error) (complete bool, err error) {
+	for _, r := range b.refs {
+		if err := each(r); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// abort writes the pages of a checkpoint, and does not commit it.
+func (b *bag) abort(c change) error {
+	ck, err := b.p.Begin()
+	if err != nil {
+		return err
+	}
+	defer ck.Abort()
+	_, _, err = b.build(ck, b.s.Begin(ck), c)
+	return err
+}
+
+// TestRebuiltTableFindsEveryCopyOfAFragment: a checkpoint that was aborted, or that a crash ended, leaves pages with
+// blob ids that the next one uses for other values, and both have the same number. A table that is made from all pages
+// of the file gives the value that the reference means.
+func TestRebuiltTableFindsEveryCopyOfAFragment(t *testing.T) {
+	for seed := range uint64(40) {
+		b := mustCreate(t, vfs.NewMem(), 512)
+		rng := rand.New(rand.NewPCG(seed, 3))
+		want := map[int]string{}
+		for _, c := range churn(seed, 12, 30, 2500) {
+			lost := maps.Clone(c)
+			for range rng.IntN(20) {
+				lost[100+rng.IntN(30)-60*rng.IntN(2)] = value(rng.IntN(100), 9, rng.IntN(2500))
+			}
+			must(t, b.abort(lost))
+			must(t, b.checkpoint(c))
+			want = c.apply(want)
+			b.p.ReuseAllFreed(b.p.Checkpoint())
+			s, err := Rebuild(&b.p.Reader, func(each func(id page.ID, buf []byte)) error {
+				return b.eachPage(func(page.ID) bool { return true }, each)
+			})
+			must(t, err)
+			if err := checkContents(&bag{p: b.p, s: s, refs: b.refs}, want); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		must(t, b.p.Close())
+	}
+}
+
+// TestRepairedTableIsExact: a table that is made from the live pages of a state has the locations that the state has,
+// also when one checkpoint has moved a fragment twice.
+func TestRepairedTableIsExact(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 512)
+	b.relocate = 300
+	rng := rand.New(rand.NewPCG(1, 3))
+	first, second := change{}, change{}
+	for i := range 600 {
+		first[i] = value(i, 0, 480+rng.IntN(800))
+		if i < 400 {
+			second[i] = nil
+		}
+	}
+	want := map[int]string{}
+	for _, c := range []change{first, second, {}, {}, {}, {}} {
+		must(t, b.checkpoint(c))
+		want = c.apply(want)
+		b.p.ReuseAllFreed(b.p.Checkpoint())
+		s, err := Repair(&b.p.Reader, func(each func(id page.ID, buf []byte)) (bool, error) {
+			return true, b.eachPage(b.p.IsLive, each)
+		}, b.p.IsLive, b.eachRef)
+		must(t, err)
+		must(t, checkContents(&bag{p: b.p, s: s, refs: b.refs}, want))
+		for id := range b.s.state.Slots {
+			if p := b.s.table.locationOf(id); p.live() && p != s.table.locationOf(id) {
+				t.Fatalf("blob %d is at %#x, and at %#x after the repair", id, p, s.table.locationOf(id))
+			}
+		}
+	}
+	must(t, b.p.Close())
+}
