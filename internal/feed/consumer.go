@@ -18,6 +18,7 @@ type Consumer struct {
 	watches  map[uint64]*Watch
 	ready    fifo[*Watch] // with something for Next; they take turns. One that has ended meanwhile is still in it
 	hungry   []*Watch     // that lost their queues and are read for again when Next is called
+	awaited  *Watch       // whose queue is not taken away, because Take was called for it and is called again once it has something
 	closed   bool
 	awakened bool // it will be woken when Feed.mu is released
 }
@@ -82,7 +83,12 @@ func (c *Consumer) admitLocked(w *Watch) error {
 	return nil
 }
 
-func (c *Consumer) forget(w *Watch) { delete(c.watches, w.ID) }
+func (c *Consumer) forget(w *Watch) {
+	delete(c.watches, w.ID)
+	if c.awaited == w {
+		c.awaited = nil
+	}
+}
 
 // Wake delivers when there may be something for Next.
 func (c *Consumer) Wake() <-chan struct{} { return c.wake }
@@ -95,7 +101,7 @@ func (c *Consumer) Close() {
 	for _, w := range c.watches {
 		c.feed.removeLocked(w)
 	}
-	c.ready, c.hungry = fifo[*Watch]{}, nil
+	c.ready, c.hungry, c.awaited = fifo[*Watch]{}, nil, nil
 }
 
 // Defaults of a Limit.
@@ -206,6 +212,7 @@ func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
 	f := c.feed
 	l.setDefaults()
 	f.lock()
+	c.awaited = nil
 	f.feedHungryLocked(c)
 	for c.ready.len() > 0 && !ok {
 		w := c.ready.pop()
@@ -217,15 +224,28 @@ func (c *Consumer) Next(l Limit) (d Delivery, ok bool) {
 	return d, ok
 }
 
-// Take returns what one watch of the consumer has to deliver, like Next.
+// Take returns what one watch of the consumer has to deliver, like Next. If the watch has lost its queue, it is read for again, and
+// keeps the next queue until the consumer calls Take, Next or Forgo. Others wait for that: the consumer calls Take as soon as it is
+// woken, and waits for no client before.
 func (c *Consumer) Take(w *Watch, l Limit) (d Delivery, ok bool) {
 	f := c.feed
 	l.setDefaults()
 	f.lock()
-	d, ok = f.deliverLocked(w, l)
+	c.awaited = nil
+	if d, ok = f.deliverLocked(w, l); !ok && w.state != StateEnded {
+		c.awaited = w
+		f.feedHungryLocked(c)
+	}
 	f.unlock()
 	f.copyParts(&d)
 	return d, ok
+}
+
+// Forgo says that the consumer does not call Take for the watch that it awaits.
+func (c *Consumer) Forgo() {
+	c.feed.lock()
+	defer c.feed.unlock()
+	c.awaited = nil
 }
 
 func (l *Limit) setDefaults() {

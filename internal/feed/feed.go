@@ -88,8 +88,9 @@ type Options struct {
 	ConsumerWatchesMax    int           // of one consumer; 10,000
 	RangesMax             int           // of one watch; 64
 
-	roomWait time.Duration // 50 ms; see room.go
-	manual   bool          // no goroutine is started: a test calls the steps
+	roomWait time.Duration         // 50 ms; see room.go
+	wait     func(context.Context) // between two attempts to get room
+	manual   bool                  // no goroutine is started: a test calls the steps
 }
 
 func (o *Options) setDefaults() {
@@ -103,6 +104,9 @@ func (o *Options) setDefaults() {
 	orDefault(&o.ConsumerWatchesMax, 10_000)
 	orDefault(&o.RangesMax, 64)
 	orDefault(&o.roomWait, roomWait)
+	if o.wait == nil {
+		o.wait = func(ctx context.Context) { sleep(ctx, roomEvery) }
+	}
 }
 
 func orDefault[T comparable](field *T, value T) {

@@ -79,7 +79,7 @@ func (f *Feed) makeRoomLocked() {
 	if f.memory.queues <= f.memory.queuesMax {
 		return
 	}
-	full := f.byWaitLocked()
+	full, _ := f.byWaitLocked()
 	for _, w := range full[:max(len(full), 1)-1] { // the last one keeps its queue, so that something is delivered however little memory there is
 		if f.memory.queues <= f.memory.queuesMax-f.memory.queuesMax/4 {
 			return
@@ -88,17 +88,22 @@ func (f *Feed) makeRoomLocked() {
 	}
 }
 
-// byWaitLocked are the watches with a queue, first those from whose queues nothing was taken for the longest time.
-func (f *Feed) byWaitLocked() (full []*Watch) {
+// byWaitLocked are the watches with a queue that may be taken away, first those from whose queues nothing was taken for the longest
+// time, and the number of the others: their consumers are about to take something.
+func (f *Feed) byWaitLocked() (full []*Watch, awaited int) {
 	for _, w := range f.watches {
-		if w.queue.len() > 0 {
+		switch {
+		case w.queue.len() == 0:
+		case w.consumer.awaited == w:
+			awaited++
+		default:
 			full = append(full, w)
 		}
 	}
 	slices.SortFunc(full, func(a, b *Watch) int {
 		return cmp.Or(cmp.Compare(a.waiting, b.waiting), cmp.Compare(a.ID, b.ID))
 	})
-	return full
+	return full, awaited
 }
 
 // evictLocked takes the queue away from a watch, which lags from then on at the begin of that queue. It is read for again

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,16 +18,18 @@ import (
 // model drives a feed step by step, and compares what each watch delivers with its filter of all commits.
 type model struct {
 	*store
-	rng      *rand.Rand
-	feed     *Feed
-	consumer []*Consumer
-	watches  []*observed
-	tree     keys.Epoch   // up to which the log has been truncated: the tree has it
-	pending  []keys.Epoch // appended, and perhaps neither durable nor visible
-	faults   int          // of which a watch heard
-	large    []*observed  // of these Next has said that a large operation is next
-	largest  int          // bytes of an operation that Next may deliver
-	seen     struct{ copied, large, taken, lost int }
+	rng       *rand.Rand
+	feed      *Feed
+	consumer  []*Consumer
+	watches   []*observed
+	tree      keys.Epoch   // up to which the log has been truncated: the tree has it
+	pending   []keys.Epoch // appended, and perhaps neither durable nor visible
+	faults    int          // of which a watch heard
+	large     []*observed  // of these Next has said that a large operation is next
+	awaited   []*observed  // of these, the ones whose consumers wait for the queue that they have lost
+	largest   int          // bytes of an operation that Next may deliver
+	fruitless int          // attempts of a read to get room during which nothing was taken
+	seen      struct{ copied, large, taken, lost, regained, forgone int }
 }
 
 // observed is a watch with what it has delivered since a position.
@@ -35,6 +38,7 @@ type observed struct {
 	consumer *Consumer
 	after    Position
 	got      []event
+	regained bool // it is awaited, and has a queue
 }
 
 // TestDeliveryIsTheFilterOfTheLog makes commits, bulk loads and watches at random, with queues of 1 to 10 references and a
@@ -50,10 +54,12 @@ func TestDeliveryIsTheFilterOfTheLog(t *testing.T) {
 			all.seen.large += seen.large
 			all.seen.taken += seen.taken
 			all.seen.lost += seen.lost
+			all.seen.regained += seen.regained
+			all.seen.forgone += seen.forgone
 		})
 	}
 	t.Logf("%+v", all.seen)
-	if !t.Failed() && (all.seen.copied == 0 || all.seen.taken == 0 || all.seen.lost == 0) {
+	if !t.Failed() && (all.seen.copied == 0 || all.seen.taken == 0 || all.seen.lost == 0 || all.seen.regained == 0) {
 		t.Errorf("the test tests little: %+v", all.seen)
 	}
 }
@@ -71,13 +77,12 @@ func runModel(t *testing.T, rng *rand.Rand, steps int) *model {
 
 // open opens a feed with so many consumers.
 func (m *model) open(consumers int) {
-	m.feed = New(m.store, Options{
-		manual: true, roomWait: 1, MemoryBytes: 600 + 400*m.rng.Int64N(8), QueueOperations: 1 + m.rng.IntN(10), QueueBytes: 50 + m.rng.Int64N(500),
-	})
+	o := Options{MemoryBytes: 600 + 400*m.rng.Int64N(8), QueueOperations: 1 + m.rng.IntN(10), QueueBytes: 50 + m.rng.Int64N(500)}
 	if m.rng.IntN(3) == 0 { // there is room for a large commit, or for two
-		m.feed.Close()
-		m.feed = New(m.store, Options{manual: true, roomWait: 1, MemoryBytes: 350<<10 + m.rng.Int64N(500<<10), QueueOperations: 1 + m.rng.IntN(10)})
+		o = Options{MemoryBytes: 350<<10 + m.rng.Int64N(500<<10), QueueOperations: 1 + m.rng.IntN(10)}
 	}
+	o.manual, o.roomWait, o.wait = true, 1, m.takeAwaitedOfAll
+	m.feed = New(m.store, o)
 	m.largest = 1 + m.rng.IntN(100)
 	m.consumer = nil
 	for i := range consumers {
@@ -86,6 +91,7 @@ func (m *model) open(consumers int) {
 }
 
 func (m *model) step() {
+	m.noteRegained()
 	switch n := m.rng.IntN(100); {
 	case n < 20:
 		m.pending = append(m.pending, m.appendRandom())
@@ -201,6 +207,12 @@ func (m *model) tail() {
 // take takes one delivery of a consumer, and reports false if it has none.
 func (m *model) take(c *Consumer) bool {
 	m.t.Helper()
+	if i := slices.IndexFunc(m.awaited, func(w *observed) bool { return w.consumer == c }); i >= 0 && m.rng.IntN(8) > 0 {
+		return m.takeAwaited(m.awaited[i])
+	} else if i >= 0 {
+		m.awaited = slices.Delete(m.awaited, i, i+1) // Next forgoes what was awaited
+		m.seen.forgone++
+	}
 	d, ok := c.Next(Limit{Events: 1 + m.rng.IntN(5), Bytes: 1 + m.rng.IntN(60), Large: m.largest})
 	if !ok {
 		return false
@@ -220,17 +232,76 @@ func (m *model) takeLarge() bool {
 	i := m.rng.IntN(len(m.large))
 	w := m.large[i]
 	m.large = slices.Delete(m.large, i, i+1)
+	m.awaited = slices.DeleteFunc(m.awaited, func(o *observed) bool { return o.consumer == w.consumer }) // a consumer awaits one watch
+	if m.takeWith(w) {
+		m.seen.taken++
+		return true
+	}
+	m.seen.lost++
+	if w.Info().State != StateEnded {
+		w.regained = false
+		m.awaited = append(m.awaited, w)
+	}
+	return false
+}
+
+// takeWith takes what a watch has by a consumer that has memory for it.
+func (m *model) takeWith(w *observed) bool {
+	m.t.Helper()
 	d, ok := w.consumer.Take(w.Watch, Limit{Events: 1 + m.rng.IntN(5), Bytes: 1 + m.rng.IntN(60), Large: 1 << 20})
 	if !ok {
-		m.seen.lost++
 		return false
 	}
 	if d.Large > 0 {
 		m.t.Fatalf("watch %d has a large operation of %d bytes", w.ID, d.Large)
 	}
-	m.seen.taken++
 	m.receive(&d)
 	return true
+}
+
+// takeAwaited takes what a watch has got since it lost what its consumer wanted. Once it has a queue again, it keeps it.
+func (m *model) takeAwaited(w *observed) bool {
+	m.t.Helper()
+	if !m.takeWith(w) {
+		if w.regained {
+			m.t.Fatalf("watch %d has lost a queue that its consumer was about to take", w.ID)
+		}
+		return false
+	}
+	m.awaited = slices.DeleteFunc(m.awaited, func(o *observed) bool { return o == w })
+	m.seen.regained++
+	return true
+}
+
+// takeAwaitedOfAll is what happens while a read waits for room: there is a queue that a consumer is about to take.
+func (m *model) takeAwaitedOfAll(context.Context) {
+	m.t.Helper()
+	m.noteRegained()
+	took := false
+	for _, w := range slices.Clone(m.awaited) {
+		took = w.regained && m.takeAwaited(w) || took
+	}
+	if m.fruitless++; took {
+		m.fruitless = 0
+	}
+	if m.fruitless > 1000 {
+		m.t.Fatalf("a read waits for room that no consumer gives: %+v", m.feed.memory)
+	}
+}
+
+// forgo lets a consumer not wait for what a watch of it has lost.
+func (m *model) forgo(c *Consumer) {
+	m.awaited = slices.DeleteFunc(m.awaited, func(w *observed) bool { return w.consumer == c })
+	c.Forgo()
+}
+
+// noteRegained notes which of the watches that lost their queues have one again.
+func (m *model) noteRegained() {
+	m.feed.lock()
+	defer m.feed.unlock()
+	for _, w := range m.awaited {
+		w.regained = w.regained || w.queue.len() > 0
+	}
 }
 
 // receive checks a delivery, and adds it to what its watch has delivered.
@@ -334,7 +405,9 @@ func (m *model) restart() {
 	at := w.Info().Position
 	m.check(w, at)
 	w.Cancel()
+	m.awaited = slices.DeleteFunc(m.awaited, func(o *observed) bool { return o == w })
 	if m.rng.IntN(2) == 0 {
+		m.forgo(w.consumer)
 		if d, ok := w.consumer.Take(w.Watch, Limit{}); ok {
 			m.t.Fatalf("watch %d was canceled and delivers %v", w.ID, d)
 		}
@@ -382,6 +455,7 @@ func (m *model) finish() {
 			idle = 0
 		}
 		for _, c := range m.consumer {
+			m.forgo(c) // a watch that has been replaced, or has delivered the operation otherwise, may have nothing for it
 			for ; m.take(c) && steps < 20_000; steps++ {
 				idle = 0
 				for len(m.large) > 0 {

@@ -17,6 +17,11 @@ import (
 // in which each of them can take something of it, and a stream keeps nothing of a large commit but what it sends. Reads get room
 // in the order in which they ask for it, so that the tailer is served however much is read for lagging watches. A reader for
 // watches that all have a queue takes none of these, or they would be offered the same again and again: it leaves.
+//
+// A stream may need longer than roomWait until it has memory for a large operation, and its watch has lost its queue then. The stream
+// keeps that memory, and the watch keeps the next queue that it gets until the stream has taken the operation from it
+// (Consumer.Take). A read that needs room waits for that, as it waits for copies: the stream waits for no client meanwhile. So each
+// stream that has memory for its large operation delivers it, however slow the machine is.
 const (
 	roomWait  = 50 * time.Millisecond
 	roomEvery = 5 * time.Millisecond
@@ -72,7 +77,7 @@ func (l *logReader) reserve(ctx context.Context, bytes int64) error {
 		case err != nil:
 			return err
 		}
-		sleep(ctx, roomEvery)
+		f.options.wait(ctx)
 	}
 }
 
@@ -120,7 +125,7 @@ func (f *Feed) makeRoomForLocked(g *group, bytes int64) (ok bool, err error) {
 	if g != nil && !g.hungryLocked() {
 		return false, errQueued
 	}
-	full := f.byWaitLocked()
+	full, awaited := f.byWaitLocked()
 	if m.reading > 0 || len(full) > 0 && time.Since(m.offered) < f.options.roomWait {
 		return false, nil
 	}
@@ -130,7 +135,7 @@ func (f *Feed) makeRoomForLocked(g *group, bytes int64) (ok bool, err error) {
 		}
 		f.evictLocked(w)
 	}
-	return m.copied == 0 || hasRoom(), nil
+	return m.copied == 0 && awaited == 0 || hasRoom(), nil
 }
 
 // hungryLocked reports whether some watch of the group has nothing to deliver. If none has, they are read for again when their

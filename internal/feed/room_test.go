@@ -128,3 +128,42 @@ func TestCopiesOfSmallCommitsDoNotKeepTheTailerWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestStreamsWithMemoryForALargeOperationDeliverIt: two streams want one large operation each, and there is room for one commit.
+// Each needs so long until it has memory for it that the other one's commit takes its queue away meanwhile, again and again.
+func TestStreamsWithMemoryForALargeOperationDeliverIt(t *testing.T) {
+	const size = 300 << 10
+	s := newStore(t, 1<<20)
+	left := map[*Consumer]*Watch{}
+	takeAll := func() {
+		for c, w := range left {
+			if d, ok := c.Take(w, Limit{Bytes: 1 << 10, Large: size + 100}); ok && len(d.Parts) == 1 {
+				delete(left, c)
+			}
+		}
+	}
+	f := New(s, Options{manual: true, MemoryBytes: size + 10<<10, roomWait: 1, wait: func(context.Context) { takeAll() }})
+	defer f.Close()
+	s.commit(batch.Header{}, set("a", string(make([]byte, size))))
+	s.commit(batch.Header{}, set("b", string(make([]byte, size))))
+	for i, key := range []string{"a", "b"} {
+		c := f.NewConsumer(key)
+		left[c] = mustWatch(t, c, WatchOptions{Ranges: []Range{pointRange([]byte(key))}, After: Position{Epoch: keys.Epoch(i)}})
+		f.read()
+		if d, ok := c.Next(Limit{Bytes: 1 << 10, Large: 1 << 10}); !ok || d.Large < size {
+			t.Fatalf("%+v, %v", d, ok)
+		}
+	}
+	for range 5 {
+		for c, w := range left {
+			if d, ok := c.Take(w, Limit{Bytes: 1 << 10, Large: size + 100}); ok && len(d.Parts) == 1 {
+				delete(left, c)
+				continue
+			}
+			f.read() // which makes room by taking the queue of the other one
+		}
+	}
+	if len(left) > 0 {
+		t.Fatalf("%d streams have memory for their operation, and were not served", len(left))
+	}
+}

@@ -196,18 +196,40 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		Events: watchEventsMax, Bytes: w.server.feed.responseBytes(), Large: watchLargeBytes, EventBytes: eventBytes, CommitBytes: commitBytes,
 	}
 	d, ok := w.consumer.Next(limit)
-	if ok && d.Large > 0 { // it stays where it is until there is room for it
-		if err := w.charge(ctx, d.Large); err != nil {
-			return true, err
-		}
-		defer w.release()
-		limit.Large = d.Large
-		d, ok = w.consumer.Take(d.Watch, limit)
-	}
 	if !ok {
 		return worked, nil
 	}
+	if d.Large > 0 { // it stays where it is until there is room for it
+		return true, w.takeLarge(ctx, &d, limit)
+	}
 	return true, w.deliver(ctx, &d)
+}
+
+// takeLarge sends a large operation. While the stream waits for memory, the watch may lose its queue. The stream keeps the memory
+// until the watch has got the operation again, so that a machine on which both take long delivers it, too. It sends nothing
+// meanwhile, because others may wait for it.
+func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit feed.Limit) error {
+	if err := w.charge(ctx, next.Large); err != nil {
+		return err
+	}
+	defer w.release()
+	defer w.consumer.Forgo()
+	limit.Large = next.Large
+	for w.isChecked() {
+		d, ok := w.consumer.Take(next.Watch, limit)
+		if ok {
+			return w.deliver(ctx, &d)
+		}
+		select {
+		case <-w.consumer.Wake():
+		case <-w.changed:
+		case <-w.server.drain.begun:
+			return errShuttingDown
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil // the caller may have lost its right meanwhile: it is checked first
 }
 
 // deliver sends what the feed has for a watch.
@@ -316,10 +338,10 @@ func (w *watchStream) endForbidden(ctx context.Context) error {
 		w.changed = w.server.gate.changes()
 	default:
 	}
-	t := w.server.gate.table.Load()
-	if t == w.table && w.untilExpiry() > 0 {
+	if w.isChecked() {
 		return nil
 	}
+	t := w.server.gate.table.Load()
 	w.table = t
 	for _, sw := range w.watches {
 		if t == nil && sw.access == nil {
@@ -334,6 +356,11 @@ func (w *watchStream) endForbidden(ctx context.Context) error {
 		w.expires = sw.access.expires() // users may have been checked only since now
 	}
 	return nil
+}
+
+// isChecked reports whether the rights to the watches were checked with the users as they are now.
+func (w *watchStream) isChecked() bool {
+	return w.server.gate.table.Load() == w.table && w.untilExpiry() > 0
 }
 
 // untilExpiry is how long the stream may wait before the token of its caller expires.
