@@ -84,6 +84,9 @@ test-deploy: ## Test the alerts with promtool, and every query of the dashboard 
 test-console: build ## Open the console in a headless Chromium: three widths, light and dark, by keyboard, under axe (needs Chromium, Node and a package index)
 	tools/test-console.sh
 
+test-s3: ## Back up, archive and restore through a real S3-compatible server, which is killed meanwhile, as the server is (builds Versity's gateway from the Go module proxy)
+	tools/test-s3.sh
+
 ##@ Measure
 
 bench: ## Compare EpochKV with its peers; results, tables and charts go to bench/results/runs
@@ -158,7 +161,7 @@ ci: fmt-check vet lint test test-invariants race crash fuzz-smoke generate-check
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy test-console bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

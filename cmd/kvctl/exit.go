@@ -10,6 +10,7 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
 	"github.com/epochkv/epochkv/internal/backup"
+	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
@@ -23,7 +24,7 @@ const (
 	exitUnavailable = 6 // or a timeout
 	exitLimit       = 7
 	exitCorruption  = 8
-	exitDenied      = 9 // no credentials, wrong ones, or a right is missing
+	exitDenied      = 9 // no credentials, wrong ones, or a right is missing; at the server, or at the target of backups
 	exitDiskFull    = 10
 	exitInterrupted = 130 // as shells say: 128 and the number of SIGINT
 	exitTerminated  = 143 // and of SIGTERM
@@ -106,6 +107,8 @@ func exitCode(err error) int {
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable
+	case errors.Is(err, objectstore.ErrDenied): // by the target of backups or of the archive, which kvctl reads itself
+		return exitDenied
 	case errors.Is(err, errNotApplied), errors.Is(err, errLockHeld), errors.Is(err, client.ErrLeaseLost):
 		return exitConflict
 	case errors.As(err, &e):
@@ -150,6 +153,8 @@ func (a *app) advice(err error) string {
 		return usageAdvice(a.verb)
 	case errors.Is(err, errNotServing):
 		return "The server is starting or shutting down, or it stopped writing after an I/O error. kvctl status shows which."
+	case errors.Is(err, objectstore.ErrDenied):
+		return "The target refuses the access. Credentials of S3 are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file of credentials."
 	case !errors.As(err, &e):
 		return ""
 	}

@@ -16,8 +16,8 @@ var (
 	// ourCommand matches a line of a document that shows one of our commands, in a code block or in back quotes.
 	ourCommand = regexp.MustCompile(`\b(kvserver|kvctl|epochbench)\b`)
 	longFlag   = regexp.MustCompile(`(?:^|[\s\x60(])--([a-z][a-z0-9-]+)`)
-	makeTarget = regexp.MustCompile("(?:^|`|\\$ )make ([a-z][a-z-]+)")
-	target     = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	makeTarget = regexp.MustCompile("(?:^|`|\\$ )make ([a-z][a-z0-9-]+)")
+	target     = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
 	link       = regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
 )
 

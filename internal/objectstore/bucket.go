@@ -261,7 +261,7 @@ func (b *bucket) List(ctx context.Context, prefix string, each func(Object) erro
 	options := minio.ListObjectsOptions{Prefix: b.prefix + prefix, Recursive: true}
 	for info := range b.client.ListObjectsIter(ctx, b.name, options) {
 		if info.Err != nil {
-			return storeError("list", prefix, info.Err)
+			return storeError("list", cmp.Or(prefix, b.String()), info.Err)
 		}
 		name := strings.TrimPrefix(info.Key, b.prefix)
 		if checkName(name) != nil {
@@ -286,6 +286,9 @@ func (b *bucket) Delete(ctx context.Context, name string) error {
 	return err
 }
 
+// unknownUser is the answer of Versity's store to an access key that it does not know, with status 404.
+const unknownUser = "XAdminUserNotFound"
+
 // storeError translates an error of the client library.
 func storeError(operation, name string, err error) error {
 	if err == nil {
@@ -300,11 +303,11 @@ func storeError(operation, name string, err error) error {
 	case answer.Code == minio.NoSuchBucket:
 	case answer.Code == minio.PreconditionFailed || status == http.StatusPreconditionFailed:
 		kind = ErrExists
-	case status == http.StatusNotFound:
+	case answer.Code == minio.NoSuchKey: // and not each 404: the library says this of an answer without a body, too
 		kind = ErrNotFound
 	case answer.Code == "InvalidRange" || status == http.StatusRequestedRangeNotSatisfiable:
 		kind = ErrShort
-	case status == http.StatusForbidden || status == http.StatusUnauthorized:
+	case status == http.StatusForbidden || status == http.StatusUnauthorized || answer.Code == unknownUser:
 		kind = ErrDenied
 	case status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status == http.StatusConflict,
 		answer.Code == "RequestTimeout" || answer.Code == "SlowDown": // 409 is a conditional request beside another one

@@ -301,3 +301,28 @@ func TestAnswersOfTheStoreAreClassified(t *testing.T) {
 	answer = func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 	wantError(t, s.Create(t.Context(), "x", Bytes("x")), errTemporary)
 }
+
+// Stores answer 404 for other reasons, too: Versity's does so for an access key that it does not know. A deletion would seem to have
+// succeeded, and an object that exists to be missing.
+func TestOnlyAMissingObjectIsNotFound(t *testing.T) {
+	server, options := startS3(t)
+	s, err := open("s3://bucket", Options{S3: options})
+	check(t, err)
+	check(t, s.Create(t.Context(), "x", Bytes("x")))
+	for code, want := range map[string]error{"XAdminUserNotFound": ErrDenied, "NoSuchUpload": nil, "NoSuchTenant": nil} {
+		server.fail = func(w http.ResponseWriter, _ *http.Request) bool { s3Error(w, http.StatusNotFound, code); return true }
+		_, failed := s.Read(t.Context(), "x", 0, -1)
+		for _, err := range []error{failed, s.Create(t.Context(), "y", Bytes("y")), s.Delete(t.Context(), "x"), s.List(t.Context(), "", nil)} {
+			if err == nil || errors.Is(err, ErrNotFound) || isTemporary(err) || want != nil && !errors.Is(err, want) {
+				t.Errorf("%s: %v", code, err)
+			}
+		}
+	}
+	server.fail = nil
+	if all := names(t, s, ""); !slices.Equal(all, []string{"x:1"}) {
+		t.Errorf("left: %v", all)
+	}
+	check(t, s.Delete(t.Context(), "x"))
+	_, err = s.Read(t.Context(), "x", 0, -1)
+	wantError(t, err, ErrNotFound)
+}

@@ -47,6 +47,7 @@ type server struct {
 	dir      string
 	endpoint string
 	args     []string // in addition to those that every server gets
+	env      []string // of the server and of kvctl, in addition to that of the test
 	dialed   []client.Option
 	process  *exec.Cmd
 	log      bytes.Buffer
@@ -56,14 +57,20 @@ type server struct {
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t), args: args}
+	s.run()
+	return s
+}
+
+// run starts a server that ends with the test.
+func (s *server) run() {
+	s.t.Helper()
 	s.start()
-	t.Cleanup(func() {
+	s.t.Cleanup(func() {
 		s.signal(syscall.SIGKILL)
-		if t.Failed() {
-			t.Logf("the server's log:\n%s", s.log.String())
+		if s.t.Failed() {
+			s.t.Logf("the server's log:\n%s", s.log.String())
 		}
 	})
-	return s
 }
 
 // freeAddress finds an unused port. Another process may take it before the server does; the test
@@ -83,6 +90,7 @@ func (s *server) start() {
 	s.process = exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", filepath.Join(s.dir, "data"),
 		"--listen", s.endpoint, "--http", "", "--memory", "256MiB")
 	s.process.Args = append(s.process.Args, s.args...)
+	s.process.Env = append(os.Environ(), s.env...)
 	s.process.Stdout, s.process.Stderr = &s.log, &s.log
 	if err := s.process.Start(); err != nil {
 		s.t.Fatal(err)
@@ -124,7 +132,7 @@ func (s *server) dial(endpoint string, options ...client.Option) *client.Client 
 func (s *server) kvctl(stdin string, args ...string) (stdout, stderr string, code int) {
 	s.t.Helper()
 	cmd := exec.Command(filepath.Join(bin, "kvctl"), args...)
-	cmd.Env = append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint)
+	cmd.Env = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errs
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
