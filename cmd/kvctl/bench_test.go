@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,15 +68,8 @@ func TestBenchReportsEachWorkloadAndRemovesItsKeys(t *testing.T) {
 	server, c := serverWithNeighbour(t)
 	perRequest := map[string]int64{benchPut: 1, benchGet: 1, benchMixed: 1, benchBatch: 7, benchScan: 0}
 	for workload, keys := range perRequest {
-		code, out, errs := kvctl(t.Context(), server, "bench", workload, "--duration", "60ms", "--callers", "3", "--keys", "100",
-			"--batch", "7", "--scan", "5", "-o", "json")
-		if code != 0 {
-			t.Fatalf("%s: exit %d: %s", workload, code, errs)
-		}
-		var r benchReport
-		if err := json.Unmarshal([]byte(out), &r); err != nil {
-			t.Fatalf("%s: %v in %s", workload, err, out)
-		}
+		r := benchUntil(t, server, func(r *benchReport) bool { return r.Requests > 0 }, 60*time.Millisecond,
+			workload, "--callers", "3", "--keys", "100", "--batch", "7", "--scan", "5")
 		if r.Workload != workload || r.Loop != "closed" || r.Requests == 0 || r.Rate <= 0 || r.Latency.P50 <= 0 || r.Latency.Max < r.Latency.P50 {
 			t.Errorf("%s: %+v", workload, r)
 		}
@@ -86,16 +80,29 @@ func TestBenchReportsEachWorkloadAndRemovesItsKeys(t *testing.T) {
 	}
 }
 
+// benchUntil runs a benchmark until its report is as expected, each time ten times longer, up to ten seconds: a machine that is busy
+// with other things may send nothing in a moment.
+func benchUntil(t *testing.T, server *clienttest.Server, enough func(*benchReport) bool, duration time.Duration, args ...string) benchReport {
+	t.Helper()
+	for {
+		code, out, errs := kvctl(t.Context(), server, append([]string{"bench", "-o", "json", "--duration", duration.String()}, args...)...)
+		var r benchReport
+		if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil {
+			t.Fatalf("%s: exit %d, %v: %s", args[0], code, err, errs)
+		}
+		if duration *= 10; enough(&r) || duration > 10*time.Second {
+			return r
+		}
+	}
+}
+
 func TestAnOpenLoopSendsAtItsRate(t *testing.T) {
 	server, _ := serverWithNeighbour(t)
-	code, out, errs := kvctl(t.Context(), server, "bench", "put", "--duration", "400ms", "--callers", "4", "--rate", "100", "-o", "json")
-	var r benchReport
-	if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil {
-		t.Fatalf("exit %d, %v: %s", code, err, errs)
-	}
-	// 40 are due within the time; a machine that is slow to wake sends late, not more.
-	if r.Loop != "open" || r.Asked != 100 || r.Requests < 20 || r.Requests > 41 {
-		t.Errorf("%+v: want about 40 requests", r)
+	const rate = 100
+	r := benchUntil(t, server, func(r *benchReport) bool { return r.Rate > rate/2 }, 400*time.Millisecond, "put", "--callers", "4", "--rate", strconv.Itoa(rate))
+	// A machine that is slow to wake sends late, not more.
+	if most := int64(rate*r.Seconds) + 1; r.Loop != "open" || r.Asked != rate || r.Rate <= rate/2 || r.Requests > most {
+		t.Errorf("%+v: want at most %d requests, and at least half of them", r, most)
 	}
 }
 

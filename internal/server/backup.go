@@ -126,11 +126,12 @@ func backupFailure(err error) telemetry.BackupFailure {
 	return telemetry.BackupOther
 }
 
-// stats are for the metrics.
-func (b *backupState) stats(store *mvcc.Store) telemetry.BackupStats {
+// stats are for the metrics of a server whose operator expects backups or does not.
+func (b *backupState) stats(store *mvcc.Store, expected bool) telemetry.BackupStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := b.metrics
+	out.Expected = expected
 	if out.Running = b.running != nil; out.Running {
 		out.PinnedBytes = pinnedBytes(store)
 	}

@@ -279,7 +279,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		Leases:             telemetry.LeaseStats(s.leases.Stats()),
 		Feed:               s.feed.stats(s.store.Clock().Now()),
 		TLS:                s.endpoints.tls.stats(s.endpoints.http != nil),
-		Backups:            s.snapshots.backups.stats(s.store),
+		Backups:            s.snapshots.backups.stats(s.store, s.config.Archive.URL != "" || s.config.BackupMaxAge > 0),
 		Archive:            s.feed.archiveStats(time.Now()),
 		ObserverStats:      telemetry.ObserverStats{SlowRequests: s.observer.slow.count(), Audit: s.observer.audit.stats(), Traces: telemetry.TraceStats(s.observer.traces.Stats())},
 	}

@@ -8,6 +8,7 @@ import (
 
 // BackupStats are the backups of a server since its start.
 type BackupStats struct {
+	Expected          bool // there is an archive, or --backup-max-age: all metrics are sent, also before the first backup
 	Running           bool
 	PinnedBytes       uint64 // while one is running
 	Full, Incremental BackupSuccess
@@ -52,7 +53,13 @@ func describeBackups(ch chan<- *prometheus.Desc) {
 	}
 }
 
+// none is whether there is nothing to send: no backup is expected, and none was asked for.
+func (b *BackupStats) none() bool { return *b == BackupStats{} }
+
 func (b *BackupStats) collect(ch chan<- prometheus.Metric) {
+	if b.none() {
+		return
+	}
 	gauge(ch, backupRunningDesc, oneIf(b.Running))
 	gauge(ch, backupPinnedDesc, float64(b.PinnedBytes))
 	for kind, s := range map[string]*BackupSuccess{"full": &b.Full, "incremental": &b.Incremental} {

@@ -15,7 +15,7 @@ var cacheReadings = []reading{
 	engineFromStart("cache_hits_total", "Pages that reads of sessions found in the cache.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Hits) }),
 	engineFromStart("cache_misses_total", "Pages read from the data file on demand.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Misses) }),
 	engineFromStart("cache_refaults_total", "Misses of pages that were evicted recently.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Refaults) }),
-	engineFromStart("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",
+	engineCounter("cache_uncached_reads_total", "Pages read without the cache because no frame was available.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Uncached) }),
 	engineCounter("cache_evictions_total", "Pages of the cold set that were evicted to make room.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.Evicted) }),
 	engineCounter("cache_shrink_evictions_total", "Pages evicted because the cache was made smaller.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Cache.ShrinkEvicted) }),
@@ -34,7 +34,7 @@ var cacheReadings = []reading{
 
 var (
 	ioDesc     = desc("io_requests_total", "Requests to the device, by method.", "method")
-	ioRingDesc = desc("io_ring_requests_in_flight", "Requests in io_uring rings.")
+	ioRingDesc = desc("io_ring_requests_in_flight", "Requests in io_uring rings; none if they were never used.")
 	ioTimeDesc = desc("io_duration_seconds", "Duration of single reads and of batches, by method.", "method")
 )
 
@@ -57,12 +57,14 @@ func (c *ioCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, ioDesc, float64(s.VectorReads), "vector_read")
 	counter(ch, ioDesc, float64(s.VectorWrites), "vector_write")
 	counter(ch, ioDesc, float64(s.Repeated), "repeated")
-	gauge(ch, ioRingDesc, float64(s.InFlight))
+	if s.RingReads+s.RingWrites > 0 || s.InFlight > 0 {
+		gauge(ch, ioRingDesc, float64(s.InFlight))
+	}
 	for path := range vfs.Path(vfs.Paths) {
 		ioHistogram(ch, path, &s.Latencies[path])
 	}
 }
 
 func ioHistogram(ch chan<- prometheus.Metric, path vfs.Path, l *vfs.Latency) {
-	histogram(ch, ioTimeDesc, l.Buckets[:], l.Time.Seconds(), func(i int) float64 { return vfs.LatencyBound(i).Seconds() }, path.String())
+	coarseHistogram(ch, ioTimeDesc, l.Buckets[:], l.Time.Seconds(), func(i int) float64 { return vfs.LatencyBound(i).Seconds() }, path.String())
 }

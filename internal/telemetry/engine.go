@@ -16,26 +16,35 @@ type reading struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
 	value func(*mvcc.Stats) float64
+
+	whenAny bool // a gauge that is not sent while it is zero
 }
 
 func engineGauge(name, help string, value func(*mvcc.Stats) float64) reading {
-	return reading{desc(name, help), prometheus.GaugeValue, value}
+	return reading{desc: desc(name, help), kind: prometheus.GaugeValue, value: value}
+}
+
+// engineWhenAny is a gauge of things that may not exist: it is sent while it is not zero.
+func engineWhenAny(name, help string, value func(*mvcc.Stats) float64) reading {
+	r := engineGauge(name, help, value)
+	r.whenAny = true
+	return r
 }
 
 func engineCounter(name, help string, value func(*mvcc.Stats) float64) reading {
-	return reading{desc(name, help), prometheus.CounterValue, value}
+	return reading{desc: desc(name, help), kind: prometheus.CounterValue, value: value}
 }
 
 // engineFromStart is engineCounter for one that is sent from the start.
 func engineFromStart(name, help string, value func(*mvcc.Stats) float64) reading {
-	return reading{descFromStart(name, help), prometheus.CounterValue, value}
+	return reading{desc: descFromStart(name, help), kind: prometheus.CounterValue, value: value}
 }
 
 func (r *reading) send(ch chan<- prometheus.Metric, s *mvcc.Stats) {
 	if r.kind == prometheus.CounterValue {
 		counter(ch, r.desc, r.value(s))
-	} else {
-		gauge(ch, r.desc, r.value(s))
+	} else if v := r.value(s); v != 0 || !r.whenAny {
+		gauge(ch, r.desc, v)
 	}
 }
 
@@ -46,7 +55,7 @@ var readings = []reading{
 	engineGauge("min_visible_epoch", "Smallest epoch that a snapshot, a snapshot lease or the retention time still needs.", func(s *mvcc.Stats) float64 { return float64(s.MinVisible) }),
 	engineFromStart("commits_total", "Commits, single writes included.", func(s *mvcc.Stats) float64 { return float64(s.Commits) }),
 
-	engineGauge("expiry_lag_seconds", "Time since the earliest deadline of a key that has not been deleted.",
+	engineWhenAny("expiry_lag_seconds", "Time since the earliest deadline of a key that has not been deleted; none while no key is due.",
 		func(s *mvcc.Stats) float64 { return s.Expiry.Lag.Seconds() }),
 	engineCounter("expired_keys_total", "Keys that were deleted because their deadline had passed.",
 		func(s *mvcc.Stats) float64 { return float64(s.Expiry.Expired) }),
@@ -60,16 +69,16 @@ var readings = []reading{
 		func(s *mvcc.Stats) float64 { return s.ClockDifference.Seconds() }),
 
 	engineGauge("low_watermark_epoch", "Every epoch from this one on is readable.", func(s *mvcc.Stats) float64 { return float64(s.History.LowWatermark) }),
-	engineGauge("history_holds", "Holds, which keep all versions from their epochs on until their deadlines.",
+	engineWhenAny("history_holds", "Holds, which keep all versions from their epochs on until their deadlines; none while there are none.",
 		func(s *mvcc.Stats) float64 { return float64(s.History.Holds) }),
 	engineCounter("history_holds_expired_total", "Holds that ended at their deadlines.", func(s *mvcc.Stats) float64 { return float64(s.History.HoldsExpired) }),
 	engineCounter("history_log_read_bytes_total", "Bytes of the log that were read to find the commits of times and versions.",
 		func(s *mvcc.Stats) float64 { return float64(s.History.LogBytes) }),
 
 	engineGauge("snapshots", "Open snapshots.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Snapshots) }),
-	engineGauge("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection.",
+	engineWhenAny("oldest_snapshot_age_seconds", "Age of the oldest snapshot that prevents version garbage collection; none without one.",
 		func(s *mvcc.Stats) float64 { return snapshotAge(s).Seconds() }),
-	engineGauge("snapshot_leases", "Snapshot leases of resume tokens.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Leases) }),
+	engineWhenAny("snapshot_leases", "Snapshot leases of resume tokens; none while there are none.", func(s *mvcc.Stats) float64 { return float64(s.Snapshots.Leases) }),
 
 	engineFromStart("log_append_bytes_total", "Bytes of log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Bytes) }),
 	engineFromStart("log_records_total", "Log records made durable.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Log.Records) }),
@@ -172,5 +181,5 @@ func syncHistogram(ch chan<- prometheus.Metric, l *wal.Stats) {
 }
 
 func groupHistogram(ch chan<- prometheus.Metric, l *wal.Stats) {
-	histogram(ch, groupDesc, l.GroupSizes[:], float64(l.Records), func(i int) float64 { return float64(uint64(1) << i) })
+	coarseHistogram(ch, groupDesc, l.GroupSizes[:], float64(l.Records), func(i int) float64 { return float64(uint64(1) << i) })
 }

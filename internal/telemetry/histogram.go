@@ -14,6 +14,15 @@ func histogram(ch chan<- prometheus.Metric, d *prometheus.Desc, buckets []uint64
 	}
 }
 
+// coarseHistogram is histogram with every second bucket only: its quantiles are within a factor of four, and it has half the series.
+func coarseHistogram(ch chan<- prometheus.Metric, d *prometheus.Desc, buckets []uint64, sum float64, bound func(i int) float64, labels ...string) {
+	pairs := make([]uint64, (len(buckets)+1)/2)
+	for i, n := range buckets {
+		pairs[i/2] += n
+	}
+	histogram(ch, d, pairs, sum, func(i int) float64 { return bound(2*i + 1) }, labels...)
+}
+
 // histogramFromStart is histogram for a metric that is sent also before it has counted anything: that nothing was
 // counted says something.
 func histogramFromStart(ch chan<- prometheus.Metric, d *prometheus.Desc, buckets []uint64, sum float64, bound func(i int) float64, labels ...string) {

@@ -34,7 +34,9 @@ func collectLogHolders(ch chan<- prometheus.Metric, log *wal.Stats) {
 		bytes[log.Holders[i].Name] += log.Holders[i].Bytes
 	}
 	for name, n := range bytes {
-		gauge(ch, logHolderBytesDesc, float64(n), name)
+		if n > 0 {
+			gauge(ch, logHolderBytesDesc, float64(n), name)
+		}
 	}
 	for i, n := range log.HoldersEnded {
 		counter(ch, logHoldersEndedDesc, float64(n), wal.HolderEnd(i).String())

@@ -38,12 +38,14 @@ type Sources struct {
 func NewRegistry(s Sources) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
-		// Of the thirty figures of Go's allocator the live heap is enough; profiles have the rest.
-		collectors.NewGoCollector(
-			collectors.WithGoCollectorMemStatsMetricsDisabled(),
-			collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile("^/memory/classes/heap/objects:bytes$")}),
-		),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		&runtimeCollector{
+			// Of the thirty figures of Go's allocator the live heap is enough; profiles have the rest.
+			collectors.NewGoCollector(
+				collectors.WithGoCollectorMemStatsMetricsDisabled(),
+				collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile("^/(memory/classes/heap/objects:bytes|cpu/classes/gc/total:cpu-seconds)$")}),
+			),
+		},
+		&runtimeCollector{collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})},
 		buildInfo(),
 		&requestCollector{s.Requests},
 		&serverCollector{s.Server},

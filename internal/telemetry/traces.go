@@ -20,6 +20,9 @@ func describeTraces(ch chan<- *prometheus.Desc) {
 }
 
 func (s *TraceStats) collect(ch chan<- prometheus.Metric) {
+	if *s == (TraceStats{}) { // no request was traced
+		return
+	}
 	counter(ch, traceSpansDesc, float64(s.Sent), "sent")
 	counter(ch, traceSpansDesc, float64(s.Dropped), "dropped")
 	counter(ch, traceSpansDesc, float64(s.Failed), "failed")

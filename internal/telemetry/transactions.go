@@ -38,8 +38,8 @@ type TransactionStats struct {
 
 var (
 	txnOpenDesc      = desc("transactions", "Open interactive transactions.")
-	txnBytesDesc     = desc("transactions_bytes", "Memory of the writes and reads of open interactive transactions.")
-	txnOldestDesc    = desc("oldest_transaction_age_seconds", "Age of the oldest open interactive transaction.")
+	txnBytesDesc     = desc("transactions_bytes", "Memory of the writes and reads of open interactive transactions; none without one.")
+	txnOldestDesc    = desc("oldest_transaction_age_seconds", "Age of the oldest open interactive transaction; none without one.")
 	txnStartedDesc   = desc("transactions_started_total", "Transactions begun.")
 	txnCommittedDesc = desc("transactions_committed_total", "Transactions committed.")
 	txnAbortedDesc   = desc("transactions_aborted_total", "Transactions that did not commit, by reason.", "reason")
@@ -55,8 +55,10 @@ func describeTransactions(ch chan<- *prometheus.Desc) {
 
 func (s *TransactionStats) collect(ch chan<- prometheus.Metric) {
 	gauge(ch, txnOpenDesc, float64(s.Open))
-	gauge(ch, txnBytesDesc, float64(s.Bytes))
-	gauge(ch, txnOldestDesc, s.OldestAge.Seconds())
+	if s.Open > 0 {
+		gauge(ch, txnBytesDesc, float64(s.Bytes))
+		gauge(ch, txnOldestDesc, s.OldestAge.Seconds())
+	}
 	counter(ch, txnStartedDesc, float64(s.Started))
 	counter(ch, txnCommittedDesc, float64(s.Committed))
 	for r, n := range s.Aborted {

@@ -14,7 +14,7 @@ var treeReadings = []reading{
 	engineCounter("bulk_loaded_keys_total", "Keys of bulk loads that became visible.", func(s *mvcc.Stats) float64 { return float64(s.Storage.BulkLoads.Keys) }),
 	engineCounter("bulk_load_commit_pause_seconds_total", "Time during which bulk loads paused commits.",
 		func(s *mvcc.Stats) float64 { return s.CommitPause.Seconds() }),
-	engineGauge("bulk_load_commit_pause_longest_seconds", "Longest commit pause of one bulk load since start.",
+	engineWhenAny("bulk_load_commit_pause_longest_seconds", "Longest commit pause of one bulk load since start; none before the first.",
 		func(s *mvcc.Stats) float64 { return s.CommitPauseMax.Seconds() }),
 	engineGauge("write_amplification_ratio", "Bytes written to log and data file since start, for each byte of log records and bulk loads; zero before the first.",
 		func(s *mvcc.Stats) float64 { return s.Storage.WriteAmplification() }),
@@ -51,13 +51,13 @@ var treeReadings = []reading{
 	engineGauge("skipped_pages", "Damaged tree pages that checkpoints skip.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.SkippedPages) }),
 	engineGauge("quarantined_versions", "Versions in quarantine: the keys that they belong to have an entry that the tree refuses.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Quarantine.Versions) }),
-	engineGauge("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss.",
+	engineWhenAny("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss; none if there was nothing to repair.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Repaired) }),
 	engineCounter("rebuilt_nodes_total", "Inner nodes of the tree that could not be read and were rebuilt from the pages below them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.RebuiltNodes) }),
 	engineFromStart("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
 	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
-	engineGauge("blob_fill_ratio", "Share of blob page bytes in use.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
+	engineWhenAny("blob_fill_ratio", "Share of blob page bytes in use; none without blobs.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
 	engineCounter("gc_pruned_versions_total", "Versions removed from memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),
 	engineCounter("gc_reclaimed_versions_total", "Pruned versions whose memory was reclaimed after their readers left.",
@@ -71,7 +71,7 @@ var treeReadings = []reading{
 var checkpointDesc = desc("checkpoint_duration_seconds", "Duration of one checkpoint, bulk loads included.")
 
 func checkpointHistogram(ch chan<- prometheus.Metric, c *storage.CheckpointStats) {
-	histogram(ch, checkpointDesc, c.Durations[:], c.Time.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
+	coarseHistogram(ch, checkpointDesc, c.Durations[:], c.Time.Seconds(), func(i int) float64 { return storage.CheckpointBound(i).Seconds() })
 }
 
 var chainDesc = desc("gc_chain_length_versions", "Length of version chains when they were pruned.")
@@ -80,15 +80,20 @@ func chainHistogram(ch chan<- prometheus.Metric, p *storage.PruneStats) {
 	histogram(ch, chainDesc, p.ChainLengths[:], float64(p.ChainVersions), func(i int) float64 { return float64(storage.ChainBound(i)) })
 }
 
-var kindsDesc = desc("pages_in_use", "Pages of the newest state by kind.", "kind")
+var kindsDesc = desc("pages_in_use", "Pages of the newest state, by each kind that it has.", "kind")
 
 func collectKinds(ch chan<- prometheus.Metric, s *mvcc.Stats) {
 	k := s.Storage.Kinds()
-	gauge(ch, kindsDesc, float64(k.Tree), "tree")
-	gauge(ch, kindsDesc, float64(k.Blob), "blob")
-	gauge(ch, kindsDesc, float64(k.Overflow), "overflow")
-	gauge(ch, kindsDesc, float64(k.IndirectionTable), "indirection_table")
-	gauge(ch, kindsDesc, float64(k.AllocationMap), "allocation_map")
+	send := func(pages uint64, kind string) {
+		if pages > 0 {
+			gauge(ch, kindsDesc, float64(pages), kind)
+		}
+	}
+	send(k.Tree, "tree")
+	send(k.Blob, "blob")
+	send(k.Overflow, "overflow")
+	send(k.IndirectionTable, "indirection_table")
+	send(k.AllocationMap, "allocation_map")
 }
 
 var pagesDesc = desc("pages", "Pages of the data file by state.", "state")
