@@ -20,7 +20,7 @@ const leftOut = "(left out, because it may name keys; kvctl debug bundle --with-
 // operating system. Those of all other conditions may, today or in a later version.
 var keylessCauses = []string{
 	"memory-full", "writes-stalled", "disk-low", "disk-full", "log-segment", "clock-differs", "old-snapshot",
-	"archive-refused", "archive-failing", "archive-lagging", "archive-without-base",
+	"archive-refused", "archive-in-use", "archive-failing", "archive-lagging", "archive-without-base",
 	"tls-certificate-expires", "tls-client-ca-expires", "tls-reload-failed", "tls-revocation-list-old",
 }
 

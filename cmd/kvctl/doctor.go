@@ -35,6 +35,7 @@ var remedies = map[string]string{
 	"leases-damaged":          "kvctl verify names the damage; leases in it do not end",
 	"old-snapshot":            "kvctl snapshots list names its client, kvctl snapshots end ends it",
 	"archive-refused":         "kvctl archive status names the reason: give --archive a target of this store's own",
+	"archive-in-use":          "two copies of this store run: end one, and see the runbook before that",
 	"archive-failing":         "the cause names the error; the log is kept meanwhile, which takes disk space",
 	"archive-lagging":         "a faster archive target, or a longer --archive-interval",
 	"archive-without-base":    "the server makes a full backup by itself, kvctl backup status says how far it is; without it: kvctl backup create",

@@ -16,9 +16,9 @@ import (
 
 // restoreFlags are the flags of restore.
 type restoreFlags struct {
-	from, lineage, dir, at string
-	epoch                  uint64
-	latest, keep, plan     bool
+	from, lineage, history, dir, at string
+	epoch                           uint64
+	latest, keep, plan              bool
 }
 
 func (a *app) restoreCommand() *cobra.Command {
@@ -58,13 +58,14 @@ are ended, and all access tokens are revoked unless --keep-tokens is given.`,
 	flags.BoolVar(&f.latest, "latest", false, "the newest state that the archive has")
 	flags.StringVar(&f.dir, "data-dir", "", "the new data `DIRECTORY`, which must be empty or not exist")
 	flags.StringVar(&f.lineage, "lineage", "", "the `LINEAGE` of the store, if URL has several")
+	flags.StringVar(&f.history, "history", "", "the `FILE` of the log archive that the wanted history ends with, if copies of one store were archived to one place")
 	flags.BoolVar(&f.keep, "keep-tokens", false, "do not revoke the access tokens that existed then, among them tokens that were revoked since")
 	flags.BoolVar(&f.plan, "plan", false, "only show what would be restored")
 	return cmd
 }
 
 func (f *restoreFlags) options() (o restore.Options, err error) {
-	o.Dir, o.KeepTokens, o.PlanOnly = f.dir, f.keep, f.plan
+	o.Dir, o.History, o.KeepTokens, o.PlanOnly = f.dir, f.history, f.keep, f.plan
 	targets := 0
 	for _, given := range []bool{f.at != "", f.epoch != 0, f.latest} {
 		if given {

@@ -45,6 +45,8 @@ type Options struct {
 	Interval  time.Duration   // a file is closed so long after its first record was read
 	FileBytes int64           // or when it has so many bytes
 	Yields    bool            // the hold ends when the disk is full
+	// AnswerWithin is how long a process that has not ended has time to answer before another one takes over; zero for 30 s.
+	AnswerWithin time.Duration
 	// RequestBackup is told that what follows can be restored only with a full backup that is made from now on. It may be nil.
 	RequestBackup func(reason string)
 	// HasBase reports whether there is a backup of an epoch or a later one. It may be nil.
@@ -85,6 +87,7 @@ type Archiver struct {
 	connected bool
 	identity  Identity // since connected
 	place     place    // the same
+	owners    *owners  // since the first attempt to connect
 	begin     Begin    // of the next file
 	next      keys.Epoch
 	last      Link // the last record that was read; not known unless begin is Linked, or a file is open
@@ -139,13 +142,22 @@ func (a *Archiver) Run(ctx context.Context) {
 		sleep(ctx, pause)
 		pause = min(2*pause, retryMax)
 	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+	defer cancel()
 	if a.connected {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
-		defer cancel()
 		if err := a.flush(last); err != nil {
 			a.failed(err)
 		}
 	}
+	if a.owners != nil {
+		a.owners.end(last)
+	}
+}
+
+// disconnect forgets what was read and is not in the archive: it is read again after the next connect, if this process is the owner then.
+func (a *Archiver) disconnect() {
+	a.closeLog()
+	a.connected, a.sealed, a.opened = false, nil, time.Time{}
 }
 
 // work archives until an error.
@@ -160,6 +172,9 @@ func (a *Archiver) work(ctx context.Context) error {
 	for ctx.Err() == nil {
 		a.keepHolder()
 		if err := a.step(ctx); err != nil {
+			if notOwner(err) {
+				a.disconnect()
+			}
 			return err
 		}
 		sleep(ctx, poll)
@@ -343,6 +358,9 @@ func (a *Archiver) upload(ctx context.Context) error {
 	s := a.sealed
 	if s == nil {
 		return nil
+	}
+	if err := a.owners.confirm(ctx); err != nil {
+		return err
 	}
 	f := file{a.place.name(logDir, FileName(s.info.First, s.info.Last.Epoch)), s.info.First, s.info.Last.Epoch, s.info.Bytes}
 	err := a.place.store.Create(ctx, f.name, objectstore.Bytes(s.data))

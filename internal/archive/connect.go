@@ -21,25 +21,39 @@ func (a *Archiver) connect(ctx context.Context) error {
 	if err := a.place.claim(ctx, a.origin()); err != nil {
 		return refused(err)
 	}
-	list, err := a.place.files(ctx)
-	if err != nil {
+	if a.owners == nil {
+		a.owners = newOwners(a.place, a.options.AnswerWithin)
+	}
+	fits := func(ctx context.Context) error {
+		_, _, _, err := a.compare(ctx)
 		return err
 	}
-	if len(list) == 0 {
-		a.restart(BeginsFirst, a.source.OldestInLog(), "the archive begins")
-		return nil
+	if err := a.owners.acquire(ctx, fits, a.waits); err != nil {
+		return err
 	}
-	newest := list[0]
+	err := a.resume(ctx)
+	if refusal := new(RefusedError); errors.As(err, &refusal) { // another process has created a file meanwhile
+		a.owners.release(ctx)
+		return err
+	}
+	a.owners.answerUntil(ctx)
+	return err
+}
+
+// newest is the archive file with the largest epoch; found is false without any.
+func (a *Archiver) newest(ctx context.Context) (newest file, info Info, found bool, err error) {
+	list, err := a.place.files(ctx)
+	if err != nil || len(list) == 0 {
+		return newest, info, false, err
+	}
+	newest = list[0]
 	for _, f := range list {
 		if f.last > newest.last || f.last == newest.last && f.first < newest.first {
 			newest = f
 		}
 	}
-	info, err := a.place.info(ctx, &newest)
-	if err != nil {
-		return refused(err)
-	}
-	return a.resume(&newest, &info)
+	info, err = a.place.info(ctx, &newest)
+	return newest, info, true, refused(err)
 }
 
 // refused makes an error about another history a refusal.
@@ -52,37 +66,57 @@ func refused(err error) error {
 }
 
 // resume goes on after the newest file, if its last record is that of the log.
-func (a *Archiver) resume(newest *file, info *Info) error {
-	e := info.Last.Epoch
-	if stable := a.source.Stable(); e > stable {
-		return ahead(newest, e, fmt.Sprintf("this store ends at epoch %d", stable))
-	}
-	log := a.source.ReadLog(e, wal.TailMark{})
-	defer func() { _ = log.Close() }()
-	rec, ok, err := log.Next(a.source.Stable())
-	if truncated, is := errors.AsType[*wal.TruncatedError](err); is {
-		a.archived(info)
-		a.restart(BeginsGap, truncated.Oldest, fmt.Sprintf("the log begins at epoch %d and does not have the last record of the archive, epoch %d", truncated.Oldest, e))
+func (a *Archiver) resume(ctx context.Context) error {
+	info, found, oldest, err := a.compare(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		a.restart(BeginsFirst, a.source.OldestInLog(), "the archive begins")
 		return nil
 	}
-	if err != nil || !ok {
-		return errors.Join(err, fmt.Errorf("archive: the log has no record of epoch %d", e))
-	}
-	found := Record{Epoch: rec.Epoch, Term: rec.Term, Skipped: rec.Skipped, Body: rec.Body}
-	switch {
-	case found.Link() == info.Last:
-	case rec.Skipped:
-		return ahead(newest, e, fmt.Sprintf("a restart of this store has skipped the epochs from %d to %d", rec.First, rec.Epoch))
-	default:
-		return &RefusedError{fmt.Sprintf(
-			"%s ends with %v, and this store has %v: the store is a copy of another one that has gone on by itself. Restore it, or archive it to another place", newest.name, info.Last, found.Link())}
+	e := info.Last.Epoch
+	a.archived(&info)
+	if oldest != 0 {
+		a.restart(BeginsGap, oldest, fmt.Sprintf("the log begins at epoch %d and does not have the last record of the archive, epoch %d", oldest, e))
+		return nil
 	}
 	a.begin, a.next, a.last = Linked, e+1, info.Last
 	if h := a.currentHolder(); h != nil {
 		h.Advance(e)
 	}
-	a.archived(info)
 	return nil
+}
+
+// compare compares the last record of the archive with the log, and refuses another one. If the log has been given up to an epoch after
+// it, that is oldest. Without a file, found is false.
+func (a *Archiver) compare(ctx context.Context) (info Info, found bool, oldest keys.Epoch, err error) {
+	newest, info, found, err := a.newest(ctx)
+	if err != nil || !found {
+		return info, false, 0, err
+	}
+	e := info.Last.Epoch
+	if stable := a.source.Stable(); e > stable {
+		return info, true, 0, ahead(&newest, e, fmt.Sprintf("this store ends at epoch %d", stable))
+	}
+	log := a.source.ReadLog(e, wal.TailMark{})
+	defer func() { _ = log.Close() }()
+	rec, ok, err := log.Next(a.source.Stable())
+	if truncated, is := errors.AsType[*wal.TruncatedError](err); is {
+		return info, true, truncated.Oldest, nil
+	}
+	if err != nil || !ok {
+		return info, true, 0, errors.Join(err, fmt.Errorf("archive: the log has no record of epoch %d", e))
+	}
+	ours := Record{Epoch: rec.Epoch, Term: rec.Term, Skipped: rec.Skipped, Body: rec.Body}
+	switch {
+	case ours.Link() == info.Last:
+		return info, true, 0, nil
+	case rec.Skipped:
+		return info, true, 0, ahead(&newest, e, fmt.Sprintf("a restart of this store has skipped the epochs from %d to %d", rec.First, rec.Epoch))
+	}
+	return info, true, 0, &RefusedError{fmt.Sprintf(
+		"%s ends with %v, and this store has %v: the store is a copy of another one that has gone on by itself. Restore it, or archive it to another place", newest.name, info.Last, ours.Link())}
 }
 
 func ahead(newest *file, e keys.Epoch, why string) error {

@@ -76,14 +76,32 @@ func (e *MissingError) Error() string {
 }
 
 // NewPlan finds the files that lead from a base to a target, and checks that each follows the one before. It reads one end of each
-// file. Errors: *MissingError, *DamageError, *LineageError, ErrNewerFormat, and those of the store.
-func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target) (*Plan, error) {
+// file, and those that overlap. Of an archive with two histories, it takes the one that ends with a file; without the name of one, such
+// an archive is refused. Errors: *MissingError, *ForkError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of
+// the store.
+func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target, history string) (*Plan, error) {
 	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}}
 	if target.Epoch == base.Epoch && target.Epoch != 0 {
 		return p, nil
 	}
 	all, err := p.place.files(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if history != "" {
+		if all, err = p.history(ctx, all, history); err != nil {
+			return nil, err
+		}
+	} else {
+		found, err := p.findFork(ctx, all)
+		if err != nil {
+			return nil, err
+		}
+		if found != nil {
+			return nil, p.describe(ctx, all, found)
+		}
+	}
+	if err := p.checkBase(ctx, all); err != nil {
 		return nil, err
 	}
 	for {

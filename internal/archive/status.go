@@ -3,6 +3,7 @@ package archive
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -86,14 +87,21 @@ func (a *Archiver) failed(err error) {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return
 	}
-	refusal := new(RefusedError)
+	refusal, inUse := new(RefusedError), new(InUseError)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := &a.status
-	t.Err, t.Refused, t.Failures = err, errors.As(err, &refusal) || errors.Is(err, ErrFeatureLevel), t.Failures+1
+	t.Err, t.Refused, t.Failures = err, errors.As(err, &refusal) || errors.As(err, &inUse) || errors.Is(err, ErrFeatureLevel), t.Failures+1
 	if a.sealed != nil {
 		t.Pending = a.sealed.info.Bytes
 	}
+}
+
+// waits notes that the owner before has to answer first.
+func (a *Archiver) waits(before ownerRecord) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.Err = fmt.Errorf("archive: process %d on host %q has not ended its work on this archive; it has %v to answer before this process takes over", before.Process, before.Host, a.owners.within)
 }
 
 // Interval is a part of the archive without a hole.

@@ -24,7 +24,7 @@ import (
 // replayed is the hash of the state that the archive has at a target, without a store.
 func (b *bench) replayed(base archive.Point, target archive.Target) (uint64, archive.Point, error) {
 	b.t.Helper()
-	plan, err := archive.NewPlan(b.t.Context(), b.target, b.lineage(), base, target)
+	plan, err := archive.NewPlan(b.t.Context(), b.target, b.lineage(), base, target, "")
 	if err != nil {
 		return 0, archive.Point{}, err
 	}
@@ -301,12 +301,12 @@ func TestFileOfAnotherHistoryIsNotJoined(t *testing.T) {
 	create(archive.Header{Lineage: lineage, First: 3, Link: other, Level: 2}, 3, 4)
 	missing := new(archive.MissingError)
 	for _, target := range []archive.Target{{}, {Epoch: 4}} {
-		if _, err := archive.NewPlan(t.Context(), store, lineage, archive.Point{}, target); !errors.As(err, &missing) || missing.Latest.Epoch != 2 || !strings.Contains(err.Error(), "follows") {
+		if _, err := archive.NewPlan(t.Context(), store, lineage, archive.Point{}, target, ""); !errors.As(err, &missing) || missing.Latest.Epoch != 2 || !strings.Contains(err.Error(), "follows") {
 			t.Fatalf("%v: %v", &target, err)
 		}
 	}
 	create(archive.Header{Lineage: lineage, First: 3, Link: first.Last, Level: 2}, 3, 4, 5)
-	if plan, err := archive.NewPlan(t.Context(), store, lineage, archive.Point{}, archive.Target{Epoch: 5}); err != nil || len(plan.Files) != 2 {
+	if plan, err := archive.NewPlan(t.Context(), store, lineage, archive.Point{}, archive.Target{Epoch: 5}, ""); err != nil || len(plan.Files) != 2 {
 		t.Fatalf("with the right file: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,10 +29,11 @@ func (e *NoBaseError) Error() string {
 	return fmt.Sprintf("%s cannot be restored: the oldest full backup is of epoch %d, which is later", &e.Target, e.Oldest.Epoch)
 }
 
-// Unreachable reports whether an error means that the archive does not have the target, and not that something failed.
+// Unreachable reports whether an error means that the archive does not have the target, or more than one state for it, and not that
+// something failed.
 func Unreachable(err error) bool {
-	missing, base := new(archive.MissingError), new(NoBaseError)
-	return errors.As(err, &missing) || errors.As(err, &base) || errors.Is(err, archive.ErrNotReached)
+	missing, base, forked, other := new(archive.MissingError), new(NoBaseError), new(archive.ForkError), new(archive.BaseError)
+	return errors.As(err, &missing) || errors.As(err, &base) || errors.As(err, &forked) || errors.As(err, &other) || errors.Is(err, archive.ErrNotReached)
 }
 
 // choose finds the newest base from which the target can be reached, and the files that lead there.
@@ -43,21 +45,36 @@ func choose(ctx context.Context, o *Options) (lineage keys.Lineage, base Base, p
 	if err != nil {
 		return lineage, base, nil, fmt.Errorf("list the backups: %w", err)
 	}
+	for {
+		base, plan, err = planFrom(ctx, o, lineage, bases)
+		other := new(archive.BaseError)
+		if o.History == "" || !errors.As(err, &other) {
+			return lineage, base, plan, err
+		}
+		bases = slices.DeleteFunc(bases, func(b Base) bool { return b.ID == base.ID })
+	}
+}
+
+// planFrom plans from the newest base.
+func planFrom(ctx context.Context, o *Options, lineage keys.Lineage, bases []Base) (base Base, plan *archive.Plan, err error) {
 	base, found := newest(bases, &o.Target)
 	if !found {
 		whole, err := archive.BeginsAtFirstEpoch(ctx, o.Store, lineage)
 		if err != nil {
-			return lineage, base, nil, err
+			return base, nil, err
 		}
 		if !whole {
-			return lineage, base, nil, noBase(bases, o.Target)
+			return base, nil, noBase(bases, o.Target)
 		}
 	}
-	plan, err = archive.NewPlan(ctx, o.Store, lineage, base.Point, o.Target)
+	plan, err = archive.NewPlan(ctx, o.Store, lineage, base.Point, o.Target, o.History)
 	if err == nil && !found && len(plan.Files) > 0 && !o.Target.Time.IsZero() && plan.Files[0].Oldest.After(o.Target.Time) {
 		err = &NoBaseError{Target: o.Target, First: plan.Files[0].Oldest} // an empty store would be taken for the state of then
 	}
-	return lineage, base, plan, err
+	if err != nil && found {
+		err = fmt.Errorf("from backup %s: %w", base.ID, err)
+	}
+	return base, plan, err
 }
 
 // newest is the newest base at a target or before it. A base of which the time is not known may be after any time.

@@ -50,6 +50,7 @@ type Options struct {
 	Store      objectstore.Store
 	Lineage    keys.Lineage // zero: the only one that the store has
 	Target     archive.Target
+	History    string // name of the archive file with which the wanted history ends, if two copies of a store were archived to one place
 	Dir        string // must not exist, or be empty
 	KeepTokens bool
 	PlanOnly   bool

@@ -52,6 +52,9 @@ type bench struct {
 	history   keys.Lineage
 	fileBytes int64
 	lifetime  time.Duration // of the archiver's hold, if it is not the usual one
+
+	named        string        // history that is restored
+	answerWithin time.Duration // of the owner of the archive, if it is not short
 }
 
 func newBench(t *testing.T) *bench {
@@ -85,7 +88,7 @@ func (b *bench) open() {
 // archive starts the archiver.
 func (b *bench) archive() {
 	b.arch = archive.New(b.store.Changes(), archive.Options{
-		Target: b.target, Identity: b.identity, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields,
+		Target: b.target, Identity: b.identity, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 60*time.Millisecond),
 	})
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})
@@ -177,7 +180,7 @@ func (b *bench) archived() {
 func (b *bench) restore(target archive.Target) (*Report, uint64, error) {
 	b.t.Helper()
 	dir := filepath.Join(b.t.TempDir(), "restored")
-	r, err := Run(b.t.Context(), Options{Store: b.target, Target: target, Dir: dir, PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()})
+	r, err := Run(b.t.Context(), Options{Store: b.target, Target: target, History: b.named, Dir: dir, PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()})
 	if err != nil {
 		for _, name := range []string{dir, dir + partialSuffix} {
 			if _, there := os.Stat(name); !errors.Is(there, os.ErrNotExist) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -84,7 +85,10 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 	add := func(name, message, cause string) {
 		found = append(found, health.Condition{Name: name, Severity: health.Warning, Message: message, Cause: cause})
 	}
+	inUse := new(archive.InUseError)
 	switch {
+	case errors.As(s.Err, &inUse):
+		add("archive-in-use", "the log is not archived: another process archives a copy of this store to the same place", s.Err.Error())
 	case s.Refused:
 		add("archive-refused", "the log is not archived: the archive does not fit this store; an operator has to decide", s.Err.Error())
 	case s.Err != nil && lag > archiveLagFactor*s.Interval:

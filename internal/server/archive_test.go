@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -119,5 +121,39 @@ func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
 	}
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestSecondCopyOfAStoreSaysThatItIsNotArchived: of two servers with copies of one data directory and one archive, the second one says in
+// its status, its log and its metrics that it is not archived, and why; it serves, and the first one archives.
+func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
+	dir, disk := t.TempDir(), vfs.NewMem()
+	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
+	h := mustStartOn(t, disk, adjust)
+	h.put(t, "a", "b")
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	first := mustStartOn(t, disk.Crash(1, vfs.SurviveAll), adjust)
+	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() > 0 && s.GetError() == "" })
+	second := mustStartOn(t, disk.Crash(2, vfs.SurviveAll), adjust)
+	status := awaitArchive(t, second, func(s *pb.ArchiveStatusResponse) bool { return s.GetRefused() })
+	if !strings.Contains(status.GetError(), "archives a copy of this store to the same place") || status.GetFiles() != 0 {
+		t.Fatalf("%v", status)
+	}
+	eventually(t, "the log has the condition", func() bool { return strings.Contains(second.log.String(), "archive-in-use") })
+	eventually(t, "the metrics have the condition", func() bool {
+		return slices.ContainsFunc(second.observe(), func(c health.Condition) bool { return c.Name == "archive-in-use" })
+	})
+	second.put(t, "a", "c")
+	put, err := first.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("a"), Value: []byte("d")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool {
+		return s.GetArchivedEpoch() >= put.GetEpoch() && !s.GetRefused()
+	})
+	if s := second.stats().Archive; !s.Refused || s.Files != 0 {
+		t.Fatalf("%+v", s)
 	}
 }
