@@ -56,8 +56,9 @@ func New(wall func() time.Time, notBefore uint64) *Clock {
 	if wall == nil {
 		wall = time.Now
 	}
-	c := &Clock{wall: wall, wake: make(chan struct{}, 1), last: time.Now()}
+	c := &Clock{wall: wall, wake: make(chan struct{}, 1)}
 	at := wall().UnixNano()
+	c.last = time.Now()
 	c.nanos = max(at, int64(notBefore)*int64(time.Microsecond), 0)
 	c.publish(at)
 	return c
@@ -136,17 +137,20 @@ func (e *EarlierError) Error() string {
 }
 
 // Accept adopts the wall clock at once. An operator calls it, if the wall clock is right. It returns by how much the clock was
-// advanced, or a *EarlierError.
+// advanced, or a *EarlierError. Less than a tick earlier is not earlier.
 func (c *Clock) Accept() (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advanceLocked()
 	at := c.wall().UnixNano()
 	ahead := time.Duration(at - c.nanos)
-	if ahead < 0 {
+	if ahead < -tick {
 		return 0, &EarlierError{By: -ahead}
 	}
-	c.nanos = at
+	if ahead < 0 {
+		return 0, nil // they agree
+	}
+	c.nanos, c.last = at, time.Now()
 	c.publish(at)
 	return ahead, nil
 }
@@ -158,16 +162,16 @@ func (c *Clock) advance() {
 }
 
 // advanceLocked moves the time by the elapsed time and the correction. The correction is smaller than the elapsed time, so
-// the time never goes back.
+// the time never goes back. The wall clock is read before the monotonic one, here and elsewhere: a goroutine that is interrupted
+// between the two must not take the clock ahead of the wall clock.
 func (c *Clock) advanceLocked() {
-	now := time.Now()
+	at, now := c.wall().UnixNano(), time.Now()
 	elapsed := int64(now.Sub(c.last))
 	if elapsed <= 0 {
 		return
 	}
 	c.last = now
 	c.nanos += elapsed
-	at := c.wall().UnixNano()
 	most := elapsed / correctionShare
 	c.nanos += min(max(at-c.nanos, -most), most)
 	c.publish(at)

@@ -124,6 +124,28 @@ func TestAcceptAdoptsAWallClockThatIsAhead(t *testing.T) {
 	})
 }
 
+// TestAnInterruptedClockIsNotAheadOfTheWallClock: one of the times that the clock reads the wall clock, its goroutine is interrupted.
+// The clock is not ahead of the wall clock afterwards, so that an operator can accept it.
+func TestAnInterruptedClockIsNotAheadOfTheWallClock(t *testing.T) {
+	for interrupted := range 6 {
+		synctest.Test(t, func(t *testing.T) {
+			calls := 0
+			c := New(func() time.Time {
+				if calls++; calls == interrupted {
+					time.Sleep(10 * time.Millisecond)
+				}
+				return time.Now()
+			}, 0)
+			for range 3 {
+				if by, err := c.Accept(); err != nil {
+					t.Fatalf("interrupted at %d: accepted %v, %v", interrupted, by, err)
+				}
+				c.advance()
+			}
+		})
+	}
+}
+
 func BenchmarkNow(b *testing.B) {
 	c := New(nil, 0)
 	for b.Loop() {
