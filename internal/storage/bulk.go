@@ -100,6 +100,7 @@ type bulkLoadBuild struct {
 	root         btree.Root
 	skippedPages *repairtree.Tree
 	copies       map[page.Ref]page.Ref // of blobs that go into the repair tree: for each, the copy for its mirror
+	mapExact     bool                  // checkpointState.mapExact before it
 	freed        []page.ID
 	stats        btree.Stats
 	taken        int           // how many of the immutable generations, the oldest ones, are in it
@@ -236,7 +237,10 @@ func (e *Engine) BuildBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks)
 	e.checkpoints.merging.Store(true)
 	frozen := e.complete(h.Visible)
 	l.epoch = epoch
-	l.build = &bulkLoadBuild{watermarks: h, root: e.view.Load().root, skippedPages: e.checkpoints.skippedPages, copies: map[page.Ref]page.Ref{}, began: time.Now()}
+	l.build = &bulkLoadBuild{
+		watermarks: h, root: e.view.Load().root, skippedPages: e.checkpoints.skippedPages, copies: map[page.Ref]page.Ref{},
+		mapExact: e.checkpoints.mapExact, began: time.Now(),
+	}
 	e.throttleBegin(&mergeJob{immutables: frozen, entries: l.run.Count + bulkStoreWork(l.run)})
 	err := e.buildBulkLoad(ctx, l, frozen)
 	if err != nil {

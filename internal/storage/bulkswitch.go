@@ -135,6 +135,7 @@ func (e *Engine) CancelBulkLoad(l *BulkLoad) {
 	if l.build.ck != nil {
 		l.build.ck.Abort()
 	}
+	e.checkpoints.mapExact = l.build.mapExact // what it would have freed is as it was
 	l.build = nil
 	e.mu.Lock()
 	e.bulkLoads.switching, e.bulkLoads.sealed = false, false
