@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path"
@@ -272,6 +274,41 @@ func TestDeniedRequestsHaveOneLineWithTheirUser(t *testing.T) {
 	want := "denied ann Put bob/put; denied ann Put bob/pipe; denied ann ListTransactions ; denied ann Checkpoint "
 	if strings.Join(got, "; ") != want {
 		t.Errorf("%s\nwant %s", strings.Join(got, "; "), want)
+	}
+}
+
+// TestRefusedKeepAlivesHaveTheirUser in their line, also if they are refused before their rights are checked.
+func TestRefusedKeepAlivesHaveTheirUser(t *testing.T) {
+	h, lines := startAudited(t)
+	table := h.setUsers(map[string][]auth.Grant{"ann": {grant("rwl", "ann/")}, "bob": {grant("rwl", "bob/")}})
+	table.Users["bob"].Limiter = auth.NewLimiter(auth.Limits{Streams: 1}, func() time.Duration { return 0 })
+	if err := table.Users["bob"].Limiter.Open(auth.Streams); err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []string{"ann", "bob"} {
+		stream, err := clientsOf(h.conn).lease.KeepAlive(as(testContext(t), user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := make([]uint64, leaseListMax*2)
+		for i := range ids {
+			ids[i] = 1 << 63
+		}
+		if err := stream.Send(&pb.KeepAliveRequest{Ids: ids}); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err == nil {
+			t.Fatal("not refused")
+		}
+	}
+	users := map[string]bool{}
+	for _, l := range lines() {
+		if strings.Contains(l.Method, "KeepAlive") {
+			users[l.User] = true
+		}
+	}
+	if !users["ann"] || !users["bob"] || len(users) != 2 {
+		t.Errorf("lines of the users %v", users)
 	}
 }
 

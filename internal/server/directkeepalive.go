@@ -69,11 +69,13 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		return false
 	}
 	if len(message) > leaseListMax*idBytesMax { // it would be decoded before it is refused
+		k.noteCaller()
 		k.end(k.server.failed(telemetry.MethodKeepAlive, errTooManyIDs))
 		return false
 	}
 	k.in.Ids = k.in.Ids[:0]
 	if err := k.in.UnmarshalVT(message); err != nil {
+		k.noteCaller()
 		k.end(status.Newf(codes.Internal, "%v: %v", errDecode, err))
 		return false
 	}
@@ -96,6 +98,20 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		k.keepAliveMessages = keepAliveMessages{}
 	}
 	return sent
+}
+
+// noteCaller keeps the user for the audit line of a stream whose first message is refused before its rights are checked.
+func (k *directKeepAlives) noteCaller() {
+	if k.server.observer.audit.log == nil || k.access.note != nil {
+		return
+	}
+	k.in.Ids = k.in.Ids[:0]
+	n := &auditNote{denied: isDenial(k.access.check(keepAliveRow, &k.in))}
+	if u := k.access.user(); u != nil {
+		n.user = u.Name
+	}
+	k.access.note = n
+	k.noted.Store(n)
 }
 
 // note keeps what the audit log says of the stream, which may end meanwhile.

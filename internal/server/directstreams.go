@@ -46,9 +46,10 @@ func (c *directClient) Messages(r transport.Request) (transport.Messages, error)
 	if c.refused {
 		return nil, errTooManyConns
 	}
-	limiter, err := c.countOfUser(r, row)
+	limiter, user, err := c.countOfUser(r, row)
 	if err != nil {
-		c.server.ended(c.connection, &requestEnd{method: method, code: statusOf(err).Code(), start: c.server.clock.now()}, nil)
+		end := &requestEnd{method: method, code: statusOf(err).Code(), start: c.server.clock.now()}
+		c.server.ended(c.connection, end, &details{note: &auditNote{user: user, denied: isDenial(err)}})
 		return nil, err
 	}
 	s := open(r, limiter)
@@ -62,16 +63,20 @@ func (c *directClient) Messages(r transport.Request) (transport.Messages, error)
 
 // countOfUser counts a stream among those that its user has open, until its observe gives it back to the limiter, which is nil
 // for a user without limits. The check before a message is that of serveGated.
-func (c *directClient) countOfUser(r transport.Request, row *rpcRow) (*auth.Limiter, error) {
+func (c *directClient) countOfUser(r transport.Request, row *rpcRow) (l *auth.Limiter, user string, err error) {
 	if c.server.gate.table.Load() == nil {
-		return nil, nil //nolint:nilnil // a nil limiter has no limits
+		return nil, "", nil // a nil limiter has no limits
 	}
 	a := access{gate: &c.server.gate, conn: c.connection, header: r.Authorization()}
-	if err := a.check(row, nil); err != nil {
-		return nil, err
+	err = a.check(row, nil)
+	if u := a.user(); u != nil {
+		user = u.Name
 	}
-	l := a.limiter()
-	return l, l.Open(auth.Streams)
+	if err != nil {
+		return nil, user, err
+	}
+	l = a.limiter()
+	return l, user, l.Open(auth.Streams)
 }
 
 // add reports false if the server drains.
