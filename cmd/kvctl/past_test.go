@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -32,22 +33,41 @@ func TestPastIsAnEpochOrATime(t *testing.T) {
 	}
 }
 
-// TestTransactionsTakeATime: the answer to a time that cannot be read names the time.
+// TestTransactionsTakeATime: a transaction at a time reads what was there then, and the answer to a time that cannot be read names
+// the time.
 func TestTransactionsTakeATime(t *testing.T) {
 	endpoint := startReal(t, retaining)
+	run := func(stdin, args string) (int, string) {
+		var out bytes.Buffer
+		a := &app{in: strings.NewReader(stdin), out: &out, err: &out, getenv: func(string) string { return "" }}
+		code := a.run(t.Context(), append(strings.Fields(args), "--endpoint", endpoint))
+		return code, out.String()
+	}
+	for _, v := range []string{"old", "new"} {
+		if code, out := run("", "put k "+v); code != exitOK {
+			t.Fatal(out)
+		}
+	}
+	_, history := run("", "history k")
+	var version struct{ Time string } // of the newest one
+	if err := json.NewDecoder(strings.NewReader(history)).Decode(&version); err != nil {
+		t.Fatalf("%v: %s", err, history)
+	}
+	newest, err := time.Parse(time.RFC3339Nano, version.Time)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		at, want string
 		code     int
 	}{
-		{"2001-02-03T04:05:06Z", "2001-02-03T04:05:06Z can no longer be read", exitError},
+		{newest.Add(-time.Microsecond).Format(time.RFC3339Nano), "old", exitOK},
+		{"2001-02-03T04:05:06Z", "2001-02-03T04:05:06Z can", exitError},
 		{"noon", "noon", exitUsage},
 	} {
 		for _, way := range []struct{ stdin, args string }{{"begin at " + test.at + "\nget k\n", "shell"}, {"get k\n", "txn --at " + test.at}} {
-			var out bytes.Buffer
-			a := &app{in: strings.NewReader(way.stdin), out: &out, err: &out, getenv: func(string) string { return "" }}
-			code := a.run(t.Context(), append(strings.Fields(way.args), "--endpoint", endpoint))
-			if code != test.code || !strings.Contains(out.String(), test.want) {
-				t.Errorf("%s: exit code %d, want %d, and %q: %s", way.args, code, test.code, test.want, out.String())
+			if code, out := run(way.stdin, way.args); code != test.code || !strings.Contains(out, test.want) {
+				t.Errorf("%s at %s: exit code %d, want %d, and %q: %s", way.args, test.at, code, test.code, test.want, out)
 			}
 		}
 	}

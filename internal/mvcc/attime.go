@@ -25,6 +25,9 @@ func (e *TimeError) Error() string {
 	if e.Future() {
 		return fmt.Sprintf("mvcc: %v is not in the past: the store's clock shows %v", microTime(e.Time), microTime(e.Now))
 	}
+	if e.Oldest == 0 {
+		return fmt.Sprintf("mvcc: the state of %v cannot be read; past states can be read from the first commit on that was made with a retention", microTime(e.Time))
+	}
 	return fmt.Sprintf("mvcc: the state of %v can no longer be read; the oldest readable epoch is %d", microTime(e.Time), e.Oldest)
 }
 
