@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"bytes"
 	"math"
 	"time"
 
@@ -128,7 +129,9 @@ type Limit struct {
 // has copies of the operations.
 type Delivery struct {
 	Watch    *Watch
-	Large    int // bytes of the next operation, which is larger than Limit.Large: Take takes it
+	Large    int        // bytes of the next operation, which is larger than Limit.Large: Take takes it
+	Key      []byte     // of that operation, an internal key
+	Epoch    keys.Epoch // of its commit
 	Parts    []Part
 	Position Position // after the parts
 	State    State
@@ -294,9 +297,11 @@ func (f *Feed) deliverLocked(w *Watch, l Limit) (Delivery, bool) {
 		w.consumer.forget(w)
 		return Delivery{Watch: w, Position: w.delivered, State: StateEnded, Err: w.reason}, true
 	case w.queue.len() > 0:
-		if large := w.queue.first().firstBytes() + l.EventBytes; large > max(l.Bytes, l.Large) {
+		first := w.queue.first()
+		if large := first.firstBytes() + l.EventBytes; large > max(l.Bytes, l.Large) {
 			f.readyLocked(w)
-			return Delivery{Watch: w, Large: large, Position: w.delivered, State: w.state}, true
+			key := bytes.Clone(first.commit.key(int(first.from)))
+			return Delivery{Watch: w, Large: large, Key: key, Epoch: first.commit.Epoch, Position: w.delivered, State: w.state}, true
 		}
 		return f.takeLocked(w, l), true
 	case w.gap != nil && !w.told:

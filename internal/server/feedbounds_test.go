@@ -122,3 +122,47 @@ func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
 		}
 	}
 }
+
+// TestALargePreviousValueIsChargedWithItsValue: a stream that has no memory for a large value and what it has replaced takes neither.
+func TestALargePreviousValueIsChargedWithItsValue(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention, c.Limits.InflightBytes = time.Minute, 64*config.MiB })
+	const size = 3 << 20
+	h.put(t, "k", string(make([]byte, size)))
+	first := h.get(t, "k").Epoch
+	h.put(t, "k", string(make([]byte, size)))
+	held, err := h.admission.charge(new(connection), 12<<20, true) // room for one of the two values is left
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: first}})
+	before := h.admission.refused.Load()
+	eventually(t, "the stream waits for memory", func() bool { return h.admission.refused.Load() > before+3 })
+	if n := h.feed.feed.Stats().Events; n != 0 {
+		t.Errorf("%d operations were taken without memory for what they have replaced", n)
+	}
+	held.release()
+	for got := 0; got == 0; {
+		for _, c := range w.recv().GetChanges().GetCommits() {
+			for _, e := range c.Events {
+				if got++; len(e.Value) != size || len(e.PreviousValue) != size {
+					t.Errorf("%d bytes, before %d", len(e.Value), len(e.PreviousValue))
+				}
+			}
+		}
+	}
+}
+
+// TestALargePreviousValueIsReadWhenThereIsMemory: the deletion of a large value is small, and what was before it is not.
+func TestALargePreviousValueIsReadWhenThereIsMemory(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })
+	const size = 3 << 20
+	h.put(t, "k", string(make([]byte, size)))
+	at := h.get(t, "k").Epoch
+	ws, read := &watchStream{server: h.Server}, &previousValues{values: make([]previousValue, 1)}
+	if _, err := ws.readPrevious(testContext(t), keys.Epoch(at), [][]byte{[]byte("k")}, []int{0}, read); err != nil {
+		t.Fatal(err)
+	}
+	if v := read.of(0); !v.unread || v.value != nil {
+		t.Errorf("%d bytes were read", len(v.value))
+	}
+}

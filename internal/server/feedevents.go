@@ -65,6 +65,7 @@ const (
 // sendChanges sends what the feed has delivered for a watch, in as many responses as that needs: the feed does not count
 // previous values.
 func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.Delivery) error {
+	defer w.release() // of large previous values
 	out, lagging := newChangesResponse(), d.State == feed.StateLagging
 	limit := w.server.feed.responseBytes()
 	for i := range d.Parts {
@@ -83,7 +84,14 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		}
 		out.begin(p.Commit, lagging)
 		for index, op := range p.Operations {
-			before, err := w.previousAt(ctx, p.Commit, previous, index, op.Key)
+			if previous.of(index).unread && out.events > 0 { // nothing else is kept while that waits for memory
+				if err := w.sendResponse(ctx, sw, out); err != nil {
+					return err
+				}
+				out = newChangesResponse()
+				out.begin(p.Commit, lagging)
+			}
+			before, err := w.previousAt(ctx, sw, p.Commit, previous, index, op.Key)
 			if err != nil {
 				return err
 			}

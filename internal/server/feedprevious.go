@@ -15,7 +15,7 @@ import (
 type previousValue struct {
 	found       bool
 	unavailable bool // it is not kept any more
-	unread      bool // it did not fit beside the others, and is read when it is sent
+	unread      bool // it is too large for those that are read at once, and is read when it is sent
 	value       []byte
 }
 
@@ -80,15 +80,53 @@ func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.P
 	return there, nil
 }
 
-// previousAt is the previous value of one operation.
-func (w *watchStream) previousAt(ctx context.Context, c *feed.Commit, previous *previousValues, index int, key []byte) (previousValue, error) {
+// previousAt is the previous value of one operation. A large one is read when there is memory for it.
+func (w *watchStream) previousAt(ctx context.Context, sw *streamWatch, c *feed.Commit, previous *previousValues, index int, key []byte) (previousValue, error) {
 	v := previous.of(index)
 	if !v.unread {
 		return v, nil
 	}
-	one := &previousValues{values: make([]previousValue, 1)}
-	_, err := w.readPrevious(ctx, c.Epoch-1, [][]byte{keys.User(key)}, []int{0}, one)
-	return one.of(0), err
+	size, err := w.previousSize(sw, c.Epoch, key)
+	if err == nil && size > w.answer.bytes {
+		err = w.charge(ctx, size)
+	}
+	if err != nil {
+		return v, err
+	}
+	return w.readOnePrevious(c.Epoch, key, nil)
+}
+
+// errSized ends a read that was to find out how large a value is.
+var errSized = errors.New("the size of the value is known")
+
+// previousSize is the size of the previous value of an operation that a watch wants, which is not copied if it is large.
+func (w *watchStream) previousSize(sw *streamWatch, e keys.Epoch, key []byte) (size int, err error) {
+	if sw.options.values != pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS || len(key) == 0 || key[0] != byte(keys.SpaceUser) {
+		return 0, nil
+	}
+	v, err := w.readOnePrevious(e, key, func(bytes int) error { size = bytes; return errSized })
+	if err != nil && !errors.Is(err, errSized) {
+		return 0, err
+	}
+	return max(size, len(v.value)), nil
+}
+
+// readOnePrevious reads what an operation of a commit has replaced; admit may refuse a large value before it is copied.
+func (w *watchStream) readOnePrevious(e keys.Epoch, key []byte, admit func(bytes int) error) (v previousValue, err error) {
+	if e <= 1 {
+		return v, nil
+	}
+	x, err := w.server.store.Session()
+	if err != nil {
+		return v, err
+	}
+	defer x.Close()
+	x.AdmitLarge(admit)
+	read, err := x.Get(nil, keys.User(key), e-1)
+	if errors.As(err, new(*mvcc.SnapshotGoneError)) {
+		return previousValue{unavailable: true}, nil
+	}
+	return previousValue{found: read.Found, value: read.Data}, err
 }
 
 // readPrevious reads keys at the epoch before a commit, and returns how much memory that took.
@@ -113,7 +151,7 @@ func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]
 	err = x.ReadAll(ctx, list, func(i int, v mvcc.Value) error {
 		switch read := size - 40*len(out.values); {
 		case !v.Found:
-		case read > 0 && read+len(v.Data) > previousBytesMax:
+		case read+len(v.Data) > previousBytesMax:
 			out.values[indexes[i]].unread = true
 		default:
 			out.values[indexes[i]] = previousValue{found: true, value: bytes.Clone(v.Data)}
