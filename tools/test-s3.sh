@@ -35,4 +35,4 @@ for _ in $(seq 200); do
 	sleep 0.05
 done
 EPOCHKV_TEST_S3_ENDPOINT=http://$endpoint go test -count=1 -timeout 2m ./internal/objectstore
-go test -count=1 -timeout 5m ./internal/e2e/clients -run '^TestS3' -s3.gateway "$gateway" -v
+go test -count=1 -timeout 8m ./internal/e2e/clients -run '^TestS3' -s3.gateway "$gateway" -v

@@ -26,7 +26,7 @@ from the environment: AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SE
   kvctl backup verify --from s3://backups/orders`,
 		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(a.backupCreateCommand(), a.backupStatusCommand(), a.backupListCommand(), a.backupShowCommand(), a.backupVerifyCommand(), a.backupPruneCommand())
+	cmd.AddCommand(a.backupCreateCommand(), a.backupStatusCommand(), a.backupListCommand(), a.backupShowCommand(), a.backupVerifyCommand(), a.backupDrillCommand(), a.backupPruneCommand())
 	return cmd
 }
 
@@ -288,7 +288,7 @@ func (a *app) backupVerifyCommand() *cobra.Command {
 		Use:   "verify [ID] --from TARGET",
 		Short: "Read a backup, and check every byte",
 		Long: `Read a backup, by default the newest one, and the backups on which it is based: every part against its hash, every page against its
-checksum. Damage is named, and the exit code is 8. That a backup can be restored is proved only by a restore: kvctl restore.`,
+checksum. Damage is named, and the exit code is 8. That a backup can be restored is proved only by a restore: kvctl backup drill.`,
 		Example: `  kvctl backup verify --from s3://backups/orders`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

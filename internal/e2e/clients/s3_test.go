@@ -44,7 +44,7 @@ func (s *server) mustJSON(into any, args ...string) {
 func (s *server) awaitArchived(e client.Epoch) {
 	s.t.Helper()
 	var a archiveState
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if a = s.archiveState(); a.ArchivedEpoch >= e && a.Error == "" {
 			if len(a.Restorable) != 1 || a.Restorable[0].FirstEpoch != 1 || a.Restorable[0].LastEpoch < e {
 				s.t.Fatalf("the archive has a hole: %+v", a)
@@ -126,6 +126,13 @@ func TestS3BackupsAndArchiveRestoreEveryState(t *testing.T) {
 	}
 	s.mustKvctl("backup", "prune", "--from", url, "--keep-full", "1", "--keep-days", "0")
 	s.mustKvctl("restore", "--from", url, "--latest", "--plan")
+	scratch := t.TempDir()
+	if drill := s.mustKvctl("backup", "drill", "--from", url, "--scratch", scratch, "-o", "table"); !strings.Contains(drill, fmt.Sprintf("epoch %d ", p.last())) || !strings.Contains(drill, incremental.ID) {
+		t.Errorf("the drill says %s", drill)
+	}
+	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
+		t.Errorf("the drill has left %v: %v", left, err)
+	}
 
 	p.wantRestored(s, url, p.last(), "--latest")
 	p.wantRestored(s, url, marked, "--to-time", at.UTC().Format(time.RFC3339Nano))
