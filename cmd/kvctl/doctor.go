@@ -40,6 +40,7 @@ var remedies = map[string]string{
 	"archive-lagging":         "a faster archive target, or a longer --archive-interval",
 	"archive-without-base":    "the server makes a full backup by itself, kvctl backup status says how far it is; without it: kvctl backup create",
 	"backup-failing":          "the cause names the error: correct it, and make a backup: kvctl backup create",
+	"restore-drill-failing":   "the cause names what could not be restored: kvctl backup verify, and make a full backup: kvctl backup create",
 	"backup-old":              "make a backup, and look why none was made: kvctl backup create, kvctl backup status",
 	"tls-certificate-expires": "replace the file of --tls-cert; kvctl tls reload, or SIGHUP, loads it",
 	"tls-client-ca-expires":   "replace the file of --tls-client-ca; kvctl tls reload, or SIGHUP, loads it",

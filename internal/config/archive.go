@@ -13,6 +13,8 @@ type Archive struct {
 	Interval  time.Duration // after which what was committed is uploaded
 	FileSize  Size          // at which a file is uploaded sooner; about the memory that the archiver takes
 	OnLowDisk ArchiveOnLowDisk
+	Drill     time.Duration // between two restores of the newest state into DrillDir; 0: never
+	DrillDir  string
 }
 
 // ArchiveOnLowDisk says what becomes of log that is not archived when the disk is full. It is a flag value.
@@ -35,10 +37,14 @@ func (a *Archive) flags(f *pflag.FlagSet) {
 	f.DurationVar(&a.Interval, "archive-interval", a.Interval, "longest time until a commit is uploaded to the archive")
 	f.Var(&a.FileSize, "archive-file-size", "size at which a file is uploaded sooner, which is also about the memory that the archiver takes, beside --memory")
 	f.Var((*choice)(&a.OnLowDisk), "archive-on-low-disk", "what becomes of log that is not archived when the disk is full: gap gives it up, with a gap in the archive; stop keeps it, and writes are refused")
+	f.DurationVar(&a.Drill, "restore-drill", a.Drill, "how often the newest state of the archive is restored into a scratch directory, verified and removed, to prove that it can be; 0 is never")
+	f.StringVar(&a.DrillDir, "restore-drill-dir", a.DrillDir, "directory in which --restore-drill makes its scratch directory, which needs as much room as the store")
 }
 
 func (a *Archive) validate(v *validation) {
 	v.duration("archive-interval", a.Interval, archiveIntervalMin, 24*time.Hour)
 	v.size("archive-file-size", a.FileSize, archiveFileSizeMin, archiveFileSizeMax)
+	v.duration("restore-drill", a.Drill, 0, 366*24*time.Hour)
+	v.check(a.Drill == 0 || a.URL != "" && a.DrillDir != "", "restore-drill", "needs --archive and --restore-drill-dir")
 	v.check(a.OnLowDisk == ArchiveGap || a.OnLowDisk == ArchiveStop, "archive-on-low-disk", fmt.Sprintf("is %q; choose gap or stop", string(a.OnLowDisk)))
 }

@@ -104,7 +104,7 @@ var mayImport = map[string][]string{
 	"internal/auth/users": {"internal/auth", "internal/keys", "internal/mvcc", "internal/storage", "internal/vfs"},
 	"internal/telemetry":  {"internal/archive", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/tracing", "internal/wal", "internal/vfs"},
 	"internal/server": {
-		"api/proto/epochkv/v1", "internal/archive", "internal/audit", "internal/objectstore", "internal/auth", "internal/auth/users", "internal/backup", "internal/certs", "internal/clock", "internal/config", "internal/console", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/storage", "internal/storage/inspect",
+		"api/proto/epochkv/v1", "internal/archive", "internal/audit", "internal/objectstore", "internal/auth", "internal/auth/users", "internal/backup", "internal/certs", "internal/clock", "internal/config", "internal/console", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/restore", "internal/storage", "internal/storage/inspect",
 		"internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/tracing", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},

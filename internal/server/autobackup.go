@@ -193,6 +193,9 @@ func (b *backupState) conditions(now time.Time, ageMax time.Duration) (found []h
 	if b.failed != nil {
 		add("backup-failing", "the last backup was not made, or not whole", b.failed.Error())
 	}
+	if b.drillFailed != nil {
+		add("restore-drill-failing", "the newest state of the archive could not be restored", b.drillFailed.Error())
+	}
 	last := b.metrics.Full.Time
 	if b.metrics.Incremental.Time.After(last) {
 		last = b.metrics.Incremental.Time

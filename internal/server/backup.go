@@ -48,11 +48,12 @@ type backupState struct {
 	automatic automaticBackups
 	since     time.Time // when the server was opened; constant after Open
 
-	mu      sync.Mutex // guards everything below
-	failed  error      // of the last backup, unless it was cancelled; nil if it was made
-	running *runningBackup
-	last    *pb.EndedBackup
-	metrics telemetry.BackupStats
+	mu          sync.Mutex // guards everything below
+	failed      error      // of the last backup, unless it was cancelled; nil if it was made
+	drillFailed error      // of the last drill; nil if it was successful
+	running     *runningBackup
+	last        *pb.EndedBackup
+	metrics     telemetry.BackupStats
 }
 
 // runningBackup is a backup that is being made.
@@ -127,11 +128,11 @@ func backupFailure(err error) telemetry.BackupFailure {
 }
 
 // stats are for the metrics of a server whose operator expects backups or does not.
-func (b *backupState) stats(store *mvcc.Store, expected bool) telemetry.BackupStats {
+func (b *backupState) stats(store *mvcc.Store, expected, drills bool) telemetry.BackupStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := b.metrics
-	out.Expected = expected
+	out.Expected, out.Drills.Expected = expected, drills
 	if out.Running = b.running != nil; out.Running {
 		out.PinnedBytes = pinnedBytes(store)
 	}

@@ -279,7 +279,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		Leases:             telemetry.LeaseStats(s.leases.Stats()),
 		Feed:               s.feed.stats(s.store.Clock().Now()),
 		TLS:                s.endpoints.tls.stats(s.endpoints.http != nil),
-		Backups:            s.snapshots.backups.stats(s.store, s.config.Archive.URL != "" || s.config.BackupMaxAge > 0),
+		Backups:            s.snapshots.backups.stats(s.store, s.config.Archive.URL != "" || s.config.BackupMaxAge > 0, s.config.Archive.Drill > 0),
 		Archive:            s.feed.archiveStats(time.Now()),
 		ObserverStats:      telemetry.ObserverStats{SlowRequests: s.observer.slow.count(), Audit: s.observer.audit.stats(), Traces: telemetry.TraceStats(s.observer.traces.Stats())},
 	}
@@ -344,6 +344,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.drain.background.Go(func() { s.gate.users.Run(ctx) })
 	s.startArchive()
 	s.drain.background.Go(func() { s.runAutomaticBackups(ctx) })
+	s.drain.background.Go(func() { s.runDrills(ctx) })
 	if s.snapshots.timeout > 0 {
 		serving.Go(func() { s.watchSnapshots(ctx) })
 	}

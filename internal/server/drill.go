@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/restore"
+)
+
+const (
+	// drillDelay is the time from a start, or from a drill that failed, to the next one, if that is less than --restore-drill.
+	drillDelay = time.Hour
+	// drillMemory is what a drill takes beside --memory.
+	drillMemory = 64 << 20
+)
+
+// runDrills restores the newest state of the archive into a scratch directory, again and again, until ctx ends.
+func (s *Server) runDrills(ctx context.Context) {
+	every := s.config.Archive.Drill
+	if every == 0 || s.feed.archive == nil {
+		return
+	}
+	for pause := min(every, drillDelay); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		began := time.Now()
+		r, err := s.drill(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.snapshots.backups.drilled(r, err)
+		if pause = every; err != nil {
+			pause = min(every, drillDelay)
+			s.log.Warn("the drill of a restore failed", "error", err, "took", time.Since(began), "next_attempt_in", pause)
+			continue
+		}
+		s.log.Info("the newest state of the archive was restored and verified", "epoch", uint64(r.Reached.Epoch), "time", r.Reached.Time, "backup", r.Base.ID,
+			"files", r.Files, "records", r.Records, "took", r.Took)
+	}
+}
+
+// drill restores the newest state of the archive. What the archiver says to be there must be in it.
+func (s *Server) drill(ctx context.Context) (*restore.Report, error) {
+	status := s.feed.archive.Status()
+	if status.Refused || !status.Connected {
+		return nil, errors.Join(errArchiveNotConnected, status.Err)
+	}
+	target, err := objectstore.Open(s.config.Archive.URL, objectstore.Options{})
+	if err != nil {
+		return nil, err
+	}
+	r, err := restore.Drill(ctx, restore.Options{
+		Store: target, Lineage: s.store.History().Lineage, Dir: s.config.Archive.DrillDir, Memory: drillMemory, PageSize: int(s.config.PageSize),
+	})
+	if err == nil && r.Reached.Epoch < status.Archived {
+		err = fmt.Errorf("the drill restored epoch %d, and epoch %d was archived before it", r.Reached.Epoch, status.Archived)
+	}
+	return r, err
+}
+
+// drilled notes what became of a drill.
+func (b *backupState) drilled(r *restore.Report, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.drillFailed = err; err != nil {
+		b.metrics.Drills.Failures++
+		return
+	}
+	b.metrics.Drills.Success, b.metrics.Drills.Duration = time.Now(), r.Took
+}

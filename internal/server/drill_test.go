@@ -1,0 +1,46 @@
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+)
+
+// TestDrillsSayWhetherTheArchiveCanBeRestored: by themselves, in the metrics, the log and a condition; a drill that fails after one that
+// was successful is noticed, and nothing is left.
+func TestDrillsSayWhetherTheArchiveCanBeRestored(t *testing.T) {
+	dir, scratch := t.TempDir(), t.TempDir()
+	h := mustStart(t, func(c *config.Config) {
+		c.Archive.URL, c.Archive.Interval, c.Archive.Drill, c.Archive.DrillDir = dir, 100*time.Millisecond, 500*time.Millisecond, scratch
+	})
+	put := h.put(t, "a", "b")
+	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= put })
+	b := &h.snapshots.backups
+	eventually(t, "a drill is successful", func() bool { return !h.stats().Backups.Drills.Success.IsZero() })
+	if found := b.conditions(time.Now(), 0); len(found) > 0 {
+		t.Fatalf("%+v", found)
+	}
+	logs, err := filepath.Glob(filepath.Join(dir, status.GetLineage(), "log", "0000000000000001-*"))
+	if err != nil || len(logs) != 1 {
+		t.Fatal(logs, err)
+	}
+	if err := os.Truncate(logs[0], 100); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a drill fails", func() bool { return h.stats().Backups.Drills.Failures > 0 })
+	found := b.conditions(time.Now(), 0)
+	if len(found) != 1 || found[0].Name != "restore-drill-failing" || !strings.Contains(found[0].Cause, filepath.Base(logs[0])) {
+		t.Fatalf("%+v", found)
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
+		t.Fatalf("the drills have left %v: %v", left, err)
+	}
+}
