@@ -68,6 +68,24 @@ func (c *Client) ReloadTLS(ctx context.Context) (*kvpb.ReloadTLSResponse, error)
 	return response, nil
 }
 
+// SetConfig changes an option of the server while it runs. The change lasts until the server ends, or reads its configuration again.
+func (c *Client) SetConfig(ctx context.Context, name, value string) (*kvpb.ConfigChange, error) {
+	response, err := c.admin.SetConfig(ctx, &kvpb.SetConfigRequest{Name: name, Value: value})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response.GetChange(), nil
+}
+
+// ReloadConfig lets the server read its configuration file again.
+func (c *Client) ReloadConfig(ctx context.Context) (*kvpb.ReloadConfigResponse, error) {
+	response, err := c.admin.ReloadConfig(ctx, &kvpb.ReloadConfigRequest{})
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}
+
 // FinalizeUpgrade raises the store to the newest feature level of the server. Earlier versions of the
 // server refuse the store from then on.
 func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResponse, error) {

@@ -43,7 +43,7 @@ func (a *app) addCompletions(cmd *cobra.Command) {
 		cmd.ValidArgsFunction = a.completeKeys(count)
 	}
 	switch cmd.CommandPath() {
-	case "kvctl config get":
+	case "kvctl config get", "kvctl config set":
 		cmd.ValidArgsFunction = a.completeOptions
 	case "kvctl context use", "kvctl context remove":
 		cmd.ValidArgsFunction = a.completeContexts

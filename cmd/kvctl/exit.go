@@ -211,6 +211,7 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:       "Start the server with --tls-cert and --tls-key. kvctl tls init makes certificates for a trial.",
 	kvpb.ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE:        "Make room on the disk of the server's audit log, or correct its permissions. The request was not executed.",
 	kvpb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:        "Correct the file. New connections get the certificates that the server had before.",
+	kvpb.ErrorReason_ERROR_REASON_CONFIG_RELOAD_FAILED:     "Correct the file. The server goes on with the options that it had before.",
 	kvpb.ErrorReason_ERROR_REASON_UNAUTHENTICATED:          "kvctl login USER gets a token; --token-file, KVCTL_TOKEN or a context gives one that exists.",
 	kvpb.ErrorReason_ERROR_REASON_TOKEN_EXPIRED:            "kvctl login USER gets a new token.",
 	kvpb.ErrorReason_ERROR_REASON_PERMISSION_DENIED:        "kvctl auth status shows what you may do; an administrator can give your user a role that has the right.",

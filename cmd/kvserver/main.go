@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -25,7 +26,7 @@ func main() { os.Exit(run()) }
 
 // signals returns a context and the channels of a server. The first SIGINT or SIGTERM ends the context, so that
 // the server drains. The second closes Shutdown, so that draining stops. A third ends the process.
-// SIGHUP, which a closed terminal sends, too, asks for a reload of the certificates.
+// SIGHUP, which a closed terminal sends, too, asks for a reload of certificates and configuration.
 func signals() (first context.Context, others server.Signals) {
 	first, stop := context.WithCancel(context.Background())
 	shutdown, received := make(chan struct{}), make(chan os.Signal, 2)
@@ -67,7 +68,9 @@ func run() int {
 	// The end of what reads the server's log through a pipe must not end the server: by default, writing
 	// to a broken pipe as standard error ends a Go program.
 	signal.Ignore(syscall.SIGPIPE)
-	log := telemetry.NewLogger(os.Stderr, in.Config.LogLevel, in.Config.LogFormat)
+	others.Level = new(slog.LevelVar)
+	others.Level.Set(in.Config.LogLevel)
+	log := telemetry.NewLogger(os.Stderr, others.Level, in.Config.LogFormat)
 	if len(in.Ignored) > 0 {
 		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)
 	}

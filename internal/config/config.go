@@ -92,6 +92,7 @@ type Config struct {
 	SnapshotTimeout time.Duration // how long a scan may wait for its client before its snapshot is closed; 0: no limit
 
 	origins *origins // of Load; nil: all options have their defaults
+	sources *sources // of Load; nil: it was made in another way
 }
 
 // Limits bound single requests, and all requests together.

@@ -59,7 +59,7 @@ func Load(args, environ []string) (Invocation, error) {
 		return Invocation{}, err
 	}
 	o.flags.Visit(func(f *pflag.Flag) { o.origins[f.Name] = OriginFlag })
-	o.config.origins = &o.origins
+	o.config.origins, o.config.sources = &o.origins, &sources{args, environ}
 	return Invocation{Config: o.config, Ignored: o.ignored}, o.config.Validate()
 }
 

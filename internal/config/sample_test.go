@@ -42,7 +42,7 @@ func TestSampleConfigurationShowsDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.Config.origins = nil // the values are compared
+	in.Config.origins, in.Config.sources = nil, nil // the values are compared
 	if in.Config != Default() {
 		t.Errorf("the defaults in the sample are\n%+v\nand those of the code\n%+v", in.Config, Default())
 	}

@@ -91,7 +91,7 @@ func (s *Server) historyMessage() *pb.History {
 // GetConfig implements Admin.
 func (s *adminService) GetConfig(context.Context, *pb.GetConfigRequest) (*pb.GetConfigResponse, error) {
 	out := new(pb.GetConfigResponse)
-	for _, o := range s.config.Options() {
+	for _, o := range s.settings.current().Options() {
 		out.Options = append(out.Options, &pb.ConfigOption{Name: o.Name, Value: o.Value, Origin: o.Origin})
 	}
 	return out, nil

@@ -172,6 +172,9 @@ func classify(err error) fault {
 	if f, ok := classifyBackup(err); ok {
 		return f
 	}
+	if f, ok := classifySettings(err); ok {
+		return f
+	}
 	if f, ok := classifyTLS(err); ok {
 		return f
 	}

@@ -111,6 +111,8 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:   {err: errNoTLS, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE:    {err: audit.ErrUnavailable, code: codes.Unavailable, retry: true},
 		pb.ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED:    {err: &reloadError{errors.New("x")}, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_RESTART_NEEDED:       {err: &restartNeededError{"memory"}, code: codes.FailedPrecondition, metadata: []string{"option"}},
+		pb.ErrorReason_ERROR_REASON_CONFIG_RELOAD_FAILED: {err: &configReloadError{errors.New("x")}, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:       {err: errBackupRunning, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_BACKUP_FAILED:        {err: &backupError{errors.New("x")}, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:       {err: mvcc.ErrNoHold, code: codes.NotFound},

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"path"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -94,19 +95,24 @@ func (e *requestEnd) traceID() tracing.TraceID {
 // observer sees every request at its end.
 type observer struct {
 	requests telemetry.Requests
-	from     time.Duration // requests that take as long are reported; 0, or the longest duration: none are
+	from     atomic.Int64 // requests that take as long are reported, a time.Duration; 0, or the longest one: none are
 	slow     slowRequests
 	audit    auditing
 	traces   *tracing.Tracer // nil: requests are not traced
-	debug    bool            // a line in the log for each request
+	debug    atomic.Bool     // a line in the log for each request
 }
 
 func (o *observer) init(s *config.SlowRequests) {
-	o.from = math.MaxInt64
-	if s.Threshold > 0 {
-		o.from = s.Threshold
-		o.slow.init(s)
+	o.slow.init(s)
+	o.reportFrom(s.Threshold)
+}
+
+// reportFrom changes from which duration on requests are reported; 0 is none.
+func (o *observer) reportFrom(threshold time.Duration) {
+	if threshold == 0 {
+		threshold = math.MaxInt64
 	}
+	o.from.Store(int64(threshold))
 }
 
 // ended is called once for each request, at its end. It counts the request, and reports it if something wants to
@@ -121,13 +127,13 @@ func (s *Server) ended(conn *connection, e *requestEnd, d *details) {
 	if s.observer.traces != nil {
 		e.trace = s.traceRequest(conn, e, d, now)
 	}
-	if from := s.observer.from; from > 0 && took >= from && !waitsForClient(e) {
+	if from := time.Duration(s.observer.from.Load()); from > 0 && took >= from && !waitsForClient(e) {
 		s.reportSlow(conn, e, d, now)
 	}
 	if s.observer.audit.log != nil {
 		s.writeAudit(conn, e, d, now)
 	}
-	if s.observer.debug {
+	if s.observer.debug.Load() {
 		s.logRequest(conn, e, d, now)
 	}
 }

@@ -86,6 +86,8 @@ var rpcTable = []rpcRow{
 	{method: pb.AdminService_FinalizeUpgrade_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_Clock_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionObserve, footprint: of(footprintOfClock), needs: "`operate`, to accept the system's clock"},
 	{method: pb.AdminService_ReloadTLS_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
+	{method: pb.AdminService_SetConfig_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
+	{method: pb.AdminService_ReloadConfig_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_ResizeCache_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_Space_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve, footprint: of(footprintOfSpace), needs: "read all keys, for sizes by prefix"},
 	{method: pb.AdminService_GetConfig_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},

@@ -50,7 +50,7 @@ import (
 // Server is an open store with its listeners.
 type Server struct {
 	// Constant after Open.
-	config  config.Config
+	configuration
 	limits  limits
 	log     operatorLog
 	store   *mvcc.Store
@@ -73,6 +73,12 @@ type Server struct {
 	feed        feedState
 	gate        gate
 	openTables
+}
+
+// configuration is that of the start, which is constant, and the options as they are now.
+type configuration struct {
+	config   config.Config
+	settings settings
 }
 
 // openTables are the tables of what clients keep open.
@@ -109,10 +115,11 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 		return nil, err
 	}
 	tuneRuntime(&c, log)
-	s := &Server{config: c, clock: clock{started: time.Now()}}
+	s := &Server{configuration: configuration{config: c}, clock: clock{started: time.Now()}}
 	s.drain.begun = make(chan struct{})
 	s.observer.init(&c.SlowRequests)
-	s.observer.debug = log.Enabled(ctx, slog.LevelDebug)
+	s.observer.debug.Store(log.Enabled(ctx, slog.LevelDebug))
+	s.settings.init(c)
 	s.gate.init()
 	s.log.init(log, s.clock.now)
 	if err := s.openTLS(); err != nil {
@@ -288,7 +295,8 @@ func (s *Server) stats() telemetry.ServerStats {
 // Signals are what an operator tells a running server, besides to end.
 type Signals struct {
 	Shutdown <-chan struct{} // closed to end draining early
-	Reload   <-chan struct{} // asks for a reload of the certificates
+	Reload   <-chan struct{} // asks for a reload of certificates and configuration
+	Level    *slog.LevelVar  // of the log; nil if it cannot be changed
 }
 
 // Run opens a server and serves until ctx ends. The program calls nothing else.
@@ -302,7 +310,7 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	s.drain.cutOff, s.drain.reload = signals.Shutdown, signals.Reload
+	s.drain.cutOff, s.drain.reload, s.settings.level = signals.Shutdown, signals.Reload, signals.Level
 	s.warnAtStart()
 	r := s.store.Recovery()
 	if r.TornFile != "" {

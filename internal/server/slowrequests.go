@@ -166,7 +166,7 @@ func (s *adminService) SlowRequests(ctx context.Context, req *pb.SlowRequestsReq
 	return out, s.serveAdmin(ctx, telemetry.MethodSlowRequests, func() error {
 		slow := &s.observer.slow
 		all, total := slow.list(time.Now())
-		out.Total, out.Threshold = total, durationpb.New(s.config.SlowRequests.Threshold)
+		out.Total, out.Threshold = total, durationpb.New(s.settings.current().SlowRequests.Threshold)
 		if n := int(req.GetLimit()); n > 0 && n < len(all) {
 			all = all[:n]
 		}

@@ -144,7 +144,7 @@ func TestSlowRequestsNameThePages(t *testing.T) {
 // TestStreamsAndFastRequestsAreNotSlow: a stream is open for as long as its client wants.
 func TestStreamsAndFastRequestsAreNotSlow(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SlowRequests.Threshold = time.Hour })
-	h.observer.from = slowThreshold
+	h.observer.reportFrom(slowThreshold)
 	h.observer.slow.init(&h.config.SlowRequests)
 	pipe := h.pipeline(t, testContext(t))
 	time.Sleep(2 * slowThreshold)
@@ -180,7 +180,7 @@ func TestSlowRequestsAreBounded(t *testing.T) {
 		}
 	}
 	var off observer
-	if off.init(&config.SlowRequests{}); off.from != math.MaxInt64 {
-		t.Errorf("a threshold of 0 reports from %v", off.from)
+	if off.init(&config.SlowRequests{}); off.from.Load() != math.MaxInt64 {
+		t.Errorf("a threshold of 0 reports from %v", time.Duration(off.from.Load()))
 	}
 }

@@ -104,7 +104,7 @@ func TestBoundAddressesDecideWhatIsExposed(t *testing.T) {
 			t.Errorf("%s: %v", option, err)
 		}
 		c.TLS.Insecure = true
-		s := &Server{config: c}
+		s := &Server{configuration: configuration{config: c}}
 		if err := s.listen(); err != nil {
 			t.Errorf("%s with --insecure: %v", option, err)
 		} else if err := s.closeListeners(); err != nil {

@@ -186,8 +186,9 @@ func (s *Server) watchTLS(ctx context.Context) {
 		case <-s.drain.reload:
 			if t.source != nil {
 				s.reloaded(t.source.Reload())
-			} else {
-				s.log.Info("nothing to reload: only certificates are read again, and there are none; other options are read at start")
+			}
+			if _, err := s.reloadConfig(); err != nil {
+				s.log.Error("the configuration file could not be loaded; nothing was changed", "error", err)
 			}
 		}
 	}

@@ -454,7 +454,7 @@ func TestSignalReloadsCertificates(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	c := testConfig()
 	files.use(&c)
-	s := &Server{config: c}
+	s := &Server{configuration: configuration{config: c}}
 	s.log.init(slog.New(slog.DiscardHandler), func() time.Duration { return 0 })
 	if err := s.openTLS(); err != nil {
 		t.Fatal(err)
@@ -593,7 +593,7 @@ func TestCertificateExpiryIsACondition(t *testing.T) {
 		ca, files := newTestCA(t), newCertFiles(t)
 		files.write(ca.issue(subjectFor("server", left, "127.0.0.1")))
 		files.c.ClientAuth, files.c.ClientCA = config.ClientAuthNone, ""
-		s := &Server{config: config.Config{TLS: files.c}}
+		s := &Server{configuration: configuration{config: config.Config{TLS: files.c}}}
 		if err := s.openTLS(); err != nil {
 			t.Fatal(err)
 		}

@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -132,14 +130,10 @@ func (s *adminService) Checkpoint(ctx context.Context, _ *pb.CheckpointRequest) 
 func (s *adminService) ResizeCache(ctx context.Context, req *pb.ResizeCacheRequest) (*pb.ResizeCacheResponse, error) {
 	var out *pb.ResizeCacheResponse
 	err := s.serveAdmin(ctx, telemetry.MethodResizeCache, func() error {
-		before, err := s.store.ResizeCache(int64(min(req.CacheBytes, math.MaxInt64)))
-		if size, ok := errors.AsType[*storage.CacheSizeError](err); ok {
-			return invalid("cache_bytes", fmt.Sprintf("is %d; choose from %d to %d", size.Bytes, size.Min, size.Max))
-		}
+		before, err := s.resizeCache("cache_bytes", int64(min(req.CacheBytes, math.MaxInt64)))
 		if err != nil {
 			return err
 		}
-		s.log.Info("page cache resized", "bytes", req.CacheBytes, "before", before)
 		out = &pb.ResizeCacheResponse{CacheBytes: req.CacheBytes, PreviousBytes: uint64(before)}
 		return nil
 	})

@@ -8,7 +8,7 @@ import (
 )
 
 // NewLogger writes lines of the configured level and format to w.
-func NewLogger(w io.Writer, level slog.Level, format config.LogFormat) *slog.Logger {
+func NewLogger(w io.Writer, level slog.Leveler, format config.LogFormat) *slog.Logger {
 	o := &slog.HandlerOptions{Level: level}
 	if format == config.LogJSON {
 		return slog.New(slog.NewJSONHandler(w, o))

@@ -39,6 +39,8 @@ const (
 	MethodFinalizeUpgrade
 	MethodClock
 	MethodReloadTLS
+	MethodSetConfig
+	MethodReloadConfig
 	MethodSlowRequests
 	MethodGrantLease
 	MethodRevokeLease
@@ -84,7 +86,7 @@ const (
 var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
-	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS", "SlowRequests",
+	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS", "SetConfig", "ReloadConfig", "SlowRequests",
 	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
 	"History", "Diff", "ListHolds", "TakeHold", "EndHold", "CreateBackup", "GetBackupStatus", "ArchiveStatus", "GetStream",
 	"Login", "Logout", "Bootstrap", "WhoAmI", "Enable", "Disable", "Explain", "CreateUser", "UpdateUser", "DeleteUser", "ListUsers", "SetPassword", "CreateRole", "UpdateRole", "DeleteRole", "ListRoles", "CreateToken", "ListTokens", "RevokeToken",

@@ -163,11 +163,13 @@ kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
 kvserver_requests_total{code="OK",method="ReleaseLock"} 1
+kvserver_requests_total{code="OK",method="ReloadConfig"} 1
 kvserver_requests_total{code="OK",method="ReloadTLS"} 1
 kvserver_requests_total{code="OK",method="ResizeCache"} 1
 kvserver_requests_total{code="OK",method="RevokeLease"} 1
 kvserver_requests_total{code="OK",method="RevokeToken"} 1
 kvserver_requests_total{code="OK",method="Scan"} 1
+kvserver_requests_total{code="OK",method="SetConfig"} 1
 kvserver_requests_total{code="OK",method="SetPassword"} 1
 kvserver_requests_total{code="OK",method="SlowRequests"} 1
 kvserver_requests_total{code="OK",method="Space"} 1

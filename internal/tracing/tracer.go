@@ -15,7 +15,9 @@ package tracing
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
@@ -26,8 +28,9 @@ import (
 
 // Tracer makes spans and sends them. Its methods may be called from many goroutines.
 type Tracer struct {
+	ratio atomic.Uint64 // the bits of the share of the requests without a parent that are sampled
+
 	// Constant after Open.
-	ratio  float64 // of the requests without a parent that are sampled
 	tracer trace.Tracer
 	queue  *queue
 }
@@ -42,7 +45,8 @@ func Open(o Options) (*Tracer, error) {
 }
 
 func newTracer(o *Options, e sdktrace.SpanExporter) *Tracer {
-	t := &Tracer{ratio: o.Ratio, queue: newQueue(e, o.Failed)}
+	t := &Tracer{queue: newQueue(e, o.Failed)}
+	t.SetRatio(o.Ratio)
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithSampler(sdktrace.AlwaysSample()), // Samples has decided before
 		sdktrace.WithSpanProcessor(t.queue),
@@ -128,8 +132,12 @@ func (t *Tracer) Samples(p Parent) bool {
 	case p.span.IsValid():
 		return p.span.IsSampled()
 	}
-	return t.ratio > 0 && rand.Float64() < t.ratio
+	ratio := math.Float64frombits(t.ratio.Load())
+	return ratio > 0 && rand.Float64() < ratio
 }
+
+// SetRatio changes the share of the requests without a parent that are sampled, from 0 to 1.
+func (t *Tracer) SetRatio(ratio float64) { t.ratio.Store(math.Float64bits(ratio)) }
 
 // Stream is the span of a stream that is open. Nil is a stream that is not sampled.
 type Stream struct{ span trace.Span }

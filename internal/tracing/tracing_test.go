@@ -135,7 +135,8 @@ func TestSamplingFollowsTheParentAndElseTheRatio(t *testing.T) {
 		{strings.Repeat("x", 10_000), 1, n, n},
 		{"01-" + traceOfClient + "-" + spanOfClient + "-01-what follows", 0, n, n}, // a later version
 	} {
-		tracer := &Tracer{ratio: c.ratio}
+		tracer := new(Tracer)
+		tracer.SetRatio(c.ratio)
 		got, parent := 0, ParseParent(c.traceparent)
 		for range n {
 			if tracer.Samples(parent) {
@@ -146,7 +147,8 @@ func TestSamplingFollowsTheParentAndElseTheRatio(t *testing.T) {
 			t.Errorf("%.80q with ratio %v: %d of %d are sampled", c.traceparent, c.ratio, got, n)
 		}
 	}
-	if (&Tracer{ratio: 1}).Samples(None) {
+	all := new(Tracer)
+	if all.SetRatio(1); all.Samples(None) {
 		t.Error("what is decided is decided again")
 	}
 }

@@ -80,7 +80,7 @@ func (x WatchInfo_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchInfo_State.Descriptor instead.
 func (WatchInfo_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type SnapshotInfo_Kind int32
@@ -152,7 +152,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type Health_State int32
@@ -212,7 +212,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56, 0}
 }
 
 type Condition_Severity int32
@@ -267,7 +267,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57, 0}
 }
 
 type ArchiveStatusRequest struct {
@@ -987,6 +987,256 @@ func (x *ConfigOption) GetOrigin() string {
 	return ""
 }
 
+type SetConfigRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without dashes, such as log-level.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// As it would be given at the start.
+	Value         string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetConfigRequest) Reset() {
+	*x = SetConfigRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetConfigRequest) ProtoMessage() {}
+
+func (x *SetConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetConfigRequest.ProtoReflect.Descriptor instead.
+func (*SetConfigRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetConfigRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetConfigRequest) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+type SetConfigResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        *ConfigChange          `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetConfigResponse) Reset() {
+	*x = SetConfigResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetConfigResponse) ProtoMessage() {}
+
+func (x *SetConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetConfigResponse.ProtoReflect.Descriptor instead.
+func (*SetConfigResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SetConfigResponse) GetChange() *ConfigChange {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+type ReloadConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigRequest) Reset() {
+	*x = ReloadConfigRequest{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigRequest) ProtoMessage() {}
+
+func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
+func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+type ReloadConfigResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Options that have another value now.
+	Changed []*ConfigChange `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
+	// Options whose new value takes effect at the next start.
+	RestartNeeded []*ConfigChange `protobuf:"bytes,2,rep,name=restart_needed,json=restartNeeded,proto3" json:"restart_needed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigResponse) Reset() {
+	*x = ReloadConfigResponse{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigResponse) ProtoMessage() {}
+
+func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
+func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReloadConfigResponse) GetChanged() []*ConfigChange {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *ReloadConfigResponse) GetRestartNeeded() []*ConfigChange {
+	if x != nil {
+		return x.RestartNeeded
+	}
+	return nil
+}
+
+// ConfigChange is the change of an option.
+type ConfigChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without dashes, such as log-level.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Previous      string `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"`
+	Value         string `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigChange) Reset() {
+	*x = ConfigChange{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigChange) ProtoMessage() {}
+
+func (x *ConfigChange) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
+func (*ConfigChange) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ConfigChange) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetPrevious() string {
+	if x != nil {
+		return x.Previous
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type ListWatchesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -995,7 +1245,7 @@ type ListWatchesRequest struct {
 
 func (x *ListWatchesRequest) Reset() {
 	*x = ListWatchesRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1257,7 @@ func (x *ListWatchesRequest) String() string {
 func (*ListWatchesRequest) ProtoMessage() {}
 
 func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1270,7 @@ func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchesRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type ListWatchesResponse struct {
@@ -1032,7 +1282,7 @@ type ListWatchesResponse struct {
 
 func (x *ListWatchesResponse) Reset() {
 	*x = ListWatchesResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1294,7 @@ func (x *ListWatchesResponse) String() string {
 func (*ListWatchesResponse) ProtoMessage() {}
 
 func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1307,7 @@ func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchesResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListWatchesResponse) GetWatches() []*WatchInfo {
@@ -1091,7 +1341,7 @@ type WatchInfo struct {
 
 func (x *WatchInfo) Reset() {
 	*x = WatchInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1353,7 @@ func (x *WatchInfo) String() string {
 func (*WatchInfo) ProtoMessage() {}
 
 func (x *WatchInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1366,7 @@ func (x *WatchInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInfo.ProtoReflect.Descriptor instead.
 func (*WatchInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchInfo) GetId() uint64 {
@@ -1198,7 +1448,7 @@ type EndWatchRequest struct {
 
 func (x *EndWatchRequest) Reset() {
 	*x = EndWatchRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1460,7 @@ func (x *EndWatchRequest) String() string {
 func (*EndWatchRequest) ProtoMessage() {}
 
 func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1473,7 @@ func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchRequest.ProtoReflect.Descriptor instead.
 func (*EndWatchRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EndWatchRequest) GetId() uint64 {
@@ -1241,7 +1491,7 @@ type EndWatchResponse struct {
 
 func (x *EndWatchResponse) Reset() {
 	*x = EndWatchResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1503,7 @@ func (x *EndWatchResponse) String() string {
 func (*EndWatchResponse) ProtoMessage() {}
 
 func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1516,7 @@ func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchResponse.ProtoReflect.Descriptor instead.
 func (*EndWatchResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 // Hold keeps the past from an epoch on.
@@ -1285,7 +1535,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1547,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1560,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Hold) GetId() uint64 {
@@ -1349,7 +1599,7 @@ type ListHoldsRequest struct {
 
 func (x *ListHoldsRequest) Reset() {
 	*x = ListHoldsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1611,7 @@ func (x *ListHoldsRequest) String() string {
 func (*ListHoldsRequest) ProtoMessage() {}
 
 func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1624,7 @@ func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type ListHoldsResponse struct {
@@ -1386,7 +1636,7 @@ type ListHoldsResponse struct {
 
 func (x *ListHoldsResponse) Reset() {
 	*x = ListHoldsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1648,7 @@ func (x *ListHoldsResponse) String() string {
 func (*ListHoldsResponse) ProtoMessage() {}
 
 func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1661,7 @@ func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListHoldsResponse) GetHolds() []*Hold {
@@ -1439,7 +1689,7 @@ type TakeHoldRequest struct {
 
 func (x *TakeHoldRequest) Reset() {
 	*x = TakeHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +1701,7 @@ func (x *TakeHoldRequest) String() string {
 func (*TakeHoldRequest) ProtoMessage() {}
 
 func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +1714,7 @@ func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldRequest.ProtoReflect.Descriptor instead.
 func (*TakeHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TakeHoldRequest) GetId() uint64 {
@@ -1511,7 +1761,7 @@ type TakeHoldResponse struct {
 
 func (x *TakeHoldResponse) Reset() {
 	*x = TakeHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1773,7 @@ func (x *TakeHoldResponse) String() string {
 func (*TakeHoldResponse) ProtoMessage() {}
 
 func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1786,7 @@ func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldResponse.ProtoReflect.Descriptor instead.
 func (*TakeHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TakeHoldResponse) GetHold() *Hold {
@@ -1555,7 +1805,7 @@ type EndHoldRequest struct {
 
 func (x *EndHoldRequest) Reset() {
 	*x = EndHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1817,7 @@ func (x *EndHoldRequest) String() string {
 func (*EndHoldRequest) ProtoMessage() {}
 
 func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1830,7 @@ func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldRequest.ProtoReflect.Descriptor instead.
 func (*EndHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EndHoldRequest) GetId() uint64 {
@@ -1598,7 +1848,7 @@ type EndHoldResponse struct {
 
 func (x *EndHoldResponse) Reset() {
 	*x = EndHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1860,7 @@ func (x *EndHoldResponse) String() string {
 func (*EndHoldResponse) ProtoMessage() {}
 
 func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1873,7 @@ func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldResponse.ProtoReflect.Descriptor instead.
 func (*EndHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 type StatusRequest struct {
@@ -1634,7 +1884,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1896,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1909,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type ClockRequest struct {
@@ -1671,7 +1921,7 @@ type ClockRequest struct {
 
 func (x *ClockRequest) Reset() {
 	*x = ClockRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1933,7 @@ func (x *ClockRequest) String() string {
 func (*ClockRequest) ProtoMessage() {}
 
 func (x *ClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1946,7 @@ func (x *ClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
 func (*ClockRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClockRequest) GetAccept() bool {
@@ -1720,7 +1970,7 @@ type ClockResponse struct {
 
 func (x *ClockResponse) Reset() {
 	*x = ClockResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1982,7 @@ func (x *ClockResponse) String() string {
 func (*ClockResponse) ProtoMessage() {}
 
 func (x *ClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1995,7 @@ func (x *ClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
 func (*ClockResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClockResponse) GetTimeUs() uint64 {
@@ -1777,7 +2027,7 @@ type ReloadTLSRequest struct {
 
 func (x *ReloadTLSRequest) Reset() {
 	*x = ReloadTLSRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +2039,7 @@ func (x *ReloadTLSRequest) String() string {
 func (*ReloadTLSRequest) ProtoMessage() {}
 
 func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +2052,7 @@ func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSRequest.ProtoReflect.Descriptor instead.
 func (*ReloadTLSRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type ReloadTLSResponse struct {
@@ -1824,7 +2074,7 @@ type ReloadTLSResponse struct {
 
 func (x *ReloadTLSResponse) Reset() {
 	*x = ReloadTLSResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +2086,7 @@ func (x *ReloadTLSResponse) String() string {
 func (*ReloadTLSResponse) ProtoMessage() {}
 
 func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2099,7 @@ func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSResponse.ProtoReflect.Descriptor instead.
 func (*ReloadTLSResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReloadTLSResponse) GetChanged() bool {
@@ -1909,7 +2159,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2171,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2184,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -1948,7 +2198,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2210,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2223,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -1998,7 +2248,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2260,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2273,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 type ListSnapshotsResponse struct {
@@ -2036,7 +2286,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2298,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2311,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -2093,7 +2343,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2355,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2368,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -2179,7 +2429,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2441,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2454,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -2222,7 +2472,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2484,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2497,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 type VerifyRequest struct {
@@ -2260,7 +2510,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2522,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2535,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -2309,7 +2559,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2571,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2584,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -2389,7 +2639,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2651,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2664,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -2472,7 +2722,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2734,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2747,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -2638,7 +2888,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2900,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2913,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Damage) GetKind() string {
@@ -2723,7 +2973,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2985,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2998,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 type CheckpointResponse struct {
@@ -2762,7 +3012,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +3024,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +3037,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -2820,7 +3070,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3082,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3095,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -2916,7 +3166,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3178,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3191,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -3102,7 +3352,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3364,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3377,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -3178,7 +3428,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3440,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3453,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -3251,7 +3501,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3513,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3526,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -3401,7 +3651,7 @@ type Activity struct {
 
 func (x *Activity) Reset() {
 	*x = Activity{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3413,7 +3663,7 @@ func (x *Activity) String() string {
 func (*Activity) ProtoMessage() {}
 
 func (x *Activity) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3426,7 +3676,7 @@ func (x *Activity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Activity.ProtoReflect.Descriptor instead.
 func (*Activity) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Activity) GetMethods() []*MethodTotals {
@@ -3502,7 +3752,7 @@ type MethodTotals struct {
 
 func (x *MethodTotals) Reset() {
 	*x = MethodTotals{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3764,7 @@ func (x *MethodTotals) String() string {
 func (*MethodTotals) ProtoMessage() {}
 
 func (x *MethodTotals) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3777,7 @@ func (x *MethodTotals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MethodTotals.ProtoReflect.Descriptor instead.
 func (*MethodTotals) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *MethodTotals) GetMethod() string {
@@ -3581,7 +3831,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3843,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3856,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LogHolder) GetName() string {
@@ -3677,7 +3927,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3939,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +3952,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *History) GetLineage() []byte {
@@ -3784,7 +4034,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +4046,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +4059,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -3974,7 +4224,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4236,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4249,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Build) GetVersion() string {
@@ -4044,7 +4294,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4306,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4319,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Health) GetState() Health_State {
@@ -4110,7 +4360,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4122,7 +4372,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4135,7 +4385,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Condition) GetName() string {
@@ -4189,7 +4439,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4451,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4464,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -4267,7 +4517,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4529,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4542,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -4404,7 +4654,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +4666,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +4679,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -4494,7 +4744,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4756,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4769,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -4606,7 +4856,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4618,7 +4868,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,7 +4881,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -4787,7 +5037,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +5049,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +5062,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -4889,7 +5139,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4901,7 +5151,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4914,7 +5164,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -4935,7 +5185,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5197,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5210,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -5044,7 +5294,20 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\fConfigOption\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06origin\x18\x03 \x01(\tR\x06origin\"\x14\n" +
+	"\x06origin\x18\x03 \x01(\tR\x06origin\"<\n" +
+	"\x10SetConfigRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"E\n" +
+	"\x11SetConfigResponse\x120\n" +
+	"\x06change\x18\x01 \x01(\v2\x18.epochkv.v1.ConfigChangeR\x06change\"\x15\n" +
+	"\x13ReloadConfigRequest\"\x8b\x01\n" +
+	"\x14ReloadConfigResponse\x122\n" +
+	"\achanged\x18\x01 \x03(\v2\x18.epochkv.v1.ConfigChangeR\achanged\x12?\n" +
+	"\x0erestart_needed\x18\x02 \x03(\v2\x18.epochkv.v1.ConfigChangeR\rrestartNeeded\"T\n" +
+	"\fConfigChange\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\"\x14\n" +
 	"\x12ListWatchesRequest\"F\n" +
 	"\x13ListWatchesResponse\x12/\n" +
 	"\awatches\x18\x01 \x03(\v2\x15.epochkv.v1.WatchInfoR\awatches\"\xc6\x03\n" +
@@ -5418,7 +5681,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\x13ResizeCacheResponse\x12\x1f\n" +
 	"\vcache_bytes\x18\x01 \x01(\x04R\n" +
 	"cacheBytes\x12%\n" +
-	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\x8e\f\n" +
+	"\x0eprevious_bytes\x18\x02 \x01(\x04R\rpreviousBytes2\xab\r\n" +
 	"\fAdminService\x12?\n" +
 	"\x06Status\x12\x19.epochkv.v1.StatusRequest\x1a\x1a.epochkv.v1.StatusResponse\x12]\n" +
 	"\x10ListTransactions\x12#.epochkv.v1.ListTransactionsRequest\x1a$.epochkv.v1.ListTransactionsResponse\x12W\n" +
@@ -5433,7 +5696,9 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\tReloadTLS\x12\x1c.epochkv.v1.ReloadTLSRequest\x1a\x1d.epochkv.v1.ReloadTLSResponse\x12N\n" +
 	"\vResizeCache\x12\x1e.epochkv.v1.ResizeCacheRequest\x1a\x1f.epochkv.v1.ResizeCacheResponse\x12<\n" +
 	"\x05Space\x12\x18.epochkv.v1.SpaceRequest\x1a\x19.epochkv.v1.SpaceResponse\x12H\n" +
-	"\tGetConfig\x12\x1c.epochkv.v1.GetConfigRequest\x1a\x1d.epochkv.v1.GetConfigResponse\x12N\n" +
+	"\tGetConfig\x12\x1c.epochkv.v1.GetConfigRequest\x1a\x1d.epochkv.v1.GetConfigResponse\x12H\n" +
+	"\tSetConfig\x12\x1c.epochkv.v1.SetConfigRequest\x1a\x1d.epochkv.v1.SetConfigResponse\x12Q\n" +
+	"\fReloadConfig\x12\x1f.epochkv.v1.ReloadConfigRequest\x1a .epochkv.v1.ReloadConfigResponse\x12N\n" +
 	"\vListWatches\x12\x1e.epochkv.v1.ListWatchesRequest\x1a\x1f.epochkv.v1.ListWatchesResponse\x12H\n" +
 	"\tListHolds\x12\x1c.epochkv.v1.ListHoldsRequest\x1a\x1d.epochkv.v1.ListHoldsResponse\x12E\n" +
 	"\bTakeHold\x12\x1b.epochkv.v1.TakeHoldRequest\x1a\x1c.epochkv.v1.TakeHoldResponse\x12B\n" +
@@ -5455,7 +5720,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
 	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
@@ -5470,181 +5735,193 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(*GetConfigRequest)(nil),         // 10: epochkv.v1.GetConfigRequest
 	(*GetConfigResponse)(nil),        // 11: epochkv.v1.GetConfigResponse
 	(*ConfigOption)(nil),             // 12: epochkv.v1.ConfigOption
-	(*ListWatchesRequest)(nil),       // 13: epochkv.v1.ListWatchesRequest
-	(*ListWatchesResponse)(nil),      // 14: epochkv.v1.ListWatchesResponse
-	(*WatchInfo)(nil),                // 15: epochkv.v1.WatchInfo
-	(*EndWatchRequest)(nil),          // 16: epochkv.v1.EndWatchRequest
-	(*EndWatchResponse)(nil),         // 17: epochkv.v1.EndWatchResponse
-	(*Hold)(nil),                     // 18: epochkv.v1.Hold
-	(*ListHoldsRequest)(nil),         // 19: epochkv.v1.ListHoldsRequest
-	(*ListHoldsResponse)(nil),        // 20: epochkv.v1.ListHoldsResponse
-	(*TakeHoldRequest)(nil),          // 21: epochkv.v1.TakeHoldRequest
-	(*TakeHoldResponse)(nil),         // 22: epochkv.v1.TakeHoldResponse
-	(*EndHoldRequest)(nil),           // 23: epochkv.v1.EndHoldRequest
-	(*EndHoldResponse)(nil),          // 24: epochkv.v1.EndHoldResponse
-	(*StatusRequest)(nil),            // 25: epochkv.v1.StatusRequest
-	(*ClockRequest)(nil),             // 26: epochkv.v1.ClockRequest
-	(*ClockResponse)(nil),            // 27: epochkv.v1.ClockResponse
-	(*ReloadTLSRequest)(nil),         // 28: epochkv.v1.ReloadTLSRequest
-	(*ReloadTLSResponse)(nil),        // 29: epochkv.v1.ReloadTLSResponse
-	(*FinalizeUpgradeRequest)(nil),   // 30: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 31: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 32: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 33: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 34: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 35: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 36: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 37: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 38: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 39: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 40: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 41: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 42: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 43: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 44: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 45: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 46: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 47: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 48: epochkv.v1.StatusResponse
-	(*Activity)(nil),                 // 49: epochkv.v1.Activity
-	(*MethodTotals)(nil),             // 50: epochkv.v1.MethodTotals
-	(*LogHolder)(nil),                // 51: epochkv.v1.LogHolder
-	(*History)(nil),                  // 52: epochkv.v1.History
-	(*Tree)(nil),                     // 53: epochkv.v1.Tree
-	(*Build)(nil),                    // 54: epochkv.v1.Build
-	(*Health)(nil),                   // 55: epochkv.v1.Health
-	(*Condition)(nil),                // 56: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 57: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 58: epochkv.v1.Sizes
-	(*Generation)(nil),               // 59: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 60: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 61: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 62: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 63: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 64: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 65: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 66: google.protobuf.Timestamp
-	(*KeyRange)(nil),                 // 67: epochkv.v1.KeyRange
-	(*ListTransactionsRequest)(nil),  // 68: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 69: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 70: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 71: epochkv.v1.EndTransactionResponse
+	(*SetConfigRequest)(nil),         // 13: epochkv.v1.SetConfigRequest
+	(*SetConfigResponse)(nil),        // 14: epochkv.v1.SetConfigResponse
+	(*ReloadConfigRequest)(nil),      // 15: epochkv.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),     // 16: epochkv.v1.ReloadConfigResponse
+	(*ConfigChange)(nil),             // 17: epochkv.v1.ConfigChange
+	(*ListWatchesRequest)(nil),       // 18: epochkv.v1.ListWatchesRequest
+	(*ListWatchesResponse)(nil),      // 19: epochkv.v1.ListWatchesResponse
+	(*WatchInfo)(nil),                // 20: epochkv.v1.WatchInfo
+	(*EndWatchRequest)(nil),          // 21: epochkv.v1.EndWatchRequest
+	(*EndWatchResponse)(nil),         // 22: epochkv.v1.EndWatchResponse
+	(*Hold)(nil),                     // 23: epochkv.v1.Hold
+	(*ListHoldsRequest)(nil),         // 24: epochkv.v1.ListHoldsRequest
+	(*ListHoldsResponse)(nil),        // 25: epochkv.v1.ListHoldsResponse
+	(*TakeHoldRequest)(nil),          // 26: epochkv.v1.TakeHoldRequest
+	(*TakeHoldResponse)(nil),         // 27: epochkv.v1.TakeHoldResponse
+	(*EndHoldRequest)(nil),           // 28: epochkv.v1.EndHoldRequest
+	(*EndHoldResponse)(nil),          // 29: epochkv.v1.EndHoldResponse
+	(*StatusRequest)(nil),            // 30: epochkv.v1.StatusRequest
+	(*ClockRequest)(nil),             // 31: epochkv.v1.ClockRequest
+	(*ClockResponse)(nil),            // 32: epochkv.v1.ClockResponse
+	(*ReloadTLSRequest)(nil),         // 33: epochkv.v1.ReloadTLSRequest
+	(*ReloadTLSResponse)(nil),        // 34: epochkv.v1.ReloadTLSResponse
+	(*FinalizeUpgradeRequest)(nil),   // 35: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 36: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 37: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 38: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 39: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 40: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 41: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 42: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 43: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 44: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 45: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 46: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 47: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 48: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 49: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 50: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 51: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 52: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 53: epochkv.v1.StatusResponse
+	(*Activity)(nil),                 // 54: epochkv.v1.Activity
+	(*MethodTotals)(nil),             // 55: epochkv.v1.MethodTotals
+	(*LogHolder)(nil),                // 56: epochkv.v1.LogHolder
+	(*History)(nil),                  // 57: epochkv.v1.History
+	(*Tree)(nil),                     // 58: epochkv.v1.Tree
+	(*Build)(nil),                    // 59: epochkv.v1.Build
+	(*Health)(nil),                   // 60: epochkv.v1.Health
+	(*Condition)(nil),                // 61: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 62: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 63: epochkv.v1.Sizes
+	(*Generation)(nil),               // 64: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 65: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 66: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 67: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 68: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 69: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 70: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 71: google.protobuf.Timestamp
+	(*KeyRange)(nil),                 // 72: epochkv.v1.KeyRange
+	(*ListTransactionsRequest)(nil),  // 73: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 74: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 75: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 76: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	65, // 0: epochkv.v1.ArchiveStatusResponse.lag:type_name -> google.protobuf.Duration
+	70, // 0: epochkv.v1.ArchiveStatusResponse.lag:type_name -> google.protobuf.Duration
 	6,  // 1: epochkv.v1.ArchiveStatusResponse.intervals:type_name -> epochkv.v1.ArchiveInterval
 	9,  // 2: epochkv.v1.SlowRequestsResponse.requests:type_name -> epochkv.v1.SlowRequest
-	65, // 3: epochkv.v1.SlowRequestsResponse.threshold:type_name -> google.protobuf.Duration
-	66, // 4: epochkv.v1.SlowRequest.ended:type_name -> google.protobuf.Timestamp
-	65, // 5: epochkv.v1.SlowRequest.took:type_name -> google.protobuf.Duration
-	65, // 6: epochkv.v1.SlowRequest.queue:type_name -> google.protobuf.Duration
-	65, // 7: epochkv.v1.SlowRequest.latch:type_name -> google.protobuf.Duration
-	65, // 8: epochkv.v1.SlowRequest.memory:type_name -> google.protobuf.Duration
-	65, // 9: epochkv.v1.SlowRequest.sync:type_name -> google.protobuf.Duration
-	65, // 10: epochkv.v1.SlowRequest.pages:type_name -> google.protobuf.Duration
-	65, // 11: epochkv.v1.SlowRequest.client:type_name -> google.protobuf.Duration
+	70, // 3: epochkv.v1.SlowRequestsResponse.threshold:type_name -> google.protobuf.Duration
+	71, // 4: epochkv.v1.SlowRequest.ended:type_name -> google.protobuf.Timestamp
+	70, // 5: epochkv.v1.SlowRequest.took:type_name -> google.protobuf.Duration
+	70, // 6: epochkv.v1.SlowRequest.queue:type_name -> google.protobuf.Duration
+	70, // 7: epochkv.v1.SlowRequest.latch:type_name -> google.protobuf.Duration
+	70, // 8: epochkv.v1.SlowRequest.memory:type_name -> google.protobuf.Duration
+	70, // 9: epochkv.v1.SlowRequest.sync:type_name -> google.protobuf.Duration
+	70, // 10: epochkv.v1.SlowRequest.pages:type_name -> google.protobuf.Duration
+	70, // 11: epochkv.v1.SlowRequest.client:type_name -> google.protobuf.Duration
 	12, // 12: epochkv.v1.GetConfigResponse.options:type_name -> epochkv.v1.ConfigOption
-	15, // 13: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
-	67, // 14: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
-	0,  // 15: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
-	65, // 16: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
-	65, // 17: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
-	18, // 18: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
-	65, // 19: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
-	18, // 20: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
-	66, // 21: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
-	66, // 22: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
-	34, // 23: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	1,  // 24: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	65, // 25: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	65, // 26: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	65, // 27: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	39, // 28: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	40, // 29: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	41, // 30: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	65, // 31: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	65, // 32: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	46, // 33: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	47, // 34: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	47, // 35: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	65, // 36: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	41, // 37: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	54, // 38: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	66, // 39: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	65, // 40: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	55, // 41: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	57, // 42: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	58, // 43: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	59, // 44: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	60, // 45: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	61, // 46: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	62, // 47: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	53, // 48: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	52, // 49: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	51, // 50: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	49, // 51: epochkv.v1.StatusResponse.activity:type_name -> epochkv.v1.Activity
-	50, // 52: epochkv.v1.Activity.methods:type_name -> epochkv.v1.MethodTotals
-	65, // 53: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	66, // 54: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	46, // 55: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	65, // 56: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	65, // 57: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	65, // 58: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	2,  // 59: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	56, // 60: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	3,  // 61: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	66, // 62: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	65, // 63: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	65, // 64: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	65, // 65: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	65, // 66: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	65, // 67: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	65, // 68: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	25, // 69: epochkv.v1.AdminService.Status:input_type -> epochkv.v1.StatusRequest
-	68, // 70: epochkv.v1.AdminService.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	69, // 71: epochkv.v1.AdminService.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	32, // 72: epochkv.v1.AdminService.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	35, // 73: epochkv.v1.AdminService.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	37, // 74: epochkv.v1.AdminService.Verify:input_type -> epochkv.v1.VerifyRequest
-	42, // 75: epochkv.v1.AdminService.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	30, // 76: epochkv.v1.AdminService.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	26, // 77: epochkv.v1.AdminService.Clock:input_type -> epochkv.v1.ClockRequest
-	28, // 78: epochkv.v1.AdminService.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
-	63, // 79: epochkv.v1.AdminService.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	44, // 80: epochkv.v1.AdminService.Space:input_type -> epochkv.v1.SpaceRequest
-	10, // 81: epochkv.v1.AdminService.GetConfig:input_type -> epochkv.v1.GetConfigRequest
-	13, // 82: epochkv.v1.AdminService.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
-	19, // 83: epochkv.v1.AdminService.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
-	21, // 84: epochkv.v1.AdminService.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
-	23, // 85: epochkv.v1.AdminService.EndHold:input_type -> epochkv.v1.EndHoldRequest
-	7,  // 86: epochkv.v1.AdminService.SlowRequests:input_type -> epochkv.v1.SlowRequestsRequest
-	4,  // 87: epochkv.v1.AdminService.ArchiveStatus:input_type -> epochkv.v1.ArchiveStatusRequest
-	16, // 88: epochkv.v1.AdminService.EndWatch:input_type -> epochkv.v1.EndWatchRequest
-	48, // 89: epochkv.v1.AdminService.Status:output_type -> epochkv.v1.StatusResponse
-	70, // 90: epochkv.v1.AdminService.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	71, // 91: epochkv.v1.AdminService.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	33, // 92: epochkv.v1.AdminService.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	36, // 93: epochkv.v1.AdminService.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	38, // 94: epochkv.v1.AdminService.Verify:output_type -> epochkv.v1.VerifyResponse
-	43, // 95: epochkv.v1.AdminService.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	31, // 96: epochkv.v1.AdminService.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	27, // 97: epochkv.v1.AdminService.Clock:output_type -> epochkv.v1.ClockResponse
-	29, // 98: epochkv.v1.AdminService.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
-	64, // 99: epochkv.v1.AdminService.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	45, // 100: epochkv.v1.AdminService.Space:output_type -> epochkv.v1.SpaceResponse
-	11, // 101: epochkv.v1.AdminService.GetConfig:output_type -> epochkv.v1.GetConfigResponse
-	14, // 102: epochkv.v1.AdminService.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
-	20, // 103: epochkv.v1.AdminService.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
-	22, // 104: epochkv.v1.AdminService.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
-	24, // 105: epochkv.v1.AdminService.EndHold:output_type -> epochkv.v1.EndHoldResponse
-	8,  // 106: epochkv.v1.AdminService.SlowRequests:output_type -> epochkv.v1.SlowRequestsResponse
-	5,  // 107: epochkv.v1.AdminService.ArchiveStatus:output_type -> epochkv.v1.ArchiveStatusResponse
-	17, // 108: epochkv.v1.AdminService.EndWatch:output_type -> epochkv.v1.EndWatchResponse
-	89, // [89:109] is the sub-list for method output_type
-	69, // [69:89] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	17, // 13: epochkv.v1.SetConfigResponse.change:type_name -> epochkv.v1.ConfigChange
+	17, // 14: epochkv.v1.ReloadConfigResponse.changed:type_name -> epochkv.v1.ConfigChange
+	17, // 15: epochkv.v1.ReloadConfigResponse.restart_needed:type_name -> epochkv.v1.ConfigChange
+	20, // 16: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
+	72, // 17: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	0,  // 18: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
+	70, // 19: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	70, // 20: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	23, // 21: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
+	70, // 22: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
+	23, // 23: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
+	71, // 24: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
+	71, // 25: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
+	39, // 26: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 27: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	70, // 28: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	70, // 29: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	70, // 30: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	44, // 31: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	45, // 32: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	46, // 33: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	70, // 34: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	70, // 35: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	51, // 36: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	52, // 37: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	52, // 38: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	70, // 39: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	46, // 40: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	59, // 41: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	71, // 42: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	70, // 43: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	60, // 44: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	62, // 45: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	63, // 46: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	64, // 47: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	65, // 48: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	66, // 49: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	67, // 50: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	58, // 51: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	57, // 52: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	56, // 53: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	54, // 54: epochkv.v1.StatusResponse.activity:type_name -> epochkv.v1.Activity
+	55, // 55: epochkv.v1.Activity.methods:type_name -> epochkv.v1.MethodTotals
+	70, // 56: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	71, // 57: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	51, // 58: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	70, // 59: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	70, // 60: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	70, // 61: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 62: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	61, // 63: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 64: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	71, // 65: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	70, // 66: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	70, // 67: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	70, // 68: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	70, // 69: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	70, // 70: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	70, // 71: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	30, // 72: epochkv.v1.AdminService.Status:input_type -> epochkv.v1.StatusRequest
+	73, // 73: epochkv.v1.AdminService.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	74, // 74: epochkv.v1.AdminService.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	37, // 75: epochkv.v1.AdminService.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	40, // 76: epochkv.v1.AdminService.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	42, // 77: epochkv.v1.AdminService.Verify:input_type -> epochkv.v1.VerifyRequest
+	47, // 78: epochkv.v1.AdminService.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	35, // 79: epochkv.v1.AdminService.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	31, // 80: epochkv.v1.AdminService.Clock:input_type -> epochkv.v1.ClockRequest
+	33, // 81: epochkv.v1.AdminService.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
+	68, // 82: epochkv.v1.AdminService.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	49, // 83: epochkv.v1.AdminService.Space:input_type -> epochkv.v1.SpaceRequest
+	10, // 84: epochkv.v1.AdminService.GetConfig:input_type -> epochkv.v1.GetConfigRequest
+	13, // 85: epochkv.v1.AdminService.SetConfig:input_type -> epochkv.v1.SetConfigRequest
+	15, // 86: epochkv.v1.AdminService.ReloadConfig:input_type -> epochkv.v1.ReloadConfigRequest
+	18, // 87: epochkv.v1.AdminService.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	24, // 88: epochkv.v1.AdminService.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
+	26, // 89: epochkv.v1.AdminService.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
+	28, // 90: epochkv.v1.AdminService.EndHold:input_type -> epochkv.v1.EndHoldRequest
+	7,  // 91: epochkv.v1.AdminService.SlowRequests:input_type -> epochkv.v1.SlowRequestsRequest
+	4,  // 92: epochkv.v1.AdminService.ArchiveStatus:input_type -> epochkv.v1.ArchiveStatusRequest
+	21, // 93: epochkv.v1.AdminService.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	53, // 94: epochkv.v1.AdminService.Status:output_type -> epochkv.v1.StatusResponse
+	75, // 95: epochkv.v1.AdminService.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	76, // 96: epochkv.v1.AdminService.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	38, // 97: epochkv.v1.AdminService.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	41, // 98: epochkv.v1.AdminService.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	43, // 99: epochkv.v1.AdminService.Verify:output_type -> epochkv.v1.VerifyResponse
+	48, // 100: epochkv.v1.AdminService.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	36, // 101: epochkv.v1.AdminService.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	32, // 102: epochkv.v1.AdminService.Clock:output_type -> epochkv.v1.ClockResponse
+	34, // 103: epochkv.v1.AdminService.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
+	69, // 104: epochkv.v1.AdminService.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	50, // 105: epochkv.v1.AdminService.Space:output_type -> epochkv.v1.SpaceResponse
+	11, // 106: epochkv.v1.AdminService.GetConfig:output_type -> epochkv.v1.GetConfigResponse
+	14, // 107: epochkv.v1.AdminService.SetConfig:output_type -> epochkv.v1.SetConfigResponse
+	16, // 108: epochkv.v1.AdminService.ReloadConfig:output_type -> epochkv.v1.ReloadConfigResponse
+	19, // 109: epochkv.v1.AdminService.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	25, // 110: epochkv.v1.AdminService.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
+	27, // 111: epochkv.v1.AdminService.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
+	29, // 112: epochkv.v1.AdminService.EndHold:output_type -> epochkv.v1.EndHoldResponse
+	8,  // 113: epochkv.v1.AdminService.SlowRequests:output_type -> epochkv.v1.SlowRequestsResponse
+	5,  // 114: epochkv.v1.AdminService.ArchiveStatus:output_type -> epochkv.v1.ArchiveStatusResponse
+	22, // 115: epochkv.v1.AdminService.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	94, // [94:116] is the sub-list for method output_type
+	72, // [72:94] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -5654,7 +5931,7 @@ func file_epochkv_v1_admin_proto_init() {
 	}
 	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[34].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[39].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -5664,7 +5941,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   61,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -34,6 +34,8 @@ const (
 	AdminService_ResizeCache_FullMethodName      = "/epochkv.v1.AdminService/ResizeCache"
 	AdminService_Space_FullMethodName            = "/epochkv.v1.AdminService/Space"
 	AdminService_GetConfig_FullMethodName        = "/epochkv.v1.AdminService/GetConfig"
+	AdminService_SetConfig_FullMethodName        = "/epochkv.v1.AdminService/SetConfig"
+	AdminService_ReloadConfig_FullMethodName     = "/epochkv.v1.AdminService/ReloadConfig"
 	AdminService_ListWatches_FullMethodName      = "/epochkv.v1.AdminService/ListWatches"
 	AdminService_ListHolds_FullMethodName        = "/epochkv.v1.AdminService/ListHolds"
 	AdminService_TakeHold_FullMethodName         = "/epochkv.v1.AdminService/TakeHold"
@@ -86,6 +88,14 @@ type AdminServiceClient interface {
 	Space(ctx context.Context, in *SpaceRequest, opts ...grpc.CallOption) (*SpaceResponse, error)
 	// GetConfig returns every option of the server, with its value and where the value comes from.
 	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
+	// SetConfig changes one of the options that can be changed while the server runs: cache-size, log-level,
+	// slow-request-threshold and trace-ratio. The change lasts until the server ends, or ReloadConfig.
+	// Errors: RESTART_NEEDED, INVALID_REQUEST.
+	SetConfig(ctx context.Context, in *SetConfigRequest, opts ...grpc.CallOption) (*SetConfigResponse, error)
+	// ReloadConfig reads the configuration file again, changes what can be changed while the server runs, and
+	// says what else differs. If anything in the file is wrong, nothing is changed. The server also does it
+	// on SIGHUP. Errors: CONFIG_RELOAD_FAILED.
+	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error)
 	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
@@ -252,6 +262,26 @@ func (c *adminServiceClient) GetConfig(ctx context.Context, in *GetConfigRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) SetConfig(ctx context.Context, in *SetConfigRequest, opts ...grpc.CallOption) (*SetConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetConfigResponse)
+	err := c.cc.Invoke(ctx, AdminService_SetConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadConfigResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReloadConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) ListWatches(ctx context.Context, in *ListWatchesRequest, opts ...grpc.CallOption) (*ListWatchesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListWatchesResponse)
@@ -365,6 +395,14 @@ type AdminServiceServer interface {
 	Space(context.Context, *SpaceRequest) (*SpaceResponse, error)
 	// GetConfig returns every option of the server, with its value and where the value comes from.
 	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
+	// SetConfig changes one of the options that can be changed while the server runs: cache-size, log-level,
+	// slow-request-threshold and trace-ratio. The change lasts until the server ends, or ReloadConfig.
+	// Errors: RESTART_NEEDED, INVALID_REQUEST.
+	SetConfig(context.Context, *SetConfigRequest) (*SetConfigResponse, error)
+	// ReloadConfig reads the configuration file again, changes what can be changed while the server runs, and
+	// says what else differs. If anything in the file is wrong, nothing is changed. The server also does it
+	// on SIGHUP. Errors: CONFIG_RELOAD_FAILED.
+	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error)
 	// ListWatches lists the watches of all streams, by id.
 	ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error)
 	// ListHolds lists the holds, the oldest first. A hold keeps all versions from an epoch on until its
@@ -430,6 +468,12 @@ func (UnimplementedAdminServiceServer) Space(context.Context, *SpaceRequest) (*S
 }
 func (UnimplementedAdminServiceServer) GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
+}
+func (UnimplementedAdminServiceServer) SetConfig(context.Context, *SetConfigRequest) (*SetConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetConfig not implemented")
+}
+func (UnimplementedAdminServiceServer) ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadConfig not implemented")
 }
 func (UnimplementedAdminServiceServer) ListWatches(context.Context, *ListWatchesRequest) (*ListWatchesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListWatches not implemented")
@@ -700,6 +744,42 @@ func _AdminService_GetConfig_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SetConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetConfig(ctx, req.(*SetConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ReloadConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReloadConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReloadConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReloadConfig(ctx, req.(*ReloadConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ListWatches_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListWatchesRequest)
 	if err := dec(in); err != nil {
@@ -880,6 +960,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetConfig",
 			Handler:    _AdminService_GetConfig_Handler,
+		},
+		{
+			MethodName: "SetConfig",
+			Handler:    _AdminService_SetConfig_Handler,
+		},
+		{
+			MethodName: "ReloadConfig",
+			Handler:    _AdminService_ReloadConfig_Handler,
 		},
 		{
 			MethodName: "ListWatches",

@@ -211,6 +211,11 @@ const (
 	ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED ErrorReason = 100
 	// FAILED_PRECONDITION: a certificate file cannot be used. The listeners keep the configuration before.
 	ErrorReason_ERROR_REASON_TLS_RELOAD_FAILED ErrorReason = 101
+	// FAILED_PRECONDITION: the option cannot be changed while the server runs.
+	ErrorReason_ERROR_REASON_RESTART_NEEDED ErrorReason = 140
+	// FAILED_PRECONDITION: the configuration file cannot be used. Nothing was changed; the message says what is
+	// wrong.
+	ErrorReason_ERROR_REASON_CONFIG_RELOAD_FAILED ErrorReason = 141
 	// FAILED_PRECONDITION: another backup of this server is being made.
 	ErrorReason_ERROR_REASON_BACKUP_RUNNING ErrorReason = 110
 	// FAILED_PRECONDITION: the backup was not made. The message says why: the target, the base, or the
@@ -310,6 +315,8 @@ var (
 		70:  "ERROR_REASON_FEATURE_LEVEL",
 		100: "ERROR_REASON_TLS_NOT_CONFIGURED",
 		101: "ERROR_REASON_TLS_RELOAD_FAILED",
+		140: "ERROR_REASON_RESTART_NEEDED",
+		141: "ERROR_REASON_CONFIG_RELOAD_FAILED",
 		110: "ERROR_REASON_BACKUP_RUNNING",
 		111: "ERROR_REASON_BACKUP_FAILED",
 		130: "ERROR_REASON_AUDIT_UNAVAILABLE",
@@ -389,6 +396,8 @@ var (
 		"ERROR_REASON_FEATURE_LEVEL":            70,
 		"ERROR_REASON_TLS_NOT_CONFIGURED":       100,
 		"ERROR_REASON_TLS_RELOAD_FAILED":        101,
+		"ERROR_REASON_RESTART_NEEDED":           140,
+		"ERROR_REASON_CONFIG_RELOAD_FAILED":     141,
 		"ERROR_REASON_BACKUP_RUNNING":           110,
 		"ERROR_REASON_BACKUP_FAILED":            111,
 		"ERROR_REASON_AUDIT_UNAVAILABLE":        130,
@@ -436,7 +445,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xf0\x13\n" +
+	"epochkv.v1*\xba\x14\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -503,7 +512,9 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10A\x12\x1e\n" +
 	"\x1aERROR_REASON_FEATURE_LEVEL\x10F\x12#\n" +
 	"\x1fERROR_REASON_TLS_NOT_CONFIGURED\x10d\x12\"\n" +
-	"\x1eERROR_REASON_TLS_RELOAD_FAILED\x10e\x12\x1f\n" +
+	"\x1eERROR_REASON_TLS_RELOAD_FAILED\x10e\x12 \n" +
+	"\x1bERROR_REASON_RESTART_NEEDED\x10\x8c\x01\x12&\n" +
+	"!ERROR_REASON_CONFIG_RELOAD_FAILED\x10\x8d\x01\x12\x1f\n" +
 	"\x1bERROR_REASON_BACKUP_RUNNING\x10n\x12\x1e\n" +
 	"\x1aERROR_REASON_BACKUP_FAILED\x10o\x12#\n" +
 	"\x1eERROR_REASON_AUDIT_UNAVAILABLE\x10\x82\x01\x12\x1c\n" +
