@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -10,7 +11,9 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/backup"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
 
@@ -321,10 +324,12 @@ func (a *app) backupPruneCommand() *cobra.Command {
 	var days int
 	cmd := &cobra.Command{
 		Use:   "prune --from TARGET",
-		Short: "Remove old backups",
+		Short: "Remove old backups, and the log before them",
 		Long: `Remove the backups that neither rule keeps: the newest full ones with what is based on them, and those of the last days. A backup on which
 a kept one is based stays, and so does the newest one without damage. The parts of a removed backup are deleted by the first prune
-an hour later. Nothing is removed while a restore reads the target, and no part while a backup writes to it.`,
+an hour later. Nothing is removed while a restore reads the target, and no part while a backup writes to it.
+
+The files of the log archive that are older than the oldest backup that stays are deleted, too: states before that backup cannot be restored any more.`,
 		Example: `  kvctl backup prune --from s3://backups/orders --keep-full 4 --keep-days 30
   kvctl backup prune --from /mnt/backups --dry-run`,
 		Args: cobra.NoArgs,
@@ -339,11 +344,18 @@ an hour later. Nothing is removed while a restore reads the target, and no part 
 			if err != nil {
 				return err
 			}
+			var log archive.Pruned
+			if raw, err := hex.DecodeString(dir); err == nil && len(raw) == len(keys.Lineage{}) {
+				options.Log = func(ctx context.Context, oldest keys.Epoch) (err error) {
+					log, err = archive.Prune(ctx, store, keys.Lineage(raw), oldest, options.DryRun)
+					return err
+				}
+			}
 			r, err := backup.Prune(ctx, store, dir, options)
 			if err != nil {
 				return err
 			}
-			return a.printPruned(r, options.DryRun)
+			return a.printPruned(r, &log, options.DryRun)
 		},
 	}
 	source.addFlags(cmd)
@@ -354,10 +366,11 @@ an hour later. Nothing is removed while a restore reads the target, and no part 
 	return cmd
 }
 
-func (a *app) printPruned(r *backup.PruneReport, dryRun bool) error {
+func (a *app) printPruned(r *backup.PruneReport, log *archive.Pruned, dryRun bool) error {
 	if format := a.formatOr(formatJSONL); format != formatTable {
 		return a.printJSON(format, map[string]any{
 			"removed": r.Backups, "kept": r.Kept, "parts": r.Parts, "bytes": r.PartBytes, "waiting_parts": r.Waiting, "postponed": r.Postponed, "dry_run": dryRun,
+			"log_files": log.Files, "log_bytes": log.Bytes, "log_through_epoch": log.Through, "oldest_epoch": r.Oldest,
 		})
 	}
 	text := ""
@@ -365,6 +378,9 @@ func (a *app) printPruned(r *backup.PruneReport, dryRun bool) error {
 		text += "removed " + id + "\n"
 	}
 	text += fmt.Sprintf("%d backups kept, %d removed; %d parts deleted (%s), %d parts wait\n", len(r.Kept), len(r.Backups), r.Parts, size(uint64(r.PartBytes)), r.Waiting)
+	if log.Files > 0 {
+		text += fmt.Sprintf("%d files of the log archive deleted (%s), up to epoch %d: the oldest state that can be restored is of epoch %d\n", log.Files, size(uint64(log.Bytes)), log.Through, r.Oldest)
+	}
 	if r.Postponed != "" {
 		text += "something reads or writes the target, so the rest is left to the next prune: " + r.Postponed + "\n"
 	}

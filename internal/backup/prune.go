@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
 
@@ -18,6 +19,9 @@ type PruneOptions struct {
 	KeepFull int           // the newest full backups, and the incremental ones that were made from them
 	KeepFor  time.Duration // since a backup was made
 	DryRun   bool
+	// Log is told the epoch of the oldest backup without damage that stays: what the log archive has of before is not needed any more. It
+	// is called while no restore runs, after the manifests are gone. It may be nil.
+	Log func(ctx context.Context, oldest keys.Epoch) error
 
 	grace      time.Duration // before parts of a removed backup are deleted; 1 h
 	unfinished time.Duration // before parts that no backup has named are deleted; 24 h
@@ -30,8 +34,9 @@ type PruneReport struct {
 	Kept      []string
 	Parts     uint64
 	PartBytes int64
-	Waiting   uint64 // parts that a later prune may delete
-	Postponed string // why no part was deleted: what runs now; empty if parts were deleted
+	Waiting   uint64     // parts that a later prune may delete
+	Oldest    keys.Epoch // of the backups that stay and have no damage
+	Postponed string     // why no part was deleted: what runs now; empty if parts were deleted
 }
 
 const (
@@ -96,7 +101,30 @@ func (p *pruner) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := p.pruneLog(ctx, all, kept); err != nil {
+		return err
+	}
 	return p.deleteParts(ctx, all, kept)
+}
+
+// pruneLog lets the log archive delete what no backup that stays needs. Without a backup that can be restored, it is all that there is.
+func (p *pruner) pruneLog(ctx context.Context, all []*Manifest, kept map[string]bool) error {
+	if p.options.Log == nil {
+		return nil
+	}
+	for _, m := range all {
+		if kept[m.ID] && len(m.Damaged) == 0 && (p.report.Oldest == 0 || m.Epoch() < p.report.Oldest) {
+			p.report.Oldest = m.Epoch()
+		}
+	}
+	busy, err := p.lease.running(ctx, restoresDir) // one may have begun while manifests were removed
+	if err != nil || p.report.Oldest == 0 {
+		return err
+	}
+	if p.report.Postponed = busy; busy != "" {
+		return nil
+	}
+	return p.options.Log(ctx, p.report.Oldest)
 }
 
 // keep returns the ids of the backups that stay.
