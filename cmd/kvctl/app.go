@@ -31,6 +31,7 @@ type app struct {
 	outTerminal, errTerminal bool                       // whether a person is looking
 	screen                   func() (columns, rows int) // of the terminal that out is; nil if it is not known
 	getenv                   func(string) string
+	interrupts               *interrupts // of the process; nil in tests
 
 	// Set by flags.
 	endpoint string

@@ -8,18 +8,16 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"golang.org/x/term"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process
+	i := new(interrupts)
+	ctx, stop := i.watch()
 	a := &app{
+		interrupts:  i,
 		in:          os.Stdin,
 		out:         os.Stdout,
 		err:         os.Stderr,

@@ -95,7 +95,7 @@ func TestTabCompletesVerbsAndKeys(t *testing.T) {
 	}
 	s := &statements{app: &app{}, ctx: t.Context(), client: c}
 	cases := []struct{ line, want string }{
-		{"", "get put del scan delrange incr append cas begin savepoint rollback commit at status conditions help exit"},
+		{"", "get put del scan delrange incr append cas begin savepoint rollback commit at status conditions watch help exit"},
 		{"s", "scan savepoint status"},
 		{"get user/", `user/1|user/2|"user/two words"`},
 		{"get user/1 vi", "visits"},

@@ -81,6 +81,7 @@ func init() {
 		"at":         {"at EPOCH|TIME|now", "read an earlier state from here on: " + momentForms, 1, 1, false, true, (*statements).setAt},
 		"status":     {"status", "the state of the server", 0, 0, false, true, (*statements).status},
 		"conditions": {"conditions", "the active conditions of the server", 0, 0, false, true, (*statements).conditions},
+		"watch":      {"watch [PREFIX] [limit N]", "print changes as they are committed, until Ctrl-C; after the state of at, if one is given", 0, 3, true, true, (*statements).watch},
 		"help":       {"help", "this list", 0, 0, false, true, (*statements).help},
 	}
 }
@@ -141,7 +142,7 @@ func (s *statements) names() []string {
 // verbOrder is the order of help.
 var verbOrder = []string{
 	"get", "put", "del", "scan", "delrange", "incr", "append", "cas", "begin", "savepoint", "rollback", "commit", "at",
-	"status", "conditions", "help",
+	"status", "conditions", "watch", "help",
 }
 
 func (s *statements) get(words []string) error {

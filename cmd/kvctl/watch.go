@@ -138,8 +138,14 @@ type changePrinter struct {
 	w      *bufio.Writer
 	format string
 	o      *client.WatchOptions
+	limit  int // of lines; 0: there is none
 	line   []byte
+
+	printed int // lines
 }
+
+// full reports whether as many lines were printed as there may be.
+func (p *changePrinter) full() bool { return p.limit > 0 && p.printed >= p.limit }
 
 // change is one line.
 type change struct {
@@ -181,6 +187,10 @@ func kindName(k client.EventKind) string {
 
 // put adds a line to the output. Its error is that of the next Flush.
 func (p *changePrinter) put(c *change) {
+	if p.full() {
+		return
+	}
+	p.printed++
 	p.line = p.line[:0]
 	switch e := &c.event; p.format {
 	case formatTable:

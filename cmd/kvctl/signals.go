@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// interrupts ends the program's context at the first SIGINT or SIGTERM; a second one ends the process. A statement of the shell that goes
+// on until Ctrl-C takes SIGINT for itself meanwhile.
+type interrupts struct {
+	mu  sync.Mutex
+	end context.CancelFunc // of the statement that takes SIGINT; nil: none does
+}
+
+// watch returns the program's context.
+func (i *interrupts) watch() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	received := make(chan os.Signal, 2)
+	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		for s := range received {
+			if s != os.Interrupt || !i.endStatement() {
+				cancel()
+				signal.Stop(received)
+				return
+			}
+		}
+	}()
+	return ctx, cancel
+}
+
+func (i *interrupts) endStatement() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.end == nil {
+		return false
+	}
+	i.end()
+	i.end = nil // the next Ctrl-C ends the program, should the statement not end
+	return true
+}
+
+// until returns a context that Ctrl-C ends, instead of the program, until the returned function is called.
+func (i *interrupts) until(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.end = cancel
+	return ctx, func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.end = nil
+		cancel()
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func interrupt(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustEnd(t *testing.T, ctx context.Context, what string) {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s goes on", what)
+	}
+}
+
+// TestInterruptsEndTheStatementThatTakesThem, and the program when none does.
+func TestInterruptsEndTheStatementThatTakesThem(t *testing.T) {
+	i := new(interrupts)
+	program, stop := i.watch()
+	defer stop()
+	for range 2 {
+		statement, end := i.until(program)
+		interrupt(t)
+		mustEnd(t, statement, "the statement")
+		end()
+	}
+	if program.Err() != nil {
+		t.Error("the program has ended with a statement")
+	}
+
+	stuck, end := i.until(program)
+	defer end()
+	interrupt(t)
+	mustEnd(t, stuck, "the statement")
+	interrupt(t) // it has not said that it has ended
+	mustEnd(t, program, "the program")
+}
+
+func TestAnInterruptWithoutAStatementEndsTheProgram(t *testing.T) {
+	i := new(interrupts)
+	program, stop := i.watch()
+	defer stop()
+	_, end := i.until(program)
+	end()
+	interrupt(t)
+	mustEnd(t, program, "the program")
+}
