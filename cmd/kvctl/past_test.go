@@ -43,25 +43,27 @@ func TestTransactionsTakeATime(t *testing.T) {
 		code := a.run(t.Context(), append(strings.Fields(args), "--endpoint", endpoint))
 		return code, out.String()
 	}
-	for _, v := range []string{"old", "new"} {
-		if code, out := run("", "put k "+v); code != exitOK {
+	put := func(key, value string) (at time.Time) {
+		if code, out := run("", "put "+key+" "+value); code != exitOK {
 			t.Fatal(out)
 		}
+		_, history := run("", "history "+key)
+		var newest struct{ Time time.Time }
+		if err := json.NewDecoder(strings.NewReader(history)).Decode(&newest); err != nil {
+			t.Fatalf("%v: %s", err, history)
+		}
+		return newest.Time
 	}
-	_, history := run("", "history k")
-	var version struct{ Time string } // of the newest one
-	if err := json.NewDecoder(strings.NewReader(history)).Decode(&version); err != nil {
-		t.Fatalf("%v: %s", err, history)
+	old := put("k", "old")
+	for !put("other", "x").After(old) { // the clock of the store moves once a millisecond
+		time.Sleep(time.Millisecond)
 	}
-	newest, err := time.Parse(time.RFC3339Nano, version.Time)
-	if err != nil {
-		t.Fatal(err)
-	}
+	put("k", "new")
 	for _, test := range []struct {
 		at, want string
 		code     int
 	}{
-		{newest.Add(-time.Microsecond).Format(time.RFC3339Nano), "old", exitOK},
+		{old.Format(time.RFC3339Nano), "old", exitOK},
 		{"2001-02-03T04:05:06Z", "2001-02-03T04:05:06Z can", exitError},
 		{"noon", "noon", exitUsage},
 	} {
