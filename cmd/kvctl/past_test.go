@@ -54,10 +54,15 @@ func TestTransactionsTakeATime(t *testing.T) {
 		}
 		return newest.Time
 	}
-	old := put("k", "old")
-	for !put("other", "x").After(old) { // the clock of the store moves once a millisecond
-		time.Sleep(time.Millisecond)
+	// The past can be read from a few milliseconds after the first commit on, and the clock of the store moves once a millisecond.
+	later := func(than time.Time) {
+		for !put("other", "x").After(than.Add(5 * time.Millisecond)) {
+			time.Sleep(time.Millisecond)
+		}
 	}
+	later(put("other", "x"))
+	old := put("k", "old")
+	later(old)
 	put("k", "new")
 	for _, test := range []struct {
 		at, want string
