@@ -45,6 +45,8 @@ type Options struct {
 	Interval  time.Duration   // a file is closed so long after its first record was read
 	FileBytes int64           // or when it has so many bytes
 	Yields    bool            // the hold ends when the disk is full
+	// Lock is the lock of the data directory, as LockID has it; empty if it is not known.
+	Lock string
 	// AnswerWithin is how long a process that has not ended has time to answer before another one takes over; zero for 30 s.
 	AnswerWithin time.Duration
 	// RequestBackup is told that what follows can be restored only with a full backup that is made from now on. It may be nil.

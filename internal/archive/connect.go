@@ -22,7 +22,7 @@ func (a *Archiver) connect(ctx context.Context) error {
 		return refused(err)
 	}
 	if a.owners == nil {
-		a.owners = newOwners(a.place, a.options.AnswerWithin)
+		a.owners = newOwners(a.place, a.options.Lock, a.options.AnswerWithin)
 	}
 	fits := func(ctx context.Context) error {
 		_, _, _, err := a.compare(ctx)

@@ -27,7 +27,8 @@ import (
 //
 // The process with the highest number is the owner. An object is created once, so of all processes that want a number, one gets it. A
 // process that finds the newest owner ended takes the next number at once. Otherwise it asks for the number and waits: an owner that
-// runs answers by taking the number itself, and one that was killed does not answer. No clocks are compared: the process that waits counts
+// runs answers by taking the number itself, and one that was killed does not answer. It need not be asked if it had the lock of the data
+// directory that this process has now: the system takes the lock away only at its end. No clocks are compared: the process that waits counts
 // its own seconds after its question is durable, and the object decides if the answer comes at the same time.
 //
 // An owner whose number was taken by another process stops: it looks for questions every few seconds, and before each file.
@@ -58,6 +59,7 @@ type ownerRecord struct {
 	Host    string    `json:"host"`
 	Process int       `json:"process"`
 	Since   time.Time `json:"since"` // by the clock of the host; only people read it
+	Lock    string    `json:"lock"`  // which lock of a data directory the process has; empty if it is not known
 }
 
 // InUseError means that another process archives the same store to the same place.
@@ -99,8 +101,10 @@ type owners struct {
 	askAt   time.Time   // not before; zero without a refusal
 }
 
-func newOwners(p place, within time.Duration) *owners {
-	return &owners{place: p, self: newSession(), within: cmp.Or(within, answerWithin)}
+func newOwners(p place, lock string, within time.Duration) *owners {
+	o := &owners{place: p, self: newSession(), within: cmp.Or(within, answerWithin)}
+	o.self.Lock = lock
+	return o
 }
 
 // newSession names a process in its archives.
@@ -109,7 +113,7 @@ func newSession() ownerRecord {
 	_, _ = rand.Read(id[:])  // never fails: it ends the program instead
 	host, _ := os.Hostname() // only people read it
 	host = host[:min(len(host), 255)]
-	return ownerRecord{ownerFormat, hex.EncodeToString(id[:]), host, os.Getpid(), time.Now().UTC().Truncate(time.Second)}
+	return ownerRecord{Format: ownerFormat, Session: hex.EncodeToString(id[:]), Host: host, Process: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second)}
 }
 
 func (o *owners) name(n uint64, suffix string) string {
@@ -130,7 +134,7 @@ func (o *owners) acquire(ctx context.Context, fits func(context.Context) error, 
 		o.become(n) // the answer to its creation was lost
 		return nil
 	}
-	ended := n == 0
+	ended := n == 0 || owner.Lock != "" && owner.Lock == o.self.Lock
 	if !ended {
 		if ended, err = o.exists(ctx, o.name(n, endedSuffix)); err != nil {
 			return err
@@ -234,7 +238,7 @@ func (o *owners) ask(ctx context.Context, n uint64) error {
 	if there, err := o.exists(ctx, asked); err != nil || !there {
 		return errors.Join(err, fmt.Errorf("archive: %s was created, and cannot be read", asked))
 	}
-	for began := time.Now(); time.Since(began) < o.within; {
+	for began := time.Now(); time.Since(began) < o.within && ctx.Err() == nil; {
 		sleep(ctx, o.within/(2*answerLooks))
 		for _, name := range []string{o.name(n+1, ""), o.name(n, endedSuffix)} {
 			if done, err := o.exists(ctx, name); err != nil || done {

@@ -23,7 +23,7 @@ type process struct {
 // newProcess makes a process. It answers once it is the owner.
 func newProcess(t *testing.T, store objectstore.Store, within time.Duration) *process {
 	target := objectstore.NewFaulty(store)
-	return &process{owners: newOwners(place{target, keys.Lineage{7}}, within), target: target, stop: func() {}}
+	return &process{owners: newOwners(place{target, keys.Lineage{7}}, "", within), target: target, stop: func() {}}
 }
 
 func (p *process) start(ctx context.Context) error {

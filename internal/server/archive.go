@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -39,7 +40,7 @@ func openArchive(c *config.Config, store *mvcc.Store, backups *automaticBackups)
 	}
 	backups.init(target)
 	return archive.New(store.Changes(), archive.Options{
-		RequestBackup: backups.request, Target: target, Interval: c.Archive.Interval, FileBytes: int64(c.Archive.FileSize), Yields: c.Archive.OnLowDisk == config.ArchiveGap,
+		Lock: archive.LockID(storage.LockFile(c.DataDir)), RequestBackup: backups.request, Target: target, Interval: c.Archive.Interval, FileBytes: int64(c.Archive.FileSize), Yields: c.Archive.OnLowDisk == config.ArchiveGap,
 		HasBase: func(ctx context.Context, lineage keys.Lineage, epoch keys.Epoch) (bool, error) {
 			all, err := backupsOf(ctx, target, lineage, store)
 			return hasBase(all, epoch), err

@@ -41,7 +41,7 @@ func LockFiles(fsys vfs.FS, dir string) (Files, io.Closer, error) {
 // DataPath is the path of the data file.
 func (f Files) DataPath() string { return path.Join(f.Dir, dataName) }
 
-func (f Files) lockPath() string { return path.Join(f.Dir, lockName) }
+func (f Files) lockPath() string { return LockFile(f.Dir) }
 
 // OpenState opens the newest durable state for reading. The caller closes it. Errors are those of
 // pager.OpenSnapshot; TranslateError turns them into the engine's.

@@ -49,8 +49,11 @@ func removeSortFiles(fs vfs.FS, dir string) error {
 	return err
 }
 
-func (o *Options) lockPath() string { return path.Join(o.Dir, lockName) }
+func (o *Options) lockPath() string { return LockFile(o.Dir) }
 func (o *Options) dataPath() string { return path.Join(o.Dir, dataName) }
+
+// LockFile is the lock file of a data directory, which an open store has locked.
+func LockFile(dir string) string { return path.Join(dir, lockName) }
 
 // quarantinePaths are the paths of the two quarantine files in a data directory.
 func quarantinePaths(dir string) [2]string {
