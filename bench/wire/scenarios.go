@@ -38,7 +38,7 @@ func Scenarios() []harness.Scenario {
 	callers := harness.Axis{Name: "callers", Points: []int{16, 64, 256}}
 	streams := harness.Axis{Name: "streams", Points: []int{1, 4, 16}}
 	lone := harness.Axis{Name: "callers", Points: []int{64}}
-	return []harness.Scenario{
+	return append(serverStreams(),
 		scenario("wire-unary-get", "Unary gets of 100,000 keys.", "gets", callers, 100_000, unaryGet,
 			bar{echoArm, 0.85, []int{16}}, bar{echoArm, 0.9, []int{64, 256}}),
 		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, pipelinedGet, bar{echoArm, 0.75, nil}),
@@ -52,7 +52,7 @@ func Scenarios() []harness.Scenario {
 		timesToLive(callers),
 		overTLS(callers),
 		scenario("wire-execute", "Unary durable compare-and-sets by Execute: the value is as expected, and one put.", "swaps", callers, 100_000, compareAndSet),
-	}
+	)
 }
 
 func scenario(name, about, unit string, axis harness.Axis, size int, work workload, bars ...bar) harness.Scenario {
