@@ -102,8 +102,9 @@ bench-peers: ## Compare the server with etcd and Redis (when installed) over the
 bench-record: ## Make the files of bench/results that are committed from the runs in bench/results/runs
 	cd bench && $(GO) run ./cmd/epochbench -record results results/runs/*.json
 
+# The tests of bench do not run the scenarios over the wire: epochbench does, with all others.
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	cd bench && $(GO) vet ./... && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) ./...
+	cd bench && $(GO) vet ./... && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
 	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
 	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
 	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
