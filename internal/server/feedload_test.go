@@ -42,11 +42,12 @@ func TestExpandedLoadsAreTheirEntries(t *testing.T) {
 	const loaded, size = 2500, 30
 	h.put(t, "key-00100", "12345")
 	before := h.put(t, "other", "not loaded")
-	if _, err := h.bulk(t, loaded, size, true); err != nil {
+	load, err := h.bulk(t, loaded, size, true)
+	if err != nil {
 		t.Fatal(err)
 	}
-	at := uint64(h.store.Visible())
-	h.put(t, "key-00200", "later") // not what the load has set
+	at := load.GetEpoch()
+	later := h.put(t, "key-00200", "later") // not what the load has set
 	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("key-00300")}); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func TestExpandedLoadsAreTheirEntries(t *testing.T) {
 		Ranges: ranges, Start: &pb.CreateWatch_ResumeToken{ResumeToken: token}, Kinds: []pb.EventKind{pb.EventKind_EVENT_KIND_SET},
 	})
 	after, _ := w.events(1)
-	mustEqualLists(t, after, fmt.Sprintf("%d S key-00200 later", at+1))
+	mustEqualLists(t, after, fmt.Sprintf("%d S key-00200 later", later))
 }
 
 // TestLoadsThatAreNotReadableComeAsLoaded: if the state after a load is not kept, the events say which keys it may have set, also
