@@ -14,7 +14,7 @@ LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/lint
 
 ARGS         ?=
-FUZZTIME     ?= 3s
+FUZZTIME     ?= 2s
 TEST_TIMEOUT ?= 8m
 # Most tests wait, for timers, deadlines and devices: four packages at a time keep two processors busy. The storm has the
 # processors for itself, because it measures memory in use, which is more while the collector lacks time.
@@ -69,7 +69,7 @@ crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh 
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
 	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i)crash|kill|torn|damage|corrupt|nospace|failstop' ./...
 
-fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s)
+fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (2s)
 	tools/fuzz-smoke.sh $(FUZZTIME)
 
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
@@ -104,7 +104,7 @@ bench-record: ## Make the files of bench/results that are committed from the run
 
 # The tests of bench do not run the scenarios over the wire: epochbench does, with all others.
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	cd bench && $(GO) vet ./... && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
+	cd bench && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
 	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
 	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
 	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
@@ -117,11 +117,11 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-vet: ## go vet, with and without assertions and baselines
-	$(GO) vet ./...
+# Without tags, golangci-lint runs the same analyzers (govet).
+vet: ## go vet with assertions and baselines; lint does it without
 	$(GO) vet -tags invariants ./...
 	$(GO) vet -tags ablation ./...
-	cd bench && $(GO) vet ./... && $(GO) vet -tags ablation ./...
+	cd bench && $(GO) vet -tags ablation ./...
 
 lint: ## golangci-lint on the server and the bench module
 	$(LINT) run ./...

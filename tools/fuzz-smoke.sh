@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes every fuzz target of the server module for a moment each (first argument, 3s). A crasher that it finds is left
+# Fuzzes every fuzz target of the server module for a moment each (first argument, 3s without one). A crasher that it finds is left
 # under the package's testdata/fuzz, where it becomes a regression test once committed.
 #
 # Go before 1.27 may report the end of the time as a failure: a bare "context deadline exceeded" and no failing input
