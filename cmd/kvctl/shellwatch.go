@@ -2,8 +2,8 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 
@@ -29,18 +29,8 @@ func (s *statements) watch(words []string) error {
 	}
 	defer cancel()
 	p := &changePrinter{app: s.app, w: bufio.NewWriterSize(s.app.out, 64<<10), format: s.app.formatOr(formatTable), o: &o, limit: limit}
-	for u, err := range s.client.Watch(ctx, []client.Range{client.Prefix(prefix)}, o) {
-		switch {
-		case err != nil && ctx.Err() != nil && s.ctx.Err() == nil: // Ctrl-C
-			return p.w.Flush()
-		case err != nil:
-			return errors.Join(err, p.w.Flush())
-		}
-		if err := p.print(&u); err != nil || p.full() {
-			return err
-		}
-	}
-	return nil
+	err = p.printAll(ctx, s.client.Watch(ctx, []client.Range{client.Prefix(prefix)}, o), func([]byte) error { return nil })
+	return cmp.Or(err, s.ctx.Err()) // Ctrl-C ends the watch alone
 }
 
 func (s *statements) watchWords(words []string) (prefix []byte, limit int, err error) {

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -113,23 +115,12 @@ func (a *app) watch(cmd *cobra.Command, c *client.Client, r client.Range, o clie
 	ctx, cancel := a.longRunning(cmd)
 	defer cancel()
 	p := &changePrinter{app: a, w: bufio.NewWriterSize(a.out, 64<<10), format: a.formatOr(formatJSONL), o: &o}
-	for u, err := range c.Watch(ctx, []client.Range{r}, o) {
-		if err != nil {
-			if cmd.Context().Err() != nil {
-				err = nil // interrupted
-			}
-			return errors.Join(err, p.w.Flush())
+	return p.printAll(cmd.Context(), c.Watch(ctx, []client.Range{r}, o), func(token []byte) error {
+		if tokenFile == "" {
+			return nil
 		}
-		if err := p.print(&u); err != nil {
-			return err
-		}
-		if tokenFile != "" && len(u.Token) > 0 {
-			if err := writeToken(tokenFile, u.Token); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+		return writeToken(tokenFile, token)
+	})
 }
 
 // changePrinter prints changes as they come. The output is complete after each update.
@@ -154,6 +145,31 @@ type change struct {
 	kind  string
 	event client.Event
 	end   bool
+}
+
+// printAll prints what a watch delivers, and calls printed with each token afterwards, until there were as many lines as there may be.
+// An error is none if the context has ended: then the watch was interrupted.
+func (p *changePrinter) printAll(ctx context.Context, updates iter.Seq2[client.Update, error], printed func(token []byte) error) error {
+	for u, err := range updates {
+		if err != nil {
+			if ctx.Err() != nil {
+				err = nil
+			}
+			return errors.Join(err, p.w.Flush())
+		}
+		if err := p.print(&u); err != nil {
+			return err
+		}
+		if len(u.Token) > 0 {
+			if err := printed(u.Token); err != nil {
+				return err
+			}
+		}
+		if p.full() {
+			return nil
+		}
+	}
+	return nil
 }
 
 func (p *changePrinter) print(u *client.Update) error {

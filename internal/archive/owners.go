@@ -102,18 +102,16 @@ type owners struct {
 }
 
 func newOwners(p place, lock string, within time.Duration) *owners {
-	o := &owners{place: p, self: newSession(), within: cmp.Or(within, answerWithin)}
-	o.self.Lock = lock
-	return o
+	return &owners{place: p, self: newSession(lock), within: cmp.Or(within, answerWithin)}
 }
 
 // newSession names a process in its archives.
-func newSession() ownerRecord {
+func newSession(lock string) ownerRecord {
 	var id [16]byte
 	_, _ = rand.Read(id[:])  // never fails: it ends the program instead
 	host, _ := os.Hostname() // only people read it
 	host = host[:min(len(host), 255)]
-	return ownerRecord{Format: ownerFormat, Session: hex.EncodeToString(id[:]), Host: host, Process: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second)}
+	return ownerRecord{Format: ownerFormat, Session: hex.EncodeToString(id[:]), Host: host, Process: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second), Lock: lock}
 }
 
 func (o *owners) name(n uint64, suffix string) string {

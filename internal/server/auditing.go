@@ -87,9 +87,7 @@ func (s *Server) noteRequest(ctx context.Context, a *access, class audit.Class, 
 		return nil, nil
 	}
 	n := &auditNote{executed: refused == nil, denied: isDenial(refused)}
-	if u := a.user(); u != nil {
-		n.user = u.Name
-	}
+	n.user = a.userName()
 	if class == audit.ClassAuth {
 		n.user, n.subject = s.callerOfAuth(ctx), s.subjectOfAuth(request)
 	}

@@ -107,9 +107,7 @@ func (k *directKeepAlives) noteCaller() {
 	}
 	k.in.Ids = k.in.Ids[:0]
 	n := &auditNote{denied: isDenial(k.access.check(keepAliveRow, &k.in))}
-	if u := k.access.user(); u != nil {
-		n.user = u.Name
-	}
+	n.user = k.access.userName() // known after the check
 	k.access.note = n
 	k.noted.Store(n)
 }

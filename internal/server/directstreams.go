@@ -69,10 +69,7 @@ func (c *directClient) countOfUser(r transport.Request, row *rpcRow) (l *auth.Li
 	}
 	a := access{gate: &c.server.gate, conn: c.connection, header: r.Authorization()}
 	err = a.check(row, nil)
-	if u := a.user(); u != nil {
-		user = u.Name
-	}
-	if err != nil {
+	if user = a.userName(); err != nil {
 		return nil, user, err
 	}
 	l = a.limiter()

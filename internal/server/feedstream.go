@@ -205,9 +205,9 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 	return true, w.deliver(ctx, &d)
 }
 
-// takeLarge sends a large operation, when there is memory for it and for its previous value. While the stream waits for memory, the watch may lose its queue. The stream keeps the memory
-// until the watch has got the operation again, so that a machine on which both take long delivers it, too. It sends nothing
-// meanwhile, because others may wait for it.
+// takeLarge sends a large operation, when there is memory for it and for its previous value. While the stream waits for memory, the
+// watch may lose its queue. The stream keeps the memory until the watch has the operation again: then it is delivered also where both
+// take long. It sends nothing meanwhile, because others may wait for it.
 func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit feed.Limit) error {
 	before, err := w.previousSize(next.Watch.Tag.(*streamWatch), next.Epoch, next.Key)
 	if err != nil {

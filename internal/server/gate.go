@@ -253,6 +253,14 @@ func (a *access) user() *auth.User {
 	return a.caller.user
 }
 
+// userName is empty without a user.
+func (a *access) userName() string {
+	if u := a.user(); u != nil {
+		return u.Name
+	}
+	return ""
+}
+
 // limiter has the limits of the user; nil is none.
 func (a *access) limiter() *auth.Limiter {
 	if u := a.user(); u != nil {

@@ -66,11 +66,8 @@ func describeBackups(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// none is whether there is nothing to send: no backup is expected, and none was asked for.
-func (b *BackupStats) none() bool { return *b == BackupStats{} }
-
 func (b *BackupStats) collect(ch chan<- prometheus.Metric) {
-	if b.none() {
+	if *b == (BackupStats{}) { // no backup is expected, and none was asked for
 		return
 	}
 	gauge(ch, backupRunningDesc, oneIf(b.Running))
