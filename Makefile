@@ -26,8 +26,8 @@ BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
-GRPC_GO_TESTS      := '(?i)pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate'
-GRPC_GO_RACE_TESTS := '(?i)pipeline|inbound|unread|drain|stop'
+GRPC_GO_TESTS      := '(?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)'
+GRPC_GO_RACE_TESTS := '(?i:pipeline|inbound|unread|drain|stop)'
 # internal/lint reads the tree with one goroutine: the race detector only makes it slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.
 RACE_PACKAGES = $$($(GO) list ./... | grep -v -e '/internal/lint$$' -e '/internal/e2e')
@@ -67,7 +67,7 @@ test-invariants: ## Run every test with the expensive assertions compiled in, an
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
-	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i)crash|kill|torn|damage|corrupt|nospace|failstop' ./...
+	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i:crash|kill|torn|damage|corrupt|nospace|failstop)' ./...
 
 fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (2s)
 	tools/fuzz-smoke.sh $(FUZZTIME)

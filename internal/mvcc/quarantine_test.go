@@ -53,12 +53,11 @@ func TestKeysBeyondTheLimitAreReadAndDeletedOnly(t *testing.T) {
 			if all := dump(t, s); len(all) != 0 {
 				t.Fatalf("%d keys are left", len(all))
 			}
-			mustCheckpoint(t, s)
-			mustPut(t, s, "k", "v") // the next checkpoint has no snapshot of before
-			mustCheckpoint(t, s)
-			if n := s.Stats().Storage.Quarantine.Versions; n != 0 {
-				t.Fatalf("%d versions are left in quarantine", n)
-			}
+			eventually(t, "the quarantine is empty", func() bool {
+				mustPut(t, s, "k", "v") // a snapshot of the store's own may be of before the deletions, but not for ever
+				mustCheckpoint(t, s)
+				return s.Stats().Storage.Quarantine.Versions == 0
+			})
 			_, err := x.Get(nil, []byte(long[0]), 0)
 			mustBeLimited(t, err)
 		})

@@ -7,9 +7,12 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/backup"
@@ -155,6 +158,37 @@ func TestOneBackupRunsAndItsClientEndsIt(t *testing.T) {
 	if _, err := createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: t.TempDir()}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestClientLeavesABackupThatCannotEnd: the backup waits for the device when its client leaves, so that the next message of progress cannot be sent.
+func TestClientLeavesABackupThatCannotEnd(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "key", strings.Repeat("x", 1<<20))
+	until := make(chan struct{})
+	release := sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
+	if err := h.store.Checkpoint(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	reads := h.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow, Until: until})
+	ctx, leave := context.WithCancel(testContext(t))
+	defer leave()
+	c, ended := pb.NewBackupServiceClient(h.conn), make(chan error, 1)
+	go func() {
+		_, err := createBackup(ctx, c, &pb.CreateBackupRequest{Target: t.TempDir()})
+		ended <- err
+	}()
+	eventually(t, "the backup reads", func() bool { return reads.Fired() > 0 })
+	leave()
+	if err := <-ended; status.Code(err) != codes.Canceled {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * progressEvery)
+	release()
+	eventually(t, "the backup ends", func() bool {
+		s, err := c.GetBackupStatus(testContext(t), &pb.GetBackupStatusRequest{})
+		return err == nil && s.Running == nil && s.Last.GetError() != ""
+	})
 }
 
 func TestShutdownEndsABackup(t *testing.T) {

@@ -66,18 +66,14 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 // that may take hours.
 func (s *Server) untilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := make(chan struct{})
 	go func() {
 		select {
 		case <-s.drain.begun:
 			cancel(errShuttingDown)
-		case <-stop:
+		case <-ctx.Done():
 		}
 	}()
-	return ctx, func() {
-		close(stop)
-		cancel(nil)
-	}
+	return ctx, func() { cancel(nil) }
 }
 
 // drainError is the error of a context that ended: that the server is shutting down, if that is the

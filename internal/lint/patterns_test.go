@@ -1,0 +1,38 @@
+package lint
+
+import (
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// halfInsensitive matches flags for a whole pattern before alternatives. The go command compiles each alternative of -run
+// and -skip alone, so that the flags hold for the first only: (?i:a|b) is meant.
+var halfInsensitive = regexp.MustCompile(`\(\?[a-zA-Z]+\)[^'"\s]*\|`)
+
+// checkTestPatterns looks at what selects tests in the files that run them.
+func checkTestPatterns(t *testing.T, tree fs.FS) (complaints []string) {
+	names := append(files(t, tree, "Makefile"), files(t, tree, ".sh")...)
+	for _, name := range append(names, files(t, tree, ".md")...) {
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if name != ledger && halfInsensitive.MatchString(line) {
+				complaints = append(complaints, fmt.Sprintf("%s:%d: the flags hold for the first alternative only: write (?i:a|b)", name, i+1))
+			}
+		}
+	}
+	return complaints
+}
+
+// ledger names patterns as they were.
+const ledger = "docs/testing.md"
+
+func TestPatternsOfTestsAreWholeInEachAlternative(t *testing.T) {
+	report(t, checkTestPatterns(t, repository()))
+	wantOne(t, checkTestPatterns(t, tree("Makefile", "TESTS := '(?i)crash|kill'\nALL := '(?i:crash|kill)'\nONE := '(?i)crash' | tee\n")), "Makefile:1")
+}
