@@ -33,3 +33,41 @@ func (c *Client) CreateBackup(ctx context.Context, r *kvpb.CreateBackupRequest, 
 func (c *Client) BackupStatus(ctx context.Context) (*kvpb.GetBackupStatusResponse, error) {
 	return call(ctx, c, safe, c.backups.GetBackupStatus, &kvpb.GetBackupStatusRequest{})
 }
+
+// ListBackups returns the backups of one history in a target, which the server reads.
+func (c *Client) ListBackups(ctx context.Context, r *kvpb.ListBackupsRequest) (*kvpb.ListBackupsResponse, error) {
+	return call(ctx, c, safe, c.backups.ListBackups, r)
+}
+
+// VerifyBackup makes the server read a backup and check every byte. Progress, if not nil, is called several times a second. Only ctx
+// bounds the call. Damage is an error.
+func (c *Client) VerifyBackup(ctx context.Context, r *kvpb.VerifyBackupRequest, progress func(*kvpb.BackupVerification)) (*kvpb.BackupVerification, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.backups.VerifyBackup(ctx, r)
+	if err != nil {
+		return nil, newError(err)
+	}
+	for {
+		response, err := stream.Recv()
+		if err != nil {
+			return nil, newError(err)
+		}
+		if report := response.GetReport(); report != nil {
+			return report, nil
+		}
+		if progress != nil {
+			progress(response.GetProgress())
+		}
+	}
+}
+
+// PruneBackups makes the server remove old backups of one history from a target. Only ctx bounds the call; when it ends early, the next
+// one goes on.
+func (c *Client) PruneBackups(ctx context.Context, r *kvpb.PruneBackupsRequest) (*kvpb.PruneBackupsResponse, error) {
+	response, err := c.backups.PruneBackups(ctx, r)
+	if err != nil {
+		return nil, newError(err)
+	}
+	return response, nil
+}

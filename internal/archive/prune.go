@@ -2,6 +2,7 @@ package archive
 
 import (
 	"context"
+	"encoding/hex"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
@@ -12,6 +13,19 @@ type Pruned struct {
 	Files   int
 	Bytes   int64
 	Through keys.Epoch // the last epoch that was deleted; zero if none was
+}
+
+// PruneBefore is Prune for backup.PruneOptions: of the history whose backups a directory of the target has. It is nil if the directory is
+// not named after a history: a store of the oldest feature level has no archive.
+func PruneBefore(store objectstore.Store, dir string, dryRun bool, r *Pruned) func(ctx context.Context, oldest keys.Epoch) error {
+	raw, err := hex.DecodeString(dir)
+	if err != nil || len(raw) != len(keys.Lineage{}) {
+		return nil
+	}
+	return func(ctx context.Context, oldest keys.Epoch) (err error) {
+		*r, err = Prune(ctx, store, keys.Lineage(raw), oldest, dryRun)
+		return err
+	}
 }
 
 // Prune deletes the files that no restore from a backup of an epoch, or of a later one, needs, the oldest first. The file before those

@@ -22,21 +22,30 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// errBackupRunning refuses a second backup at the same time.
-var errBackupRunning = errors.New("another backup is being made")
+var (
+	// errBackupRunning refuses a second backup at the same time.
+	errBackupRunning = errors.New("another backup is being made")
+	// errTargetInUse refuses a second verification or prune at the same time.
+	errTargetInUse = errors.New("another backup is being verified or pruned by the server")
+)
 
-// backupError is a backup that was not made, for a reason that has no name of its own.
-type backupError struct{ cause error }
+// backupError is work on backups that failed for a reason that has no name of its own.
+type backupError struct {
+	what  string // "the backup was not made", for instance
+	cause error
+}
 
-func (e *backupError) Error() string { return "the backup was not made: " + e.cause.Error() }
+func (e *backupError) Error() string { return e.what + ": " + e.cause.Error() }
 func (e *backupError) Unwrap() error { return e.cause }
 
 // classifyBackup classifies the errors of this file.
 func classifyBackup(err error) (fault, bool) {
 	failed := (*backupError)(nil)
 	switch {
-	case errors.Is(err, errBackupRunning):
+	case errors.Is(err, errBackupRunning), errors.Is(err, errTargetInUse):
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING}, true
+	case errors.Is(err, backup.ErrDamaged):
+		return fault{code: codes.DataLoss, reason: pb.ErrorReason_ERROR_REASON_BACKUP_DAMAGED}, true
 	case errors.As(err, &failed):
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BACKUP_FAILED}, true
 	}
@@ -46,6 +55,7 @@ func classifyBackup(err error) (fault, bool) {
 // backupState is the backup that is being made, and what became of the ones before.
 type backupState struct {
 	automatic automaticBackups
+	targets   targetWork
 	since     time.Time // when the server was opened; constant after Open
 
 	mu          sync.Mutex // guards everything below
@@ -226,16 +236,16 @@ func (s *Server) createBackup(ctx context.Context, cancel func(), req *pb.Create
 		s.log.Warn("backup failed", "target", target.String(), "error", err)
 	}
 	s.snapshots.backups.end(m, err)
-	return m, backupStatus(err)
+	return m, backupStatus("the backup was not made", err)
 }
 
-// backupStatus gives an error that has no class of its own that of a failed backup.
-func backupStatus(err error) error {
-	damaged := (*backup.DamagedPageError)(nil)
-	if err == nil || contextStatus(err) != nil || errors.Is(err, errShuttingDown) || errors.As(err, &damaged) || errors.Is(err, mvcc.ErrClosed) {
+// backupStatus gives an error that has no class of its own that of failed work on backups.
+func backupStatus(what string, err error) error {
+	damaged, refused := (*backup.DamagedPageError)(nil), (*argumentError)(nil)
+	if err == nil || contextStatus(err) != nil || errors.Is(err, errShuttingDown) || errors.As(err, &damaged) || errors.As(err, &refused) || errors.Is(err, mvcc.ErrClosed) {
 		return err
 	}
-	return &backupError{err}
+	return &backupError{what, err}
 }
 
 // GetBackupStatus implements BackupService.

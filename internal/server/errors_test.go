@@ -20,6 +20,7 @@ import (
 	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/auth/users"
+	"github.com/epochkv/epochkv/internal/backup"
 	storeclock "github.com/epochkv/epochkv/internal/clock"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
@@ -114,7 +115,8 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_RESTART_NEEDED:       {err: &restartNeededError{"memory"}, code: codes.FailedPrecondition, metadata: []string{"option"}},
 		pb.ErrorReason_ERROR_REASON_CONFIG_RELOAD_FAILED: {err: &configReloadError{errors.New("x")}, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:       {err: errBackupRunning, code: codes.FailedPrecondition},
-		pb.ErrorReason_ERROR_REASON_BACKUP_FAILED:        {err: &backupError{errors.New("x")}, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_BACKUP_DAMAGED:       {err: &backupError{"x", backup.ErrDamaged}, code: codes.DataLoss},
+		pb.ErrorReason_ERROR_REASON_BACKUP_FAILED:        {err: &backupError{"the backup was not made", errors.New("x")}, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:       {err: mvcc.ErrNoHold, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},

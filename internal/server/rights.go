@@ -101,6 +101,9 @@ var rpcTable = []rpcRow{
 
 	{method: pb.BackupService_CreateBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "a backup has all keys"},
 	{method: pb.BackupService_GetBackupStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.BackupService_ListBackups_FullMethodName, class: audit.ClassRead, actions: auth.ActionBackup},
+	{method: pb.BackupService_VerifyBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
+	{method: pb.BackupService_PruneBackups_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
 
 	// AuthService authenticates its clients itself, also while users are not checked.
 	{method: pb.AuthService_Login_FullMethodName, class: audit.ClassAuth, open: true, needs: "nothing: a password is the credential"},

@@ -182,6 +182,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
 	s.transactions.init(&c)
+	s.snapshots.backups.targets.init()
 	s.snapshots.timeout, s.snapshots.open = c.SnapshotTimeout, map[uint64]*openSnapshot{}
 	s.feed.init(store, &c)
 	s.snapshots.backups.since = time.Now()
@@ -390,7 +391,7 @@ func (s *Server) serveStreamFrom(ctx context.Context, method telemetry.Method, f
 		scan = conn.beginScan(ctx)
 	}
 	var err error
-	if method != telemetry.MethodVerify && method != telemetry.MethodCreateBackup {
+	if method != telemetry.MethodVerify && method != telemetry.MethodCreateBackup && method != telemetry.MethodVerifyBackup {
 		err = s.refusesStream(ctx)
 	}
 	if err == nil && longLived(method) {

@@ -59,6 +59,9 @@ const (
 	MethodEndHold
 	MethodCreateBackup // a whole stream, from opening to end
 	MethodGetBackupStatus
+	MethodListBackups
+	MethodVerifyBackup // a whole stream, from opening to end
+	MethodPruneBackups
 	MethodArchiveStatus
 	MethodGetStream // a whole stream, from opening to end
 	MethodLogin
@@ -88,7 +91,7 @@ var methodNames = [methodCount]string{
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS", "SetConfig", "ReloadConfig", "SlowRequests",
 	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
-	"History", "Diff", "ListHolds", "TakeHold", "EndHold", "CreateBackup", "GetBackupStatus", "ArchiveStatus", "GetStream",
+	"History", "Diff", "ListHolds", "TakeHold", "EndHold", "CreateBackup", "GetBackupStatus", "ListBackups", "VerifyBackup", "PruneBackups", "ArchiveStatus", "GetStream",
 	"Login", "Logout", "Bootstrap", "WhoAmI", "Enable", "Disable", "Explain", "CreateUser", "UpdateUser", "DeleteUser", "ListUsers", "SetPassword", "CreateRole", "UpdateRole", "DeleteRole", "ListRoles", "CreateToken", "ListTokens", "RevokeToken",
 }
 

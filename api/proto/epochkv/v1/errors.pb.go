@@ -216,11 +216,13 @@ const (
 	// FAILED_PRECONDITION: the configuration file cannot be used. Nothing was changed; the message says what is
 	// wrong.
 	ErrorReason_ERROR_REASON_CONFIG_RELOAD_FAILED ErrorReason = 141
-	// FAILED_PRECONDITION: another backup of this server is being made.
+	// FAILED_PRECONDITION: another backup of this server is being made, or verified or pruned by it.
 	ErrorReason_ERROR_REASON_BACKUP_RUNNING ErrorReason = 110
-	// FAILED_PRECONDITION: the backup was not made. The message says why: the target, the base, or the
-	// state of the store.
+	// FAILED_PRECONDITION: the backup was not made, or backups were not listed, verified or pruned. The
+	// message says why: the target, the base, or the state of the store.
 	ErrorReason_ERROR_REASON_BACKUP_FAILED ErrorReason = 111
+	// DATA_LOSS: a backup is damaged. The message names the part or the manifest.
+	ErrorReason_ERROR_REASON_BACKUP_DAMAGED ErrorReason = 112
 	// UNAVAILABLE: the audit log cannot be written, and --audit-full=block refuses requests that need a
 	// line in it. The request was not executed.
 	ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE ErrorReason = 130
@@ -319,6 +321,7 @@ var (
 		141: "ERROR_REASON_CONFIG_RELOAD_FAILED",
 		110: "ERROR_REASON_BACKUP_RUNNING",
 		111: "ERROR_REASON_BACKUP_FAILED",
+		112: "ERROR_REASON_BACKUP_DAMAGED",
 		130: "ERROR_REASON_AUDIT_UNAVAILABLE",
 		71:  "ERROR_REASON_INVALID_TTL",
 		120: "ERROR_REASON_UNAUTHENTICATED",
@@ -400,6 +403,7 @@ var (
 		"ERROR_REASON_CONFIG_RELOAD_FAILED":     141,
 		"ERROR_REASON_BACKUP_RUNNING":           110,
 		"ERROR_REASON_BACKUP_FAILED":            111,
+		"ERROR_REASON_BACKUP_DAMAGED":           112,
 		"ERROR_REASON_AUDIT_UNAVAILABLE":        130,
 		"ERROR_REASON_INVALID_TTL":              71,
 		"ERROR_REASON_UNAUTHENTICATED":          120,
@@ -445,7 +449,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xba\x14\n" +
+	"epochkv.v1*\xdb\x14\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -516,7 +520,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_RESTART_NEEDED\x10\x8c\x01\x12&\n" +
 	"!ERROR_REASON_CONFIG_RELOAD_FAILED\x10\x8d\x01\x12\x1f\n" +
 	"\x1bERROR_REASON_BACKUP_RUNNING\x10n\x12\x1e\n" +
-	"\x1aERROR_REASON_BACKUP_FAILED\x10o\x12#\n" +
+	"\x1aERROR_REASON_BACKUP_FAILED\x10o\x12\x1f\n" +
+	"\x1bERROR_REASON_BACKUP_DAMAGED\x10p\x12#\n" +
 	"\x1eERROR_REASON_AUDIT_UNAVAILABLE\x10\x82\x01\x12\x1c\n" +
 	"\x18ERROR_REASON_INVALID_TTL\x10G\x12 \n" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x10x\x12\x1e\n" +

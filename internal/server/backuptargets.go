@@ -1,0 +1,188 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// targetWork bounds what requests do with the backups of targets: manifests and parts are in memory meanwhile.
+type targetWork struct {
+	listing chan struct{} // has room for the request that lists
+	working chan struct{} // has room for the request that verifies or prunes
+}
+
+func (w *targetWork) init() {
+	w.listing, w.working = make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
+// list runs a list of a target when none before it runs any more.
+func (w *targetWork) list(ctx context.Context, body func() error) error {
+	select {
+	case w.listing <- struct{}{}:
+		defer func() { <-w.listing }()
+		return body()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// work runs a verification or a prune, unless one is running.
+func (w *targetWork) work(body func() error) error {
+	select {
+	case w.working <- struct{}{}:
+		defer func() { <-w.working }()
+		return body()
+	default:
+		return errTargetInUse
+	}
+}
+
+// listTimeMax ends a list of a target that does not answer.
+const listTimeMax = 30 * time.Second
+
+// ListBackups implements BackupService.
+func (s *backupService) ListBackups(ctx context.Context, req *pb.ListBackupsRequest) (*pb.ListBackupsResponse, error) {
+	out := new(pb.ListBackupsResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodListBackups, func() error {
+		ctx, done := s.untilDrain(ctx)
+		defer done()
+		ctx, stop := context.WithTimeout(ctx, listTimeMax)
+		defer stop()
+		err := s.snapshots.backups.targets.list(ctx, func() error { return s.listBackups(ctx, req, out) })
+		return backupStatus("the backups were not listed", s.drainError(err))
+	})
+}
+
+func (s *Server) listBackups(ctx context.Context, req *pb.ListBackupsRequest, out *pb.ListBackupsResponse) error {
+	target, dir, err := s.openHistory(ctx, req.GetTarget(), req.GetLineage())
+	if err != nil {
+		return err
+	}
+	if out.Lineages, err = backup.Dirs(ctx, target); err != nil {
+		return err
+	}
+	all, broken, err := backup.List(ctx, target, dir)
+	for _, m := range all {
+		out.Backups = append(out.Backups, backupMessage(m))
+	}
+	for _, b := range broken {
+		out.Broken = append(out.Broken, b.Error())
+	}
+	return err
+}
+
+// openHistory opens the object store of a request, and finds the directory of the history that it names: by default the server's own.
+func (s *Server) openHistory(ctx context.Context, target, lineage string) (objectstore.Store, string, error) {
+	store, err := s.openTarget(target)
+	if err != nil || lineage == "" {
+		return store, backup.Dir(s.store.History().Lineage, s.store.ID()), err
+	}
+	dirs, err := backup.Dirs(ctx, store)
+	if err == nil && !slices.Contains(dirs, lineage) {
+		err = invalid("lineage", fmt.Sprintf("%q is no history of %s, which has %d: %v", lineage, store, len(dirs), dirs))
+	}
+	return store, lineage, err
+}
+
+// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains.
+func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) error {
+	return s.serveStream(stream.Context(), telemetry.MethodVerifyBackup, func(*connection) error {
+		ctx, cancel := s.untilDrain(stream.Context())
+		defer cancel()
+		return s.snapshots.backups.targets.work(func() error {
+			report, err := s.verifyBackup(ctx, req, stream)
+			if err != nil {
+				return backupStatus("the backup was not verified", s.drainError(err))
+			}
+			return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: report}})
+		})
+	})
+}
+
+// verifyBackup sends its progress itself, between two parts: a client that takes nothing delays its own verification alone.
+func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) (*pb.BackupVerification, error) {
+	target, dir, err := s.openHistory(ctx, req.GetTarget(), req.GetLineage())
+	if err != nil {
+		return nil, err
+	}
+	m, err := findBackup(ctx, target, dir, req.GetId())
+	if err != nil {
+		return nil, err
+	}
+	var sent time.Time
+	message := func(r *backup.VerifyReport) *pb.BackupVerification {
+		return &pb.BackupVerification{Id: m.ID, Backups: r.Backups, Parts: r.Parts, Pages: r.Pages, Bytes: uint64(r.Bytes)}
+	}
+	r, err := backup.Verify(ctx, target, m, func(r backup.VerifyReport) {
+		if now := time.Now(); now.Sub(sent) >= progressEvery {
+			sent = now
+			_ = stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Progress{Progress: message(&r)}}) // ctx ends with the client
+		}
+	})
+	return message(&r), err
+}
+
+// findBackup is a backup by its id, or the newest one.
+func findBackup(ctx context.Context, target objectstore.Store, dir, id string) (*backup.Manifest, error) {
+	if id != "" {
+		return backup.Find(ctx, target, dir, id)
+	}
+	all, broken, err := backup.List(ctx, target, dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(all) > 0:
+		return all[len(all)-1], nil
+	case len(broken) > 0:
+		return nil, broken[0]
+	}
+	return nil, fmt.Errorf("%s has no backups in %s", target, dir)
+}
+
+// PruneBackups implements BackupService.
+func (s *backupService) PruneBackups(ctx context.Context, req *pb.PruneBackupsRequest) (*pb.PruneBackupsResponse, error) {
+	out := new(pb.PruneBackupsResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodPruneBackups, func() error {
+		ctx, done := s.untilDrain(ctx)
+		defer done()
+		return s.snapshots.backups.targets.work(func() error {
+			return backupStatus("the backups were not pruned", s.drainError(s.pruneBackups(ctx, req, out)))
+		})
+	})
+}
+
+func (s *Server) pruneBackups(ctx context.Context, req *pb.PruneBackupsRequest, out *pb.PruneBackupsResponse) error {
+	if err := req.GetKeepFor().CheckValid(); req.KeepFor != nil && (err != nil || req.KeepFor.AsDuration() < 0) {
+		return invalid("keep_for", "must be a duration, and not negative")
+	}
+	target, dir, err := s.openHistory(ctx, req.GetTarget(), req.GetLineage())
+	if err != nil {
+		return err
+	}
+	var log archive.Pruned
+	r, err := backup.Prune(ctx, target, dir, backup.PruneOptions{
+		KeepFull: int(min(req.GetKeepFull(), 1<<20)), KeepFor: req.GetKeepFor().AsDuration(), DryRun: req.GetDryRun(),
+		Log: archive.PruneBefore(target, dir, req.GetDryRun(), &log),
+	})
+	if err != nil {
+		return err
+	}
+	out.Removed, out.Kept, out.Parts, out.PartBytes = r.Backups, r.Kept, r.Parts, uint64(r.PartBytes)
+	out.WaitingParts, out.Postponed, out.OldestEpoch = r.Waiting, r.Postponed, uint64(r.Oldest)
+	out.LogFiles, out.LogBytes, out.LogThroughEpoch = uint64(log.Files), uint64(log.Bytes), uint64(log.Through)
+	if !req.GetDryRun() {
+		s.log.Info("backups pruned", "target", target.String(), "removed", len(r.Backups), "kept", len(r.Kept), "parts", r.Parts, "bytes", r.PartBytes,
+			"log_files", log.Files, "postponed", r.Postponed)
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// verifyBackup verifies a backup, and returns the report.
+func verifyBackup(ctx context.Context, c pb.BackupServiceClient, req *pb.VerifyBackupRequest) (*pb.BackupVerification, error) {
+	stream, err := c.VerifyBackup(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		response, err := stream.Recv()
+		if err != nil || response.GetReport() != nil {
+			return response.GetReport(), err
+		}
+	}
+}
+
+// withBackups has made two full backups, and returns them, as the target orders them: they may be of one second.
+func withBackups(t *testing.T) (h *harness, c pb.BackupServiceClient, target string, made []*pb.BackupInfo) {
+	t.Helper()
+	h, target = mustStart(t), t.TempDir()
+	c = pb.NewBackupServiceClient(h.conn)
+	h.put(t, "key", "value")
+	for range 2 {
+		b, err := createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: target})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made = append(made, b)
+	}
+	slices.SortFunc(made, func(a, b *pb.BackupInfo) int { return cmp.Compare(a.Id, b.Id) })
+	return h, c, target, made
+}
+
+func TestServerListsAndVerifiesTheBackupsOfATarget(t *testing.T) {
+	_, c, target, made := withBackups(t)
+	list, err := c.ListBackups(testContext(t), &pb.ListBackupsRequest{Target: target})
+	if err != nil || len(list.Backups) != 2 || list.Backups[0].Id != made[0].Id || list.Backups[1].Epoch != made[1].Epoch || len(list.Broken) != 0 || len(list.Lineages) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	report, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target})
+	if err != nil || report.Id != made[1].Id || report.Parts != made[1].Parts || report.Bytes != made[1].Bytes || report.Backups != 1 {
+		t.Fatalf("%v, %v, want %v", report, err, made[1])
+	}
+	byName := &pb.VerifyBackupRequest{Target: target, Lineage: list.Lineages[0], Id: made[0].Id}
+	if report, err = verifyBackup(testContext(t), c, byName); err != nil || report.Id != made[0].Id {
+		t.Fatalf("%v, %v", report, err)
+	}
+	for _, part := range mustGlob(t, filepath.Join(target, "*", "base", "parts", "*")) { // of both backups
+		content, err := os.ReadFile(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content[len(content)/2] ^= 1
+		if err := os.WriteFile(part, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target})
+	failureOf(t, err).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_BACKUP_DAMAGED)
+}
+
+func mustGlob(t *testing.T, pattern string) []string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) == 0 {
+		t.Fatalf("%s: %v, %v", pattern, names, err)
+	}
+	return names
+}
+
+func TestServerPrunesTheBackupsOfATarget(t *testing.T) {
+	_, c, target, made := withBackups(t)
+	request := &pb.PruneBackupsRequest{Target: target, KeepFull: 1, DryRun: true}
+	for _, request.DryRun = range []bool{true, false} {
+		r, err := c.PruneBackups(testContext(t), request)
+		if err != nil || len(r.Removed) != 1 || r.Removed[0] != made[0].Id || len(r.Kept) != 1 || r.OldestEpoch != made[1].Epoch {
+			t.Fatalf("dry run %v: %v, %v", request.DryRun, r, err)
+		}
+	}
+	list, err := c.ListBackups(testContext(t), &pb.ListBackupsRequest{Target: target})
+	if err != nil || len(list.Backups) != 1 || list.Backups[0].Id != made[1].Id {
+		t.Fatalf("%v, %v", list, err)
+	}
+	request = &pb.PruneBackupsRequest{Target: target, KeepFor: durationpb.New(-time.Second)}
+	_, err = c.PruneBackups(testContext(t), request)
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+}
+
+// TestHistoriesOfATargetAreNamedByIt: a name is never a path.
+func TestHistoriesOfATargetAreNamedByIt(t *testing.T) {
+	_, c, target, _ := withBackups(t)
+	for _, name := range []string{"..", "../x", "0123", "/"} {
+		_, err := c.ListBackups(testContext(t), &pb.ListBackupsRequest{Target: target, Lineage: name})
+		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		_, err = c.PruneBackups(testContext(t), &pb.PruneBackupsRequest{Target: target, Lineage: name})
+		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+		_, err = verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target, Lineage: name})
+		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+	}
+}
+
+func TestTargetIsVerifiedOrPrunedOnceAtATime(t *testing.T) {
+	h, c, target, made := withBackups(t)
+	work := &h.snapshots.backups.targets
+	work.working <- struct{}{}
+	work.listing <- struct{}{}
+	_, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target})
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING)
+	_, err = c.PruneBackups(testContext(t), &pb.PruneBackupsRequest{Target: target, KeepFull: 1})
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err = c.ListBackups(ctx, &pb.ListBackupsRequest{Target: target}); status.Code(err) != codes.DeadlineExceeded {
+		t.Fatal(err)
+	}
+	<-work.working
+	<-work.listing
+	if report, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target}); err != nil || report.Id != made[1].Id {
+		t.Fatalf("%v, %v", report, err)
+	}
+}
