@@ -14,7 +14,7 @@ LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/lint
 
 ARGS         ?=
-FUZZTIME     ?= 2s
+FUZZTIME     ?= 3s
 TEST_TIMEOUT ?= 8m
 # Most tests wait, for timers, deadlines and devices: four packages at a time keep two processors busy. The storm has the
 # processors for itself, because it measures memory in use, which is more while the collector lacks time.
@@ -47,30 +47,32 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 
 ##@ Test
 
+# Runs one command, and beside it another that runs the server's tests and mostly waits, whose output comes after that of the first. Both
+# would compile the same packages at the same time, so that is done before, with the third argument.
+define beside
+$(3) -run '^$$' ./internal/server >/dev/null; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; failed=0; \
+{ $(2); } >"$$output" 2>&1 & other=$$!; \
+$(1) || failed=1; \
+wait $$other || failed=1; cat "$$output"; exit $$failed
+endef
+
 test: ## Run every test of the server module
-	$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)
+	$(call beside,$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER),$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS) && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls,$(GO) test)
 	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
-	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS)
-	$(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls
 
 race: ## Run every test under the race detector, but internal/lint (and internal/e2e in its short form)
-	$(GO) test -race -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES)
+	$(call beside,$(GO) test -race -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS),$(GO) test -race)
 	$(GO) test -race -short -timeout 15m ./internal/e2e/...
-	$(GO) test -race -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS)
 
 # Only the packages whose tests contain the assertions, and not those of internal/e2e, which build their server without them.
-# The run with users, which mostly waits, goes on beside the others. Its output comes after theirs.
-test-invariants: ## Run every test with the expensive assertions compiled in, and the server's once more with users checked
-	output=$$(mktemp); trap 'rm -f "$$output"' EXIT; failed=0; \
-	$(GO) test -tags invariants -timeout 15m ./internal/server -users >"$$output" 2>&1 & users=$$!; \
-	$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(ASSERTED) || failed=1; \
-	wait $$users || failed=1; cat "$$output"; exit $$failed
+test-invariants: ## Run every test that has the expensive assertions compiled in, and the server's once more with users checked
+	$(call beside,$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(ASSERTED),$(GO) test -tags invariants -timeout 15m ./internal/server -users,$(GO) test -tags invariants)
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
 	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i:crash|kill|torn|damage|corrupt|nospace|failstop)' ./...
 
-fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (2s)
+fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s), two at a time
 	tools/fuzz-smoke.sh $(FUZZTIME)
 
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)

@@ -152,6 +152,7 @@ kvserver_requests_total{code="OK",method="History"} 1
 kvserver_requests_total{code="OK",method="Invoke"} 1
 kvserver_requests_total{code="OK",method="InvokeAll"} 1
 kvserver_requests_total{code="OK",method="KeepAlive"} 1
+kvserver_requests_total{code="OK",method="ListBackups"} 1
 kvserver_requests_total{code="OK",method="ListHolds"} 1
 kvserver_requests_total{code="OK",method="ListLeases"} 1
 kvserver_requests_total{code="OK",method="ListRoles"} 1
@@ -161,6 +162,7 @@ kvserver_requests_total{code="OK",method="Login"} 1
 kvserver_requests_total{code="OK",method="Logout"} 1
 kvserver_requests_total{code="OK",method="ObserveLock"} 1
 kvserver_requests_total{code="OK",method="Pipeline"} 1
+kvserver_requests_total{code="OK",method="PruneBackups"} 1
 kvserver_requests_total{code="OK",method="Put"} 1
 kvserver_requests_total{code="OK",method="ReleaseLock"} 1
 kvserver_requests_total{code="OK",method="ReloadConfig"} 1
@@ -179,6 +181,7 @@ kvserver_requests_total{code="OK",method="Transact"} 1
 kvserver_requests_total{code="OK",method="UpdateRole"} 1
 kvserver_requests_total{code="OK",method="UpdateUser"} 1
 kvserver_requests_total{code="OK",method="Verify"} 1
+kvserver_requests_total{code="OK",method="VerifyBackup"} 1
 kvserver_requests_total{code="OK",method="Watch"} 1
 kvserver_requests_total{code="OK",method="WhoAmI"} 1
 kvserver_requests_total{code="Unauthenticated",method="Get"} 1
