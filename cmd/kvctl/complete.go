@@ -48,6 +48,9 @@ func (a *app) addCompletions(cmd *cobra.Command) {
 	case "kvctl context use", "kvctl context remove":
 		cmd.ValidArgsFunction = a.completeContexts
 	}
+	if list, ok := nameArguments[cmd.CommandPath()]; ok {
+		cmd.ValidArgsFunction = a.completeNames(list)
+	}
 	flags := func(f *pflag.Flag) {
 		var complete cobra.CompletionFunc
 		values, ok := flagValues[cmd.Name()+" "+f.Name]
