@@ -150,7 +150,7 @@ func (e *Engine) NewBulkLoad() (*BulkLoad, error) {
 	if !e.bulkLoads.open.CompareAndSwap(false, true) {
 		return nil, ErrBulkLoadBusy
 	}
-	chunk := int(min(max(e.options.MemoryBytes/16, bulkChunkBytesMin), bulkChunkBytesMax))
+	chunk := int(min(max(e.options.MemoryBytes/32, bulkChunkBytesMin), bulkChunkBytesMax)) // two of them take a sixteenth
 	sorter := extsort.New(extsort.Options{
 		FS: e.fs, FileName: e.options.sortFilePath, ChunkBytes: chunk, InlineMax: page.InlineMax(e.pager.PageSize()),
 	})
