@@ -361,11 +361,20 @@ func (a *Archiver) upload(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	if err := a.owners.confirm(ctx); err != nil {
+	if err := a.owners.confirmSurely(ctx); err != nil {
 		return err
 	}
 	f := file{a.place.name(logDir, FileName(s.info.First, s.info.Last.Epoch)), s.info.First, s.info.Last.Epoch, s.info.Bytes}
-	err := a.place.store.Create(ctx, f.name, objectstore.Bytes(s.data))
+	surely, stop := a.owners.whileSure(ctx)
+	err := a.place.store.Create(surely, f.name, objectstore.Bytes(s.data))
+	if unsure := stop(); unsure != nil {
+		if lost := a.owners.confirm(ctx); lost != nil {
+			return a.owners.late(f.name, lost)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s", unsure, err.Error()) // it is tried again
+		}
+	}
 	if err == nil || errors.Is(err, objectstore.ErrExists) {
 		err = a.check(ctx, &f, s)
 	}

@@ -31,7 +31,8 @@ import (
 // directory that this process has now: the system takes the lock away only at its end. No clocks are compared: the process that waits counts
 // its own seconds after its question is durable, and the object decides if the answer comes at the same time.
 //
-// An owner whose number was taken by another process stops: it looks for questions every few seconds, and before each file.
+// An owner whose number was taken by another process stops: it looks for questions every few seconds, and before each file. A file that is
+// being created then is given up when the owner has not found for some time that nothing asks it, see ownership.
 
 // Times of the protocol.
 const (
@@ -41,6 +42,9 @@ const (
 	answerLooks = 6
 	// askAgainFactor is how many of these times a process waits after another one has refused it.
 	askAgainFactor = 20
+	// sureShare is for which share of answerWithin an owner is sure that no other process has taken over, once it has found no
+	// question: the rest is for what the target does with a request that is given up.
+	sureShare = 2. / 3
 )
 
 const (
@@ -67,7 +71,8 @@ type InUseError struct {
 	Host    string
 	Process int
 	Since   time.Time
-	Lost    bool // this process was the owner before
+	Lost    bool   // this process was the owner before
+	Late    string // a file that this process was creating when it lost the archive: it may have arrived
 }
 
 func (e *InUseError) Error() string {
@@ -79,8 +84,12 @@ func (e *InUseError) Error() string {
 	if e.Lost {
 		what = "has taken over the archive of this store, because this process did not answer in time"
 	}
+	late := ""
+	if e.Late != "" {
+		late = fmt.Sprintf(". The file %s, which this process was creating then, may be in the archive: its history is that of this process", e.Late)
+	}
 	return fmt.Sprintf("archive: refused: process %d on host %q, which runs since %s, %s. "+
-		"End one of the two; a copy that goes on by itself needs a restore, or another place for its archive", e.Process, e.Host, since, what)
+		"End one of the two; a copy that goes on by itself needs a restore, or another place for its archive%s", e.Process, e.Host, since, what, late)
 }
 
 // owners is how this process takes part in the protocol.
@@ -99,6 +108,7 @@ type owners struct {
 	lost    *InUseError // why it is not the owner any more
 	refused *InUseError // the last refusal
 	askAt   time.Time   // not before; zero without a refusal
+	sureAt  time.Time   // when this process began to look for questions and found none
 }
 
 func newOwners(p place, lock string, within time.Duration) *owners {
@@ -280,7 +290,11 @@ func (o *owners) become(n uint64) {
 func (o *owners) refuse(owner ownerRecord) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.refused = &InUseError{Host: owner.Host, Process: owner.Process, Since: owner.Since, Lost: o.number != 0 || o.lost != nil}
+	late := ""
+	if o.refused != nil {
+		late = o.refused.Late
+	}
+	o.refused = &InUseError{Host: owner.Host, Process: owner.Process, Since: owner.Since, Lost: o.number != 0 || o.lost != nil, Late: late}
 	if o.refused.Lost {
 		o.lost = o.refused
 	}
@@ -290,6 +304,7 @@ func (o *owners) refuse(owner ownerRecord) error {
 
 // confirm returns nil if this process is the owner, and answers if another one asks.
 func (o *owners) confirm(ctx context.Context) error {
+	began := time.Now()
 	o.mu.Lock()
 	n, lost := o.number, o.lost
 	o.mu.Unlock()
@@ -308,10 +323,14 @@ func (o *owners) confirm(ctx context.Context) error {
 		return err
 	}
 	asked, err := o.exists(ctx, o.name(n+1, askedSuffix))
-	if err != nil || !asked {
+	if err != nil {
 		return err
 	}
-	return o.take(ctx, n+1)
+	if asked {
+		return o.take(ctx, n+1)
+	}
+	o.surely(n, began)
+	return nil
 }
 
 // notOwner reports whether an error means that this process must connect again before it creates another file.
@@ -341,8 +360,15 @@ func (o *owners) answerUntil(ctx context.Context) {
 func (o *owners) answer(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, o.within/answerLooks)
-		_ = o.confirm(ctx) // the archiver confirms before each file, and reports it then
+		o.look(ctx)
 	}
+}
+
+// look answers a question if there is one. A call that hangs must not keep the next look from being in time.
+func (o *owners) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, o.within/4)
+	defer cancel()
+	_ = o.confirm(ctx) // the archiver confirms before each file, and reports it then
 }
 
 // end lets the next process become the owner at once. The context of answerUntil has ended.

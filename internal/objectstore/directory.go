@@ -84,6 +84,9 @@ func (d *directory) writeTemporary(ctx context.Context, content Content) (path s
 	if err == nil {
 		err = f.Sync()
 	}
+	if err == nil {
+		err = ctx.Err() // it gets no name once the creation was given up
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return "", errors.Join(err, os.Remove(f.Name()))
 	}

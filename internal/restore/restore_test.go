@@ -88,7 +88,7 @@ func (b *bench) open() {
 // archive starts the archiver.
 func (b *bench) archive() {
 	b.arch = archive.New(b.store.Changes(), archive.Options{
-		Target: b.target, Identity: b.identity, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 60*time.Millisecond),
+		Target: b.target, Identity: b.identity, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 300*time.Millisecond),
 	})
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})

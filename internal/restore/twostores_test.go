@@ -109,6 +109,37 @@ func TestOwnerThatDoesNotAnswerStopsWhenItIsBack(t *testing.T) {
 	}
 }
 
+// TestUploadEndsWithTheOwnership: a file that is being uploaded while its process cannot answer does not arrive after another process has
+// become the owner, and its commits do not count as archived.
+func TestUploadEndsWithTheOwnership(t *testing.T) {
+	b := newBench(t)
+	b.commits(20)
+	b.archived()
+	other := b.copyOf()
+	before, back := b.arch.Status().Archived, make(chan struct{})
+	uploads := b.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: b.lineage().String() + "/log/", Kind: objectstore.Slow, Until: back})
+	b.commits(5)
+	for b.target.Fired(uploads) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	b.target.Inject(objectstore.Fault{Kind: objectstore.Slow, Until: back})
+	other.open()
+	other.commits(20)
+	other.archived()
+	b.target.Heal()
+	close(back)
+	b.notOwner(true)
+	if now := b.arch.Status().Archived; now != before {
+		t.Errorf("archived up to epoch %d instead of %d", now, before)
+	}
+	other.whole()
+	_, got, err := other.restore(archive.Target{})
+	check(t, err)
+	if got != hash(other.now) {
+		t.Fatal("the archive is not that of the copy")
+	}
+}
+
 // TestRestartAndMoveGoOnAtOnce: a store that was closed is archived again without waiting, also from another directory.
 func TestRestartAndMoveGoOnAtOnce(t *testing.T) {
 	b := newBench(t)

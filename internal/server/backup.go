@@ -90,9 +90,13 @@ func (b *backupState) report(p backup.Progress) {
 	b.running.progress = p
 }
 
+// progress is how far the running backup is; nil if none runs.
 func (b *backupState) progress() *pb.BackupProgress {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.running == nil {
+		return nil
+	}
 	return progressMessage(&b.running.progress)
 }
 
@@ -216,6 +220,8 @@ func (s *Server) createBackup(ctx context.Context, cancel func(), req *pb.Create
 		m, err = backup.Create(ctx, s.store, target, backup.Options{
 			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, Program: telemetry.Build().Version, Progress: s.snapshots.backups.report,
 		})
+		err = s.drainError(err)
+		s.snapshots.backups.end(m, err) // here, because a client that takes nothing keeps its handler in Send
 	}()
 	ticker := time.NewTicker(progressEvery)
 	defer ticker.Stop()
@@ -224,18 +230,20 @@ func (s *Server) createBackup(ctx context.Context, cancel func(), req *pb.Create
 		case <-done:
 			running = false
 		case <-ticker.C:
-			progress := &pb.CreateBackupResponse_Progress{Progress: s.snapshots.backups.progress()}
-			if stream.Send(&pb.CreateBackupResponse{Event: progress}) != nil {
+			progress := s.snapshots.backups.progress()
+			if progress == nil {
+				continue // it has just ended
+			}
+			if stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Progress{Progress: progress}}) != nil {
 				cancel() // the client has gone
 			}
 		}
 	}
-	if err = s.drainError(err); err == nil {
+	if err == nil {
 		s.log.Info("backup made", "target", target.String(), "id", m.ID, "kind", m.Kind, "epoch", m.State.Epoch, "bytes", m.Bytes(), "damaged_pages", len(m.Damaged))
 	} else {
 		s.log.Warn("backup failed", "target", target.String(), "error", err)
 	}
-	s.snapshots.backups.end(m, err)
 	return m, backupStatus("the backup was not made", err)
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -189,6 +190,59 @@ func TestClientLeavesABackupThatCannotEnd(t *testing.T) {
 		s, err := c.GetBackupStatus(testContext(t), &pb.GetBackupStatusRequest{})
 		return err == nil && s.Running == nil && s.Last.GetError() != ""
 	})
+}
+
+// unreadStream is the stream of a client that takes nothing until it leaves.
+type unreadStream struct {
+	grpc.ServerStreamingServer[pb.CreateBackupResponse]
+	sending, left chan struct{}
+}
+
+func (s *unreadStream) Send(*pb.CreateBackupResponse) error {
+	select {
+	case s.sending <- struct{}{}:
+	default:
+	}
+	<-s.left
+	return io.ErrClosedPipe
+}
+
+// TestClientThatTakesNoProgressKeepsNoBackupWaiting: a backup ends, and another one can be made, although the first one's client takes nothing.
+func TestClientThatTakesNoProgressKeepsNoBackupWaiting(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "key", strings.Repeat("x", 1<<20))
+	if err := h.store.Checkpoint(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	until := make(chan struct{})
+	h.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow, Until: until})
+	stream := &unreadStream{sending: make(chan struct{}, 1), left: make(chan struct{})}
+	target, err := objectstore.Open("file://"+t.TempDir(), objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.snapshots.backups.begin(target.String()); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := h.createBackup(testContext(t), func() {}, &pb.CreateBackupRequest{}, target, stream)
+		ended <- err
+	}()
+	<-stream.sending
+	close(until)
+	c := pb.NewBackupServiceClient(h.conn)
+	eventually(t, "the backup ends", func() bool {
+		s, err := c.GetBackupStatus(testContext(t), &pb.GetBackupStatusRequest{})
+		return err == nil && s.Running == nil && s.Last.GetBackup() != nil
+	})
+	if _, err := createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: t.TempDir()}); err != nil {
+		t.Fatal(err)
+	}
+	close(stream.left)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestShutdownEndsABackup(t *testing.T) {
