@@ -3,9 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -66,19 +63,6 @@ const watchWalksMax = 4
 type laterWalk struct {
 	watch *streamWatch
 	begin func(ctx context.Context) error
-}
-
-// streamWatch is one watch of a stream. Until a snapshot at its begin has been sent, the feed does not know it.
-type streamWatch struct {
-	id      uint64
-	options watchOptions
-	watch   *feed.Watch
-	walk    *watchWalk
-	sent    time.Time     // when something of it was sent last
-	asked   bool          // the client has requested progress
-	units   int64         // counted for it
-	access  *access       // nil until users are checked or requests audited: there may be very many watches
-	limiter *auth.Limiter // that counts it; nil: none
 }
 
 // send is the sender.
@@ -159,17 +143,6 @@ func (w *watchStream) close() {
 			sw.walk.close(w.server, true)
 		}
 		w.forget(sw)
-	}
-}
-
-// forget takes the watch out of those of the stream.
-func (w *watchStream) forget(sw *streamWatch) {
-	delete(w.watches, sw.id)
-	w.server.feed.units.release(sw.units)
-	sw.limiter.Close(auth.Watches)
-	sw.units, sw.limiter = 0, nil
-	if sw.options.expandLoads {
-		w.server.feed.expanding.add(w.server, -1)
 	}
 }
 
@@ -274,198 +247,6 @@ func (w *watchStream) request(ctx context.Context, req *pb.WatchRequest, open bo
 		return nil
 	}
 	return invalid("request", "is missing; give exactly one")
-}
-
-// create begins a watch.
-func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
-	if w.watches[req.GetWatchId()] != nil {
-		return invalid("create.watch_id", fmt.Sprintf("%d is the id of an open watch of the stream", req.WatchId))
-	}
-	sw := &streamWatch{id: req.GetWatchId(), sent: time.Now()}
-	start, err := w.toWatchOptions(req, &sw.options)
-	if err == nil {
-		err = w.permit(ctx, sw, req)
-	}
-	if err == nil {
-		err = w.reserve(sw)
-	}
-	if err == nil {
-		w.watches[sw.id] = sw
-		if sw.options.expandLoads {
-			w.server.feed.expanding.add(w.server, 1)
-		}
-		if due := sw.sent.Add(sw.options.progressInterval); due.Before(w.due) {
-			w.due = due
-		}
-		err = w.begin(ctx, sw, start)
-	}
-	if err != nil {
-		return w.end(ctx, sw, err)
-	}
-	return nil
-}
-
-// watchRow is what watches need.
-var watchRow = rpcRows[pb.FeedService_Watch_FullMethodName]
-
-// permit checks the right to a watch.
-func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.CreateWatch) error {
-	if w.server.gate.table.Load() == nil && w.server.observer.audit.log == nil {
-		return nil
-	}
-	err := w.accessTo(sw).check(watchRow, sw)
-	if w.server.observer.audit.log != nil {
-		err = w.server.auditWatch(ctx, sw, err)
-	}
-	if err != nil {
-		return err
-	}
-	w.expires = sw.access.expires()
-	if sw.access.limiter() == nil {
-		return nil
-	}
-	return sw.access.take(req.SizeVT())
-}
-
-// accessTo is the access of a watch.
-func (w *watchStream) accessTo(sw *streamWatch) *access {
-	if sw.access == nil {
-		sw.access = &access{gate: w.access.gate, conn: w.access.conn, header: w.access.header, row: watchRow, request: sw}
-	}
-	return sw.access
-}
-
-// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired.
-func (w *watchStream) endForbidden(ctx context.Context) error {
-	select {
-	case <-w.changed:
-		w.changed = w.server.gate.changes()
-	default:
-	}
-	if w.isChecked() {
-		return nil
-	}
-	t := w.server.gate.table.Load()
-	w.table = t
-	for _, sw := range w.watches {
-		if t == nil && sw.access == nil {
-			continue
-		}
-		if err := w.accessTo(sw).again(); err != nil {
-			if err := w.end(ctx, sw, err); err != nil {
-				return err
-			}
-			continue
-		}
-		w.expires = sw.access.expires() // users may have been checked only since now
-	}
-	return nil
-}
-
-// isChecked reports whether the rights to the watches were checked with the users as they are now.
-func (w *watchStream) isChecked() bool {
-	return w.server.gate.table.Load() == w.table && w.untilExpiry() > 0
-}
-
-// untilExpiry is how long the stream may wait before the token of its caller expires.
-func (w *watchStream) untilExpiry() time.Duration {
-	if w.expires.IsZero() || len(w.watches) == 0 {
-		return math.MaxInt64
-	}
-	return time.Until(w.expires)
-}
-
-// reserve counts a watch among those of the server.
-func (w *watchStream) reserve(sw *streamWatch) error {
-	units, most := unitsOf(sw.options.ranges), w.server.config.Feed.Watches
-	if !w.server.feed.units.reserve(units, most) {
-		return &feed.LimitError{What: "watches of the server", Limit: most}
-	}
-	l := sw.access.limiter()
-	if err := l.Open(auth.Watches); err != nil {
-		w.server.feed.units.release(units)
-		return err
-	}
-	sw.units, sw.limiter = units, l
-	return nil
-}
-
-// begin begins a watch where the client wants it to begin.
-func (w *watchStream) begin(ctx context.Context, sw *streamWatch, start watchStart) error {
-	if most := w.server.config.Feed.WatchesPerStream; len(w.watches) > most {
-		return &feed.LimitError{What: "watches of a stream", Limit: most}
-	}
-	switch {
-	case start.needs() > w.server.feed.feed.Stable():
-		w.beginLaterAhead(ctx, sw, start)
-		return nil
-	case start.load:
-		return w.resumeLoad(ctx, sw, start)
-	case start.walk:
-		return w.whenRoom(ctx, sw, func(ctx context.Context) error { return w.beginWalk(ctx, sw, start) })
-	case start.time != 0:
-		var err error
-		if start.after.Epoch, err = w.epochBefore(ctx, start.time); err != nil {
-			return err
-		}
-	}
-	if err := w.open(ctx, sw, start.now, start.after); err != nil {
-		return err
-	}
-	return w.created(ctx, sw, sw.watch.Start())
-}
-
-// open lets the feed know the watch.
-func (w *watchStream) open(ctx context.Context, sw *streamWatch, now bool, after feed.Position) (err error) {
-	o := feed.WatchOptions{Ranges: sw.options.ranges, Kinds: sw.options.kinds, Origins: sw.options.origins, Now: now, After: after, Tag: sw}
-	sw.watch, err = w.consumer.Watch(o)
-	if ahead := (*feed.AheadError)(nil); errors.As(err, &ahead) && ahead.After.Epoch <= w.server.store.Visible() {
-		// The snapshot of a walk has an ASYNC write that is not durable yet.
-		if err = w.server.feed.feed.Await(ctx, after.Epoch); err == nil {
-			sw.watch, err = w.consumer.Watch(o)
-		}
-	}
-	return err
-}
-
-func (w *watchStream) created(ctx context.Context, sw *streamWatch, start feed.Position) error {
-	return w.respond(ctx, sw, &pb.WatchResponse{
-		Body:        &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(start.Epoch)}},
-		ResumeToken: w.token(sw, start),
-	}, 0)
-}
-
-// end ends a watch, with an error or, without one, because the client wants it.
-func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if errors.Is(err, feed.ErrClosed) {
-		return errShuttingDown
-	}
-	if w.watches[sw.id] == sw {
-		w.forget(sw)
-	}
-	if sw.watch != nil {
-		sw.watch.Cancel()
-	}
-	if sw.walk != nil {
-		w.dropWalk(sw)
-	}
-	w.later = slices.DeleteFunc(w.later, func(l laterWalk) bool { return l.watch == sw })
-	w.ahead.forget(sw)
-	body := &pb.WatchEnded{}
-	if err != nil {
-		if classify(err).reason == pb.ErrorReason_ERROR_REASON_HISTORY_GONE {
-			w.server.feed.gaps.gone.Add(1)
-		}
-		body.Error = statusOf(w.server.conceal(err)).Proto()
-	}
-	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Ended{Ended: body}}, 0)
-}
-
-func (w *watchStream) token(sw *streamWatch, p feed.Position) []byte {
-	return (&feedToken{lineage: w.lineage, position: p, filter: sw.options.filter}).encode()
 }
 
 // sendProgress sends progress for the watches that have sent nothing for their interval.
