@@ -18,6 +18,9 @@ type DifferenceOptions struct {
 
 	// Context ends the walk, however much of it finds nothing; nil if nothing ends it.
 	Context context.Context
+
+	// Admit is asked before a value is read, with the bytes of it and its key. Its error ends the walk. nil: all are admitted.
+	Admit func(bytes int) error
 }
 
 // Difference walks over the keys that have changed after one epoch, in key order, with their newest version in the session's
@@ -126,6 +129,11 @@ func (d *Difference) read(key []byte) bool {
 	d.value, d.version = d.value[:0], VersionInfo{Epoch: v.Epoch, Deleted: !v.Kind.HasValue()}
 	if d.version.Deleted {
 		return true
+	}
+	if admit := d.options.Admit; admit != nil && !d.options.KeysOnly {
+		if d.err = admit(len(key) + v.Size()); d.err != nil {
+			return false
+		}
 	}
 	if d.version.Metadata, d.err = v.Metadata(); d.err == nil && !d.options.KeysOnly {
 		d.value, d.err = x.reader.AppendValue(d.value, v)

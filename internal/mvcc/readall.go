@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -17,6 +18,9 @@ type batchRead struct {
 	value        []byte
 	guardEntries int // times that the last ReadAll entered its guard
 }
+
+// ErrNotCopied is what the function of AdmitLarge returns for a value that ReadAll is to leave out: visit gets it without its data.
+var ErrNotCopied = errors.New("mvcc: the value is not copied")
 
 // ReadAll reads many keys in the session's snapshot, and calls visit once for each, in no certain
 // order. Pages that are not in memory are read together. The value's data is valid until visit
@@ -40,14 +44,15 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 		if ok {
 			out.Await = x.store.mustAwait(v.Sync, v.Epoch)
 			if v.Kind.HasValue() {
-				err := x.admitted(v.Size())
-				if err != nil {
-					return err
-				}
 				out.Found, out.Epoch = true, v.Epoch
 				x.keepSection(v.Section())
-				if out.Data, err = x.reader.Value(&b.value, v); err != nil {
-					return ofKey(err, b.keys[i])
+				err := x.admitted(v.Size())
+				if err == nil {
+					if out.Data, err = x.reader.Value(&b.value, v); err != nil {
+						return ofKey(err, b.keys[i])
+					}
+				} else if !errors.Is(err, ErrNotCopied) {
+					return err
 				}
 			}
 		}

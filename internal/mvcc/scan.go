@@ -18,6 +18,9 @@ type ScanOptions struct {
 	// Context ends a scan, however many deleted keys one step has to pass; nil if nothing ends it.
 	// It is checked each time the cursor enters its guard.
 	Context context.Context
+
+	// Admit is asked before a value is read, with the bytes of it and its key. Its error ends the scan. nil: all are admitted.
+	Admit func(bytes int) error
 }
 
 // Cursor walks a range of keys in a session's snapshot. A session has one cursor. It is not for
@@ -164,6 +167,12 @@ func (c *Cursor) load() bool {
 		return true
 	}
 	v := c.inner.Version()
+	if admit := c.options.Admit; admit != nil {
+		if c.err = admit(len(c.inner.Key()) + v.Size()); c.err != nil {
+			c.ended = true
+			return false
+		}
+	}
 	if c.value = v.Inline(); c.value != nil {
 		return true
 	}
