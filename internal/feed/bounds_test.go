@@ -155,6 +155,75 @@ func TestWhatIsAttachedIsWithinTheBound(t *testing.T) {
 	}
 }
 
+// TestNothingIsLeftWithACommitThatOnlyResponsesHave: a response that waits for its client would keep it, and nothing would count it.
+func TestNothingIsLeftWithACommitThatOnlyResponsesHave(t *testing.T) {
+	s := newStore(t, 1<<20)
+	f := New(s, Options{manual: true, MemoryBytes: 64 << 10})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{Now: true})
+	commit := func(i int) *Commit {
+		s.commit(batch.Header{}, set("k", fmt.Sprint(i)))
+		mustStep(t, f)
+		d, ok := c.Next(Limit{})
+		if !ok || len(d.Parts) != 1 {
+			t.Fatalf("%+v", d)
+		}
+		return d.Parts[0].Commit
+	}
+	kept := commit(0)
+	size := kept.size
+	if kept.Attach("previous", 8<<10) != "previous" || kept.Attached() != "previous" {
+		t.Fatal("nothing is left with a commit of the ring")
+	}
+	for i := range 10 {
+		commit(1+i).Attach("previous", 8<<10)
+	}
+	if kept.Attached() != nil || kept.size != size {
+		t.Errorf("%v, %d bytes more, with a commit that the ring has dropped", kept.Attached(), kept.size-size)
+	}
+	if kept.Attach("previous", 8<<10) != "previous" || kept.Attached() != nil {
+		t.Errorf("%v is left with it", kept.Attached())
+	}
+	if st := f.Stats(); st.QueueBytes > 1<<10 || st.RingBytes > f.memory.ringMax {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestTakeSaysThatTheLogHasNotTheOperation: a stream that waits for an operation that its watch has lost learns that the log does not
+// have it any more, and that the watch has ended.
+func TestTakeSaysThatTheLogHasNotTheOperation(t *testing.T) {
+	s := newStore(t, wal.SegmentBytesMin)
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	e := s.commit(batch.Header{}, set("k", "v"))
+	c := f.NewConsumer("client")
+	w := mustWatch(t, c, WatchOptions{After: Position{Epoch: e - 1}})
+	f.read()
+	f.lock()
+	f.evictLocked(w)
+	f.unlock()
+	if d, ok := c.Take(w, Limit{}); ok {
+		t.Fatalf("%+v", d)
+	}
+	for s.OldestInLog() <= e {
+		if err := s.log.TruncateBefore(s.commit(batch.Header{}, set("k", string(make([]byte, 1000))))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.read()
+	if d, ok := c.Take(w, Limit{}); !ok || d.State != StateNeedsDifference || d.Err == nil {
+		t.Fatalf("%+v, %v", d, ok)
+	}
+	c.Take(w, Limit{})
+	if w.End(ErrClosed); !w.Ended() {
+		t.Fatal("the watch has not ended")
+	}
+	if d, ok := c.Take(w, Limit{}); !ok || d.Err != ErrClosed {
+		t.Fatalf("%+v, %v", d, ok)
+	}
+}
+
 // TestAFailingReadBecomesAGapBesideWorkingOnes: reads that succeed for other watches do not hide that those for one always fail.
 func TestAFailingReadBecomesAGapBesideWorkingOnes(t *testing.T) {
 	s := newStore(t, 1<<13)

@@ -26,9 +26,10 @@ type Commit struct {
 	attached atomic.Pointer[any]
 
 	// Guarded by Feed.mu.
-	size   int64 // of its memory
-	refs   int   // references in queues
-	inRing bool
+	size         int64 // of its memory
+	attachedSize int64 // of that, what is attached
+	refs         int   // references in queues
+	inRing       bool
 }
 
 // span is where an operation is in a body. The value ends it.
@@ -114,7 +115,8 @@ func (c *Commit) search(from int, key []byte) int {
 }
 
 // Attach leaves something with the commit for all its watches, previous values for instance, unless something is there
-// already, and returns what is there. It counts as memory of the feed.
+// already, and returns what is there. It counts as memory of the feed, for as long as the ring or a queue has the commit: nothing is
+// left with a commit that only responses have.
 func (c *Commit) Attach(v any, size int64) any {
 	f := c.feed
 	f.lock()
@@ -122,9 +124,17 @@ func (c *Commit) Attach(v any, size int64) any {
 	if there := c.attached.Load(); there != nil {
 		return *there
 	}
-	c.attached.Store(&v)
-	f.growLocked(c, size)
+	if c.inRing || c.refs > 0 {
+		c.attached.Store(&v)
+		f.growLocked(c, size)
+	}
 	return v
+}
+
+// detachLocked removes what was left with a commit that neither the ring nor a queue has any more.
+func (c *Commit) detachLocked() {
+	c.attached.Store(nil)
+	c.size, c.attachedSize = c.size-c.attachedSize, 0
 }
 
 // Attached is what was left with the commit, or nil.

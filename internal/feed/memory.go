@@ -35,6 +35,8 @@ func (f *Feed) trimRingLocked() {
 func (f *Feed) dropFromRingLocked() {
 	if c := f.ring.drop(); c.refs > 0 {
 		f.memory.queues += c.size
+	} else {
+		c.detachLocked()
 	}
 }
 
@@ -56,17 +58,18 @@ func (f *Feed) retainLocked(c *Commit) {
 func (f *Feed) releaseLocked(c *Commit) {
 	if c.refs--; c.refs == 0 && !c.inRing {
 		f.memory.queues -= c.size
+		c.detachLocked()
 	}
 }
 
-// growLocked counts what was attached to a commit. A commit that neither the ring nor a queue has belongs to a response.
+// growLocked counts what was attached to a commit of the ring or of a queue.
 func (f *Feed) growLocked(c *Commit, size int64) {
 	c.size += size
-	switch {
-	case c.inRing:
+	c.attachedSize = size
+	if c.inRing {
 		f.ring.bytes += size
 		f.trimRingLocked()
-	case c.refs > 0:
+	} else {
 		f.memory.queues += size
 	}
 	f.makeRoomLocked()

@@ -147,6 +147,13 @@ func (w *Watch) End(reason error) {
 	w.feed.endLocked(w, reason)
 }
 
+// Ended reports whether nothing but the reason of its end comes out of Next.
+func (w *Watch) Ended() bool {
+	w.feed.lock()
+	defer w.feed.unlock()
+	return w.state == StateEnded
+}
+
 // Resume continues a watch that needs a difference after a snapshot up to which the caller has delivered the difference.
 func (w *Watch) Resume(at keys.Epoch) error {
 	f := w.feed
