@@ -14,8 +14,8 @@ import (
 // answers. A request above a bound is refused at once with advice to retry: a queue would only turn
 // overload into latency and memory.
 //
-// Small and large reads, small and large writes, scans and answers have shares of their own, so
-// that none of them starves another. A connection that has bytes of a share gets more only if
+// Small and large reads, small and large writes, scans, watches and answers have shares of their own, so
+// that none of them starves another. Watches wait for room in theirs, because their large responses come without a request. A connection that has bytes of a share gets more only if
 // afterwards at least as many bytes are free as the connection has. That is half of the share for
 // the only connection, and less if other connections have bytes. So connections with unread answers
 // cannot take a whole share, and a connection without bytes in the share finds room. A request that
@@ -27,6 +27,7 @@ type admission struct {
 	refused  atomic.Uint64
 	sessions heldSessions
 	decoding decoding
+	watches  watchLine
 }
 
 // share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.
@@ -38,12 +39,13 @@ const (
 	shareLargeReads
 	shareLargeWrites
 	shareScans   // from begin to end of the stream: two pages, one being filled and one being sent
+	shareWatches // large responses of watches, until the transport has sent them; see watchLine
 	shareAnswers // from execution until the transport has sent them
 	shareCount
 )
 
 // sixteenths of --max-inflight-bytes for each share.
-var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 4}
+var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 1, 3}
 
 const (
 	// smallRequestMax is the largest request in the small shares.
@@ -96,7 +98,10 @@ func (a *admission) init(requests int, bytes uint64) {
 	}
 	a.words[shareScans].limit.requests = uint64(scansMax(requests))
 	a.sessions.init(requests)
-	a.words[shareAnswers].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound the answers
+	for _, sh := range []share{shareWatches, shareAnswers} {
+		a.words[sh].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound them
+	}
+	a.watches.admission = a
 }
 
 func (l *admissionLimit) allows(word uint64) bool {
@@ -112,6 +117,15 @@ func (l *admissionLimit) free(word uint64) int64 {
 // enter admits a request of a number of bytes, or refuses it. For an admitted request the caller
 // calls leave with the same arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
+	if a.tryEnter(conn, sh, bytes) {
+		return true
+	}
+	a.refused.Add(1)
+	return false
+}
+
+// tryEnter is enter for what is not refused but waits.
+func (a *admission) tryEnter(conn *connection, sh share, bytes int) bool {
 	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
 	if after := w.word.Add(delta); w.limit.allows(after) {
 		if bytes < countedBytesMin || conn.enter(sh, int64(bytes), w.limit.free(after)) {
@@ -119,7 +133,6 @@ func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 		}
 	}
 	w.word.Add(-delta)
-	a.refused.Add(1)
 	return false
 }
 
@@ -166,8 +179,8 @@ func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }
 func (a *admission) inflight() (requests int, bytes, answers int64) {
 	for sh := range a.words {
 		word := a.words[sh].word.Load()
-		if share(sh) == shareAnswers {
-			answers = int64(word & admissionBytes)
+		if sh := share(sh); sh == shareWatches || sh == shareAnswers {
+			answers += int64(word & admissionBytes)
 			continue
 		}
 		requests += int(word >> admissionShift)

@@ -116,6 +116,9 @@ func (c *connection) enter(sh share, bytes, free int64) bool {
 	return true
 }
 
+// holds reports whether the connection has bytes in a share.
+func (c *connection) holds(sh share) bool { return c != nil && c.held[sh].Load() > 0 }
+
 func (c *connection) leave(sh share, bytes int64) {
 	if c != nil {
 		c.held[sh].Add(-bytes)

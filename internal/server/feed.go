@@ -65,11 +65,9 @@ const (
 	watchRangesMax = 64
 	// watchEventsMax is the largest number of events in one response.
 	watchEventsMax = 1000
-	// watchResponseBytes is how large a response becomes, but for one event that is larger. Further responses of a stream wait
-	// until its client has taken this one.
+	// watchResponseBytes is how large a response becomes, but for one event that is larger, which waits for room: see watchLine.
+	// Further responses of a stream wait until its client has taken this one.
 	watchResponseBytes = 256 << 10
-	// watchLargeBytes is what a response may have without being charged to the answers.
-	watchLargeBytes = 2 * watchResponseBytes
 	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
 	watchResponsesBytes = int64(config.WatchResponseBytes)
 	// watchResponseRest is what a response has beside its commits.
@@ -137,7 +135,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
-			ahead: aheadWatches{arrived: make(chan error, 1)}, access: accessOf(ctx), changed: s.gate.changes(),
+			ahead: aheadWatches{arrived: make(chan error, 1)}, access: accessOf(ctx), rights: watchRights{changed: s.gate.changes()},
 		}
 		if !s.feed.watched.Swap(true) {
 			setHeapLimit(heapLimitWatched(&s.config))
@@ -155,7 +153,7 @@ func (w *watchStream) run(ctx context.Context) error {
 	w.server.drain.receivers.Go(func() { w.receive(ctx) })
 	w.server.drain.receivers.Go(func() { done <- w.send(ctx) })
 	stall := w.server.config.Feed.StallTimeout
-	tick := time.NewTicker(max(stall/20, time.Millisecond))
+	tick := time.NewTicker(max(min(stall/20, w.server.config.MessageTimeout/2), time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
@@ -171,8 +169,12 @@ func (w *watchStream) run(ctx context.Context) error {
 				return errShuttingDown
 			}
 		case <-tick.C:
-			if since := w.sending.Load(); since != 0 && w.server.clock.now()-time.Duration(since) >= stall {
-				return &watchStalledError{timeout: stall}
+			most := stall
+			if w.holds.Load() && w.server.admission.watches.isAwaited() {
+				most = min(stall, w.server.config.MessageTimeout) // as for an answer that its client does not take
+			}
+			if since := w.sending.Load(); since != 0 && w.server.clock.now()-time.Duration(since) >= most {
+				return &watchStalledError{timeout: most}
 			}
 		}
 	}

@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -84,7 +86,7 @@ func TestABusyWatchDoesNotWithholdProgressOfOthers(t *testing.T) {
 // TestPreviousValuesOfACommitAreReadWithinABound: a commit that deletes large values is small, and what was before it is not.
 func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })
-	const values, size = 12, 300 << 10
+	const values, size = 12, 50 << 10
 	var deletion pb.BatchWriteRequest
 	for i := range values {
 		key := fmt.Sprintf("k%02d", i)
@@ -95,20 +97,23 @@ func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, indexes := [][]byte{}, []int{}
-	for i, m := range deletion.Mutations {
-		list, indexes = append(list, m.Key), append(indexes, i)
+	var list [][]byte
+	for _, m := range deletion.Mutations {
+		list = append(list, m.Key)
 	}
-	ws, read := &watchStream{server: h.Server}, &previousValues{values: make([]previousValue, values)}
-	if _, err := ws.readPrevious(testContext(t), keys.Epoch(out.Epoch-1), list, indexes, read); err != nil {
+	ws, read := &watchStream{server: h.Server}, make([]*previousValue, values)
+	for i := range read {
+		read[i] = &previousValue{unread: true}
+	}
+	if _, err := ws.readPrevious(testContext(t), keys.Epoch(out.Epoch-1), list, read); err != nil {
 		t.Fatal(err)
 	}
-	bytes := 0
-	for i := range values {
-		bytes += len(read.of(i).value)
+	kept := 0
+	for _, v := range read {
+		kept += len(v.value)
 	}
-	if bytes > previousBytesMax || bytes < size {
-		t.Errorf("%d bytes of previous values, want at most %d", bytes, previousBytesMax)
+	if kept > watchResponseBytes || kept < size {
+		t.Errorf("%d bytes of previous values, want %d to %d", kept, size, watchResponseBytes)
 	}
 	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: out.Epoch - 1}})
 	for got := 0; got < values; {
@@ -130,17 +135,13 @@ func TestALargePreviousValueIsChargedWithItsValue(t *testing.T) {
 	h.put(t, "k", string(make([]byte, size)))
 	first := h.get(t, "k").Epoch
 	h.put(t, "k", string(make([]byte, size)))
-	held, err := h.admission.charge(new(connection), 12<<20, true) // room for one of the two values is left
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := h.admission.watches.enter(new(connection), 1<<20, nil) // room for one of the two values is left
 	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: first}})
-	before := h.admission.refused.Load()
-	eventually(t, "the stream waits for memory", func() bool { return h.admission.refused.Load() > before+3 })
+	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
 	if n := h.feed.feed.Stats().Events; n != 0 {
-		t.Errorf("%d operations were taken without memory for what they have replaced", n)
+		t.Errorf("%d operations were taken without room for what they have replaced", n)
 	}
-	held.release()
+	held.leave()
 	for got := 0; got == 0; {
 		for _, c := range w.recv().GetChanges().GetCommits() {
 			for _, e := range c.Events {
@@ -158,11 +159,59 @@ func TestALargePreviousValueIsReadWhenThereIsMemory(t *testing.T) {
 	const size = 3 << 20
 	h.put(t, "k", string(make([]byte, size)))
 	at := h.get(t, "k").Epoch
-	ws, read := &watchStream{server: h.Server}, &previousValues{values: make([]previousValue, 1)}
-	if _, err := ws.readPrevious(testContext(t), keys.Epoch(at), [][]byte{[]byte("k")}, []int{0}, read); err != nil {
+	if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil { // in the tree it is copied to be read
 		t.Fatal(err)
 	}
-	if v := read.of(0); !v.unread || v.value != nil {
-		t.Errorf("%d bytes were read", len(v.value))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	ws, read := &watchStream{server: h.Server}, &previousValue{unread: true}
+	if _, err := ws.readPrevious(testContext(t), keys.Epoch(at), [][]byte{[]byte("k")}, []*previousValue{read}); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if allocated := after.TotalAlloc - before.TotalAlloc; !read.unread || read.value != nil || allocated > size {
+		t.Errorf("%d bytes were read, and %d allocated", len(read.value), allocated)
+	}
+}
+
+// TestPreviousValuesOfEverySizeCome: those of one commit that are shared, read for one response, and read alone.
+func TestPreviousValuesOfEverySizeCome(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })
+	sizes := []int{10, 200 << 10, 10, 3 << 20, 100 << 10, 100 << 10, 0, 70 << 10, 300 << 10, 60 << 10}
+	for i := range 100 {
+		sizes = append(sizes, i*i*3)
+	}
+	var deletion pb.BatchWriteRequest
+	for i, size := range sizes {
+		key := fmt.Sprintf("k%03d", i)
+		h.put(t, key, string(make([]byte, size)))
+		deletion.Mutations = append(deletion.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_DELETE, Key: []byte(key)})
+	}
+	out, err := h.kv.BatchWrite(testContext(t), &deletion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, create := range []*pb.CreateWatch{{}, {Ranges: []*pb.KeyRange{{Start: []byte("k001"), End: []byte("k005")}, {Start: []byte("k007")}}}} {
+		create.Values, create.Start = pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, &pb.CreateWatch_AfterEpoch{AfterEpoch: out.Epoch - 1}
+		w := mustWatch(t, h, create)
+		var got []string
+		for end := false; !end; {
+			for _, c := range w.recv().GetChanges().GetCommits() {
+				for _, e := range c.Events {
+					got = append(got, fmt.Sprintf("%s %d", e.Key, len(e.PreviousValue)))
+				}
+				end = c.End
+			}
+		}
+		var want []string
+		for i, size := range sizes {
+			if len(create.Ranges) < 2 || i >= 1 && i < 5 || i >= 7 {
+				want = append(want, fmt.Sprintf("k%03d %d", i, size))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got  %v\nwant %v", got, want)
+		}
+		w.cancel()
 	}
 }

@@ -70,7 +70,7 @@ func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.Creat
 	if err != nil {
 		return err
 	}
-	w.expires = sw.access.expires()
+	w.rights.expires = sw.access.expires()
 	if sw.access.limiter() == nil {
 		return nil
 	}
@@ -191,16 +191,12 @@ func (w *watchStream) forget(sw *streamWatch) {
 
 // endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired.
 func (w *watchStream) endForbidden(ctx context.Context) error {
-	select {
-	case <-w.changed:
-		w.changed = w.server.gate.changes()
-	default:
-	}
+	w.followRights()
 	if w.isChecked() {
 		return nil
 	}
 	t := w.server.gate.table.Load()
-	w.table = t
+	w.rights.table = t
 	for _, sw := range w.watches {
 		if t == nil && sw.access == nil {
 			continue
@@ -211,20 +207,29 @@ func (w *watchStream) endForbidden(ctx context.Context) error {
 			}
 			continue
 		}
-		w.expires = sw.access.expires() // users may have been checked only since now
+		w.rights.expires = sw.access.expires() // users may have been checked only since now
 	}
 	return nil
 }
 
+// followRights lets the next change of the users wake the stream, before they are looked at.
+func (w *watchStream) followRights() {
+	select {
+	case <-w.rights.changed:
+		w.rights.changed = w.server.gate.changes()
+	default:
+	}
+}
+
 // isChecked reports whether the rights to the watches were checked with the users as they are now.
 func (w *watchStream) isChecked() bool {
-	return w.server.gate.table.Load() == w.table && w.untilExpiry() > 0
+	return w.server.gate.table.Load() == w.rights.table && w.untilExpiry() > 0
 }
 
 // untilExpiry is how long the stream may wait before the token of its caller expires.
 func (w *watchStream) untilExpiry() time.Duration {
-	if w.expires.IsZero() || len(w.watches) == 0 {
+	if w.rights.expires.IsZero() || len(w.watches) == 0 {
 		return math.MaxInt64
 	}
-	return time.Until(w.expires)
+	return time.Until(w.rights.expires)
 }

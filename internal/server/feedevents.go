@@ -62,71 +62,126 @@ const (
 	commitBytes = 40
 )
 
-// sendChanges sends what the feed has delivered for a watch, in as many responses as that needs: the feed does not count
-// previous values.
+// delivering is a delivery of the feed that is being sent, in as many responses as that needs: the feed does not count previous values.
+type delivering struct {
+	*watchStream
+	sw       *streamWatch
+	out      *changesResponse
+	lagging  bool
+	limit    int
+	previous *previousValues // those of the part at hand that were read last; none while a response waits for the client
+}
+
+// sendChanges sends what the feed has delivered for a watch.
 func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.Delivery) error {
-	defer w.release() // of large previous values
-	out, lagging := newChangesResponse(), d.State == feed.StateLagging
-	limit := w.server.feed.responseBytes()
+	s := delivering{watchStream: w, sw: sw, out: newChangesResponse(), lagging: d.State == feed.StateLagging, limit: w.server.feed.responseBytes()}
 	for i := range d.Parts {
 		p := &d.Parts[i]
-		if loaded := p.Commit.Loaded; loaded != nil && sw.options.expandLoads {
-			if out.events > 0 {
-				if err := w.sendResponse(ctx, sw, out); err != nil {
-					return err
-				}
+		loaded := p.Commit.Loaded
+		if loaded != nil && sw.options.expandLoads {
+			if err := s.flush(ctx); err != nil {
+				return err
 			}
 			return w.beginLoad(ctx, sw, loaded, nil) // what follows is delivered again after it
 		}
-		previous, err := w.previousOf(ctx, sw, p)
-		if err != nil {
-			return err
-		}
-		out.begin(p.Commit, lagging)
+		s.begin(p.Commit)
 		for index, op := range p.Operations {
-			if previous.of(index).unread && out.events > 0 { // nothing else is kept while that waits for memory
-				if err := w.sendResponse(ctx, sw, out); err != nil {
-					return err
-				}
-				out = newChangesResponse()
-				out.begin(p.Commit, lagging)
-			}
-			before, err := w.previousAt(ctx, sw, p.Commit, previous, index, op.Key)
-			if err != nil {
+			if ok, err := s.add(ctx, p, index, op); !ok {
 				return err
 			}
-			size := eventBytes + len(op.Key) + len(op.Value) + len(before.value)
-			if !out.fits(size, limit) {
-				if err := w.sendResponse(ctx, sw, out); err != nil {
-					return err
-				}
-				out = newChangesResponse()
-				out.begin(p.Commit, lagging)
-			}
-			e := out.add(size, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
-			describeEvent(e, sw, op, before)
 		}
-		if loaded := p.Commit.Loaded; loaded != nil {
-			list := loadedEvents(sw.options.ranges, loaded)
-			if out.events+len(list) > watchEventsMax {
-				if err := w.sendResponse(ctx, sw, out); err != nil {
-					return err
-				}
-				out = newChangesResponse()
-				out.begin(p.Commit, lagging)
-			}
-			for _, e := range list {
-				into := out.add(sizeOf(e), d.Position)
-				into.Kind, into.Key, into.EndKey = e.Kind, e.Key, e.EndKey
+		if loaded != nil {
+			if err := s.addLoaded(ctx, p.Commit, d.Position); err != nil {
+				return err
 			}
 		}
 		if p.End {
-			out.commit.End, out.position = true, feed.Position{Epoch: p.Commit.Epoch}
+			s.out.commit.End, s.out.position = true, feed.Position{Epoch: p.Commit.Epoch}
 		}
+		s.previous, d.Parts[i] = nil, feed.Part{}
 	}
-	out.position = d.Position
+	s.out.position = d.Position
 	*d = feed.Delivery{} // while the response waits for the client, nothing refers to the commits
-	return w.sendResponse(ctx, sw, out)
+	return w.sendResponse(ctx, sw, s.out)
+}
+
+// begin begins a commit, or a further part of it.
+func (s *delivering) begin(c *feed.Commit) {
+	if s.out == nil {
+		s.out = newChangesResponse()
+	}
+	s.out.begin(c, s.lagging)
+}
+
+// flush sends what there is.
+func (s *delivering) flush(ctx context.Context) error {
+	out := s.out
+	s.out, s.previous = nil, nil
+	if out.events == 0 {
+		out.release()
+		return nil
+	}
+	return s.sendResponse(ctx, s.sw, out)
+}
+
+// add adds an operation. It reports false if the watch has ended, or the stream has to.
+func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.Op) (ok bool, err error) {
+	before, ok, err := s.previousAt(ctx, p, index, op)
+	if !ok {
+		return false, err
+	}
+	size := eventBytes + len(op.Key) + len(op.Value) + len(before.value)
+	if !s.out.fits(size, s.limit) {
+		if err := s.flush(ctx); err != nil {
+			return false, err
+		}
+		s.begin(p.Commit)
+	}
+	e := s.out.add(size, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
+	describeEvent(e, s.sw, op, before)
+	return true, nil
+}
+
+// addLoaded adds the events of a bulk load.
+func (s *delivering) addLoaded(ctx context.Context, c *feed.Commit, after feed.Position) error {
+	list := loadedEvents(s.sw.options.ranges, c.Loaded)
+	if s.out.events+len(list) > watchEventsMax {
+		if err := s.flush(ctx); err != nil {
+			return err
+		}
+		s.begin(c)
+	}
+	for _, e := range list {
+		into := s.out.add(sizeOf(e), after)
+		into.Kind, into.Key, into.EndKey = e.Kind, e.Key, e.EndKey
+	}
+	return nil
+}
+
+// previousAt is the previous value of an operation, if the watch wants it. It reports false if the watch has ended, or the stream has to.
+func (s *delivering) previousAt(ctx context.Context, p *feed.Part, index int, op batch.Op) (v previousValue, ok bool, err error) {
+	if !s.sw.wantsPrevious() {
+		return v, true, nil
+	}
+	if v = s.previous.of(index); v.unread {
+		if s.previous, err = s.previousOf(ctx, p, index); err != nil {
+			if err := s.flush(ctx); err != nil { // or a client that continues here would never get it
+				return v, false, err
+			}
+			return v, false, s.end(ctx, s.sw, err)
+		}
+		v = s.previous.of(index)
+	}
+	if !v.unread {
+		return v, true, nil
+	}
+	if err := s.flush(ctx); err != nil { // nothing else is kept while a large one waits for room
+		return v, false, err
+	}
+	if v, ok, err = s.largePrevious(ctx, s.sw, p.Commit.Epoch, op); ok {
+		s.begin(p.Commit)
+	}
+	return v, ok, err
 }
 
 // sendResponse sends what was filled.
@@ -141,6 +196,7 @@ func (w *watchStream) sendResponse(ctx context.Context, sw *streamWatch, r *chan
 	r.changes.Commits = r.commitsTo[:r.begun]
 	r.body.Changes = &r.changes
 	r.WatchId, r.Body, r.ResumeToken = sw.id, &r.body, w.token(sw, r.position)
+	defer w.release() // of a large value
 	return w.sendMessage(ctx, sw, r, r.bytes)
 }
 

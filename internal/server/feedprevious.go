@@ -4,96 +4,145 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // previousValue is the value of a key before a commit.
 type previousValue struct {
 	found       bool
 	unavailable bool // it is not kept any more
-	unread      bool // it is too large for those that are read at once, and is read when it is sent
+	unread      bool // it was not read, or did not fit beside the others
 	value       []byte
 }
 
-// previousValues are those of the operations of a commit. They are read once for all watches, and left at the commit.
+// previousValues are those of some operations of a commit. If they are few, they are read once for all watches, and left at the
+// commit. Otherwise each watch reads those that it sends.
 type previousValues struct {
 	unavailable bool
-	values      []previousValue // by operation, from first on; nil if no watch wants them
+	values      []previousValue // by operation, from first on
 	first       int
 }
 
-// previousSharedMax bounds the operations of a commit whose previous values are left at it. Of a larger commit, and of one that
-// is too large to be kept, each watch reads those of the part that it sends.
+// previousSharedMax bounds the operations of a commit whose previous values are left at it.
 const previousSharedMax = watchEventsMax
 
-// previousBytesMax bounds the previous values that are in memory for a part of a commit.
-const previousBytesMax = 4 * watchResponseBytes
+// previousReadMax is how many previous values are read at a time where they are large.
+const previousReadMax = 32
 
 func (p *previousValues) of(index int) previousValue {
 	switch {
-	case p == nil:
-		return previousValue{}
-	case p.unavailable:
+	case p != nil && p.unavailable:
 		return previousValue{unavailable: true}
+	case p == nil || index < p.first || index >= p.first+len(p.values):
+		return previousValue{unread: true}
 	}
 	return p.values[index-p.first]
 }
 
-// previousOf reads the previous values that a watch wants of a part of a commit.
-func (w *watchStream) previousOf(ctx context.Context, sw *streamWatch, p *feed.Part) (*previousValues, error) {
+func (sw *streamWatch) wantsPrevious() bool {
+	return sw.options.values == pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS
+}
+
+// previousOf reads the previous values of a part of a commit from one operation on, as far as there is room for them beside each other.
+func (w *watchStream) previousOf(ctx context.Context, p *feed.Part, from int) (*previousValues, error) {
 	c := p.Commit
-	if sw.options.values != pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS || c.Loaded != nil {
-		return nil, nil
-	}
 	if there, ok := c.Attached().(*previousValues); ok {
 		return there, nil
 	}
-	shared := !p.Copied && c.Count() <= previousSharedMax
+	first, end := p.Span()
+	most, shared := previousReadMax, false
+	if from == first {
+		most, shared = watchEventsMax, !p.Copied && c.Count() <= previousSharedMax
+	}
+	out := &previousValues{first: from, values: make([]previousValue, end-from)}
 	var list [][]byte
-	var indexes []int
+	var values []*previousValue
 	add := func(i int, key []byte) {
-		if len(key) > 0 && key[0] == byte(keys.SpaceUser) {
-			list, indexes = append(list, keys.User(key)), append(indexes, i)
+		if v := &out.values[i-out.first]; len(key) > 0 && key[0] == byte(keys.SpaceUser) {
+			v.unread = true
+			if len(list) < most {
+				list, values = append(list, keys.User(key)), append(values, v)
+			}
 		}
 	}
-	first, end := 0, c.Count()
 	if shared {
-		for i := range end {
+		out.first, out.values = 0, make([]previousValue, c.Count())
+		for i := range out.values {
 			add(i, c.Operation(i).Key)
 		}
 	} else {
-		first, end = p.Span()
 		for i, op := range p.Operations {
-			add(i-first, op.Key)
+			if i >= from {
+				add(i, op.Key)
+			}
 		}
 	}
-	previous := &previousValues{values: make([]previousValue, end-first), first: first}
-	size, err := w.readPrevious(ctx, c.Epoch-1, list, indexes, previous)
-	if err != nil || !shared {
-		return previous, err
+	size, err := w.readPrevious(ctx, c.Epoch-1, list, values)
+	if errors.As(err, new(*mvcc.SnapshotGoneError)) {
+		return &previousValues{unavailable: true}, nil
 	}
-	there, _ := c.Attach(previous, int64(size)).(*previousValues)
-	return there, nil
+	if err == nil && shared && !slices.ContainsFunc(out.values, func(v previousValue) bool { return v.unread }) {
+		return c.Attach(out, int64(size+40*len(out.values))).(*previousValues), nil
+	}
+	return out, err
 }
 
-// previousAt is the previous value of one operation. A large one is read when there is memory for it.
-func (w *watchStream) previousAt(ctx context.Context, sw *streamWatch, c *feed.Commit, previous *previousValues, index int, key []byte) (previousValue, error) {
-	v := previous.of(index)
-	if !v.unread {
-		return v, nil
+// readPrevious reads keys at the epoch before a commit, and returns how much memory the values take: at most half a response, and
+// half of one for the first. What does not fit stays unread.
+func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]byte, out []*previousValue) (size int, err error) {
+	if at == 0 || len(list) == 0 {
+		for _, v := range out {
+			v.unread = false
+		}
+		return 0, nil
 	}
-	size, err := w.previousSize(sw, c.Epoch, key)
-	if err == nil && size > w.answer.bytes {
-		err = w.charge(ctx, size)
-	}
+	x, err := w.server.store.Session()
 	if err != nil {
-		return v, err
+		return 0, err
 	}
-	return w.readOnePrevious(c.Epoch, key, nil)
+	defer x.Close()
+	if _, err := x.OpenSnapshot(at); err != nil {
+		return 0, err
+	}
+	large, most := false, w.server.feed.responseBytes()/2
+	x.AdmitLarge(func(bytes int) error {
+		if large = bytes > most; large {
+			return mvcc.ErrNotCopied
+		}
+		return nil
+	})
+	err = x.ReadAll(ctx, list, func(i int, v mvcc.Value) error {
+		if fits := len(v.Data) <= most && (i == 0 || size+len(v.Data) <= most); fits && !large {
+			*out[i] = previousValue{found: v.Found, value: bytes.Clone(v.Data)}
+			size += len(v.Data)
+		}
+		large = false
+		return nil
+	})
+	return size, err
+}
+
+// largePrevious reads one previous value when there is room for it beside the value. It reports false if the watch has ended.
+func (w *watchStream) largePrevious(ctx context.Context, sw *streamWatch, e keys.Epoch, op batch.Op) (v previousValue, ok bool, err error) {
+	size, err := w.previousSize(sw, e, op.Key)
+	if err != nil {
+		return v, false, w.end(ctx, sw, err)
+	}
+	if size += eventBytes + len(op.Key) + len(op.Value); w.room == nil || size > w.room.bytes {
+		if ok, err := w.charge(ctx, sw, size); !ok {
+			return v, false, err
+		}
+	}
+	if v, err = w.readOnePrevious(e, op.Key, nil); err != nil {
+		return v, false, w.end(ctx, sw, err)
+	}
+	return v, true, nil
 }
 
 // errSized ends a read that was to find out how large a value is.
@@ -101,7 +150,7 @@ var errSized = errors.New("the size of the value is known")
 
 // previousSize is the size of the previous value of an operation that a watch wants, which is not copied if it is large.
 func (w *watchStream) previousSize(sw *streamWatch, e keys.Epoch, key []byte) (size int, err error) {
-	if sw.options.values != pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS || len(key) == 0 || key[0] != byte(keys.SpaceUser) {
+	if !sw.wantsPrevious() || len(key) == 0 || key[0] != byte(keys.SpaceUser) {
 		return 0, nil
 	}
 	v, err := w.readOnePrevious(e, key, func(bytes int) error { size = bytes; return errSized })
@@ -127,37 +176,4 @@ func (w *watchStream) readOnePrevious(e keys.Epoch, key []byte, admit func(bytes
 		return previousValue{unavailable: true}, nil
 	}
 	return previousValue{found: read.Found, value: read.Data}, err
-}
-
-// readPrevious reads keys at the epoch before a commit, and returns how much memory that took.
-func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]byte, indexes []int, out *previousValues) (size int, err error) {
-	size = 40 * len(out.values)
-	if at == 0 {
-		return size, nil
-	}
-	x, err := w.server.store.Session()
-	if err != nil {
-		return 0, err
-	}
-	defer x.Close()
-	_, err = x.OpenSnapshot(at)
-	if errors.As(err, new(*mvcc.SnapshotGoneError)) {
-		out.unavailable, out.values = true, nil
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	err = x.ReadAll(ctx, list, func(i int, v mvcc.Value) error {
-		switch read := size - 40*len(out.values); {
-		case !v.Found:
-		case read+len(v.Data) > previousBytesMax:
-			out.values[indexes[i]].unread = true
-		default:
-			out.values[indexes[i]] = previousValue{found: true, value: bytes.Clone(v.Data)}
-			size += len(v.Data)
-		}
-		return nil
-	})
-	return size, err
 }

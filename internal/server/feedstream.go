@@ -32,7 +32,8 @@ type watchStream struct {
 	lineage  keys.Lineage
 	requests chan *pb.WatchRequest // the sender's own; nil once the client has ended its half of the stream
 
-	sending atomic.Int64 // since when a response is being sent, by the server's clock; 0: none is
+	sending atomic.Int64 // since when a response is being sent, or the client takes nothing of it, by the server's clock; 0: none is
+	holds   atomic.Bool  // room has it: see watchLine
 
 	// The sender's own.
 	watches map[uint64]*streamWatch // by the client's id
@@ -41,19 +42,19 @@ type watchStream struct {
 	later   []laterWalk             // that wait until another walk of the stream has ended
 	ahead   aheadWatches            // that wait for the epoch at which they begin
 	access  *access                 // of the stream
-	changed <-chan struct{}         // closed when the users change
-	table   *auth.Table             // with which the watches were last checked
-	expires time.Time               // when the token of the caller does; zero: never
-	asked   bool                    // the client waits for progress of some watch
-	due     time.Time               // before it no watch has to send progress, but for those that were asked
-	looked  time.Time               // when that was looked at last
-	answer  chargedResponse
+	rights  watchRights
+	timer   *time.Timer
+	room    *watchRoom // for the large response at hand, or its place in the line; nil: there is none
+	asked   bool       // the client waits for progress of some watch
+	due     time.Time  // before it no watch has to send progress, but for those that were asked
+	looked  time.Time  // when that was looked at last
 }
 
-// chargedResponse is what a stream has charged to the answers for the large response at hand.
-type chargedResponse struct {
-	charge *memoryCharge
-	bytes  int // zero: there is none
+// watchRights are the rights to the watches of a stream as they were last checked.
+type watchRights struct {
+	changed <-chan struct{} // closed when the users change
+	table   *auth.Table
+	expires time.Time // when the token of the caller does; zero: never
 }
 
 // watchWalksMax is how many walks of a stream are open. Each has a session, and a snapshot.
@@ -69,8 +70,8 @@ type laterWalk struct {
 func (w *watchStream) send(ctx context.Context) error {
 	defer w.close()
 	defer w.release()
-	timer := time.NewTimer(progressIntervalMin)
-	defer timer.Stop()
+	w.timer = time.NewTimer(progressIntervalMin)
+	defer w.timer.Stop()
 	for {
 		if w.server.drain.active.Load() {
 			return errShuttingDown
@@ -104,28 +105,38 @@ func (w *watchStream) send(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := w.wait(ctx, timer); err != nil {
+		if err := w.wait(ctx, nil, nil); err != nil {
 			return err
 		}
 	}
 }
 
 // wait sends progress that is due, and returns when there is something to do.
-func (w *watchStream) wait(ctx context.Context, timer *time.Timer) error {
+func (w *watchStream) wait(ctx context.Context, room, ended <-chan struct{}) error {
 	if now := time.Now(); w.asked || !now.Before(w.due) {
 		if err := w.sendProgress(ctx, now); err != nil {
 			return err
 		}
 	}
-	timer.Reset(min(max(time.Until(w.due), progressIntervalMin/2), max(w.untilExpiry(), 0)))
+	return w.pause(ctx, max(time.Until(w.due), progressIntervalMin/2), room, ended)
+}
+
+// pause waits until something happens, at most so long: a request has come, which it executes; the feed may have something; there is
+// room; the snapshot of a walk has ended; rights have changed or expired.
+func (w *watchStream) pause(ctx context.Context, most time.Duration, room, ended <-chan struct{}) error {
+	w.timer.Reset(max(min(most, w.untilExpiry()), 0))
 	select {
 	case req, open := <-w.requests:
+		w.consumer.Forgo() // the answer may have to wait for the client
 		return w.request(ctx, req, open)
 	case err := <-w.ahead.arrived:
+		w.consumer.Forgo()
 		return w.beginArrived(ctx, err)
 	case <-w.consumer.Wake():
-	case <-w.changed:
-	case <-timer.C:
+	case <-room:
+	case <-ended:
+	case <-w.rights.changed:
+	case <-w.timer.C:
 	case <-w.server.drain.begun:
 		return errShuttingDown
 	case <-ctx.Done():
@@ -165,8 +176,9 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		}
 		worked = true
 	}
+	bytes := w.server.feed.responseBytes()
 	limit := feed.Limit{
-		Events: watchEventsMax, Bytes: w.server.feed.responseBytes(), Large: watchLargeBytes, EventBytes: eventBytes, CommitBytes: commitBytes,
+		Events: watchEventsMax, Bytes: bytes, Large: bytes, EventBytes: eventBytes, CommitBytes: commitBytes,
 	}
 	d, ok := w.consumer.Next(limit)
 	if !ok {
@@ -176,37 +188,6 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		return true, w.takeLarge(ctx, &d, limit)
 	}
 	return true, w.deliver(ctx, &d)
-}
-
-// takeLarge sends a large operation, when there is memory for it and for its previous value. While the stream waits for memory, the
-// watch may lose its queue. The stream keeps the memory until the watch has the operation again: then it is delivered also where both
-// take long. It sends nothing meanwhile, because others may wait for it.
-func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit feed.Limit) error {
-	before, err := w.previousSize(next.Watch.Tag.(*streamWatch), next.Epoch, next.Key)
-	if err != nil {
-		return err
-	}
-	if err := w.charge(ctx, next.Large+before); err != nil {
-		return err
-	}
-	defer w.release()
-	defer w.consumer.Forgo()
-	limit.Large = next.Large
-	for w.isChecked() {
-		d, ok := w.consumer.Take(next.Watch, limit)
-		if ok {
-			return w.deliver(ctx, &d)
-		}
-		select {
-		case <-w.consumer.Wake():
-		case <-w.changed:
-		case <-w.server.drain.begun:
-			return errShuttingDown
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil // the caller may have lost its right meanwhile: it is checked first
 }
 
 // deliver sends what the feed has for a watch.
@@ -282,52 +263,17 @@ func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.Watc
 	return w.sendMessage(ctx, sw, out, size)
 }
 
-// sendMessage sends an encoder of a response.
+// sendMessage sends an encoder of a response, and returns when the client's windows have taken it: before the feed is asked for more.
 func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
-	if size > w.answer.bytes+watchLargeBytes { // with previous values
-		if err := w.charge(ctx, size); err != nil {
-			return err
-		}
-		defer w.release()
-	}
 	w.sending.Store(max(int64(w.server.clock.now()), 1))
 	defer w.sending.Store(0)
-	if err := w.stream.SendMsg(out); err != nil {
+	if w.holds.Load() && size > w.server.feed.responseBytes() {
+		if err := w.sendLarge(ctx, out, size); err != nil {
+			return err
+		}
+	} else if err := w.stream.SendMsg(out); err != nil {
 		return err
 	}
 	sw.sent = time.Now()
-	return transport.AwaitSent(w.stream.Context()) // before the feed is asked for more
-}
-
-// charge counts a large response among the answers, when there is room for it, instead of what the stream has charged before.
-func (w *watchStream) charge(ctx context.Context, size int) error {
-	for !w.tryCharge(size) {
-		select {
-		case <-time.After(retryOverloaded):
-		case <-w.server.drain.begun:
-			return errShuttingDown
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
-}
-
-// tryCharge is charge if there is room now.
-func (w *watchStream) tryCharge(size int) bool {
-	w.release() // a stream that waits for room has none
-	c, err := w.server.admission.charge(w.conn, size, false)
-	if err != nil {
-		return false
-	}
-	w.answer = chargedResponse{c, size}
-	return true
-}
-
-// release gives back what the stream has charged, if anything.
-func (w *watchStream) release() {
-	if w.answer.bytes != 0 {
-		w.answer.charge.release()
-		w.answer = chargedResponse{}
-	}
+	return transport.AwaitSent(w.stream.Context(), 0)
 }

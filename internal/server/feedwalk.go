@@ -30,6 +30,8 @@ type watchWalk struct {
 	changes   *mvcc.Difference // of the range at hand
 	cursor    *mvcc.Cursor     // the same
 	part      walkPart         // the one that is being filled
+	room      int              // for the largest entry of it
+	wanted    int              // bytes of the entry that was larger
 }
 
 // walkKind says what a walk sends.
@@ -206,11 +208,11 @@ func (k *watchWalk) openRange(sw *streamWatch) (err error) {
 	}
 	keysOnly := sw.options.values == pb.WatchValues_WATCH_VALUES_NONE
 	if k.kind == walkState {
-		k.cursor, err = k.session.Scan(mvcc.ScanOptions{Lower: r.Lower, Upper: r.Upper, KeysOnly: keysOnly, Context: k.snapshot.ctx})
+		k.cursor, err = k.session.Scan(mvcc.ScanOptions{Lower: r.Lower, Upper: r.Upper, KeysOnly: keysOnly, Context: k.snapshot.ctx, Admit: k.admit})
 		return err
 	}
 	k.changes, err = k.session.Difference(mvcc.DifferenceOptions{
-		Lower: r.Lower, Upper: r.Upper, Since: k.since, KeysOnly: keysOnly, SetsOnly: k.kind == walkLoad, Context: k.snapshot.ctx,
+		Lower: r.Lower, Upper: r.Upper, Since: k.since, KeysOnly: keysOnly, SetsOnly: k.kind == walkLoad, Context: k.snapshot.ctx, Admit: k.admit,
 	})
 	return err
 }
@@ -222,16 +224,15 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	if k.hold.Renew() != nil {
 		k.hold = w.server.feed.changes.Hold(k.hold.HolderOptions) // it ended for lack of space; try again
 	}
-	if more, err = w.fillCharged(ctx, sw, k); err != nil {
-		if errors.Is(err, errShuttingDown) {
-			return false, err
-		}
-		return false, w.end(ctx, sw, k.snapshot.reason(walkGone(err, k.since)))
+	more, ok, err := w.fillCharged(ctx, sw, k)
+	if !ok {
+		return false, err
 	}
-	defer w.release()
 	k.pause()
 	k.snapshot.wait()
-	if err := w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes); err != nil {
+	err = w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes)
+	w.release()
+	if err != nil {
 		return false, err
 	}
 	if err := k.snapshot.resume(); err != nil {
@@ -255,25 +256,43 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	return false, nil
 }
 
-// fillCharged makes the next part. If it is large, it is charged, and if there is no room, it is forgotten and made again once there
-// is: no value is in memory while its stream waits.
-func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watchWalk) (more bool, err error) {
-	entry, last, limit := k.entry, k.last, w.server.feed.responseBytes()
-	more, err = k.fill(sw, limit)
-	size := k.part.bytes
-	if err != nil || size <= watchLargeBytes || w.tryCharge(size) {
-		return more, err
+// fillCharged makes the next part. A large value ends the part before it. Then it waits for room, and is read once there is: nothing
+// is in memory meanwhile. It reports false if the watch has ended, or the stream has to.
+func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watchWalk) (more, ok bool, err error) {
+	limit := w.server.feed.responseBytes()
+	for k.room = limit; ; k.room = w.room.bytes {
+		more, err = k.fill(sw, limit)
+		switch {
+		case err == nil:
+			return more, true, nil
+		case !errors.Is(err, errSized):
+			return false, false, w.end(ctx, sw, k.snapshot.reason(walkGone(err, k.since)))
+		}
+		k.closeRange()
+		if k.part.bytes > 0 {
+			return true, true, nil
+		}
+		k.part = walkPart{}
+		k.snapshot.wait()
+		if ok, err = w.charge(ctx, sw, k.wanted); err != nil || sw.walk != k {
+			return false, false, err
+		}
+		if err := k.snapshot.resume(); err != nil {
+			return false, false, w.end(ctx, sw, err)
+		}
+		if !ok {
+			return false, false, nil
+		}
 	}
-	k.closeRange()
-	k.entry, k.last, k.part = entry, last, walkPart{}
-	k.snapshot.wait()
-	if err := w.charge(ctx, size); err != nil {
-		return false, err
+}
+
+// admit refuses a key and its value, or these and the previous value, that are larger than a response, unless there is room for them.
+func (k *watchWalk) admit(bytes int) error {
+	if bytes += eventBytes; bytes > k.room {
+		k.wanted = bytes
+		return errSized
 	}
-	if err := k.snapshot.resume(); err != nil {
-		return false, err
-	}
-	return k.fill(sw, limit)
+	return nil
 }
 
 // response is the part that was filled.

@@ -260,7 +260,7 @@ func TestFeedIsInTheMetrics(t *testing.T) {
 	}
 }
 
-// TestADifferenceThatWaitsForRoomKeepsItsBegin: a part with a large value waits until there is room among the answers, and its
+// TestADifferenceThatWaitsForRoomKeepsItsBegin: a part with a large value waits until there is room, and its
 // range is opened again. Meanwhile nothing else keeps the state before the difference.
 func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Retention, c.Feed.Retention = 0, 0 })
@@ -281,9 +281,7 @@ func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
 		}
 		h.put(t, "more", string(make([]byte, 100_000)))
 	}
-	answers := &h.admission.words[shareAnswers]
-	full := uint64(admissionOne) + answers.limit.bytes
-	answers.word.Add(full)
+	held := h.admission.watches.enter(new(connection), int(h.admission.words[shareWatches].limit.bytes), nil)
 	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
 	w.recv()
 	time.Sleep(time.Until(leased.Add(3500 * time.Millisecond)))
@@ -293,7 +291,7 @@ func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	answers.word.Add(-full)
+	held.leave()
 	for !r.apply(t, w.recv()) {
 	}
 	r.mustReachTheStore(t, h, w)

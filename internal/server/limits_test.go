@@ -100,28 +100,28 @@ func TestAdmissionIsExact(t *testing.T) {
 // answers; its answers leave the count with it.
 func TestNoConnectionTakesAWholeShare(t *testing.T) {
 	var a admission
-	a.init(100, 4<<20) // 1 MiB each of large writes and of answers
+	a.init(100, 4<<20) // 1 MiB of large writes, and 768 KiB of answers
 	one, other := new(connection), new(connection)
-	const part = 256 << 10
+	const part, answer = 256 << 10, 192 << 10
 	for i, want := range []bool{true, true, false} {
 		if got := a.enter(one, shareLargeWrites, part); got != want {
 			t.Errorf("request %d of one connection was admitted: %v", i, got)
 		}
-		if _, err := a.charge(one, part, false); (err == nil) != want {
+		if _, err := a.charge(one, answer, false); (err == nil) != want {
 			t.Errorf("answer %d of one connection: %v", i, err)
 		}
 	}
 	if !a.enter(other, shareLargeWrites, part) {
 		t.Error("one connection starves another")
 	}
-	held, err := a.charge(other, part/2, false)
+	held, err := a.charge(other, answer/2, false)
 	if err != nil || held == nil {
 		t.Fatal("one connection's answers starve another's")
 	}
 	if !a.answersFull(one) || a.answersFull(other) {
 		t.Error("the wrong connection is full")
 	}
-	if _, err := a.charge(one, part, true); err != nil {
+	if _, err := a.charge(one, answer, true); err != nil {
 		t.Error("the answer to a write was refused")
 	}
 	one.end(&a)

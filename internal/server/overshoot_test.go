@@ -22,7 +22,7 @@ func TestLargeValuesCountBeforeTheyAreCopied(t *testing.T) {
 	}
 	var held []*memoryCharge
 	for _, conn := range conns {
-		c, err := h.admission.charge(conn, 8<<20, false)
+		c, err := h.admission.charge(conn, int(h.admission.words[shareAnswers].limit.bytes/2), false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,12 +123,12 @@ func (k *call) send(buf *[]byte, sent func()) error {
 	return nil
 }
 
-// AwaitSent waits until the client's windows have taken everything that the handler with this context
-// has sent. What the handler makes only then does not wait for a client that takes nothing. It returns
-// at once if the context is of no call.
-func AwaitSent(ctx context.Context) error {
+// AwaitSent waits until the client's windows have taken what the handler with this context has sent, but
+// for at most some bytes. What the handler makes only then does not wait for a client that takes nothing.
+// It returns at once if the context is of no call.
+func AwaitSent(ctx context.Context, left int) error {
 	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream); ok {
-		return t.waitRoom(1)
+		return t.waitRoom(left + 1)
 	}
 	return nil
 }
