@@ -3,6 +3,7 @@ package archive
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -208,6 +209,38 @@ func TestOwnerThatAnswersIsNotReplaced(t *testing.T) {
 		}
 		if again := other.start(t.Context()); !errors.As(again, &inUse) || again.Error() != inUse.Error() {
 			t.Fatal(again)
+		}
+	}
+}
+
+// endlessStore has objects without an end.
+type endlessStore struct{ objectstore.Store }
+
+func (s *endlessStore) Read(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	return io.NopCloser(new(endless)), nil
+}
+
+// endless is how often an object was read.
+type endless int
+
+var errReadOn = errors.New("more was read than is needed")
+
+func (e *endless) Read(p []byte) (int, error) {
+	if *e += endless(len(p)); *e > 1<<20 {
+		return 0, errReadOn
+	}
+	return len(p), nil
+}
+
+// TestALargeNoteIsNotReadWhole: an object of any size with the name of a small one takes no memory.
+func TestALargeNoteIsNotReadWhole(t *testing.T) {
+	for name, read := range map[string]func(*place) error{
+		"owner":   func(p *place) error { _, err := newOwners(*p, "", 0).read(t.Context(), 1); return err },
+		"lineage": func(p *place) error { _, err := p.origin(t.Context()); return err },
+	} {
+		store := &endlessStore{Store: newStore(t)}
+		if err := read(&place{store, keys.Lineage{7}}); errors.Is(err, errReadOn) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

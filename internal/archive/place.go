@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	logDir       = "log"
-	restoresDir  = "restores"
-	lineageName  = "lineage.json"
-	lineageBytes = 64 << 10 // more than a lineage file can have
+	logDir      = "log"
+	restoresDir = "restores"
+	lineageName = "lineage.json"
+	smallBytes  = 64 << 10 // more than a lineage file or the note of an owner can have
 
 	// infoReaders is how many trailers are read at once.
 	infoReaders = 64
@@ -117,13 +117,16 @@ func ofFile(err error) bool {
 		slices.ContainsFunc([]error{ErrDamaged, ErrNewerFormat, objectstore.ErrNotFound, objectstore.ErrShort}, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// read reads a part of an object.
+// read reads a part of an object. Without a length it reads the beginning of a small one: anything may be there under its name.
 func (p *place) read(ctx context.Context, name string, offset, length int64) (data []byte, err error) {
 	r, err := p.store.Read(ctx, name, offset, length)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
+	if length < 0 {
+		return io.ReadAll(io.LimitReader(r, smallBytes))
+	}
 	return io.ReadAll(r)
 }
 
@@ -185,7 +188,7 @@ func (p *place) origin(ctx context.Context) (o Origin, err error) {
 	if err != nil {
 		return o, err
 	}
-	if err := json.Unmarshal(data[:min(len(data), lineageBytes)], &o); err != nil {
+	if err := json.Unmarshal(data, &o); err != nil {
 		return o, &DamageError{name, 0, err.Error()}
 	}
 	if o.Format != 1 {

@@ -83,6 +83,9 @@ func (o *S3Options) region() string {
 	return region
 }
 
+// abortTimeout bounds the removal of an upload that was given up: the target may not answer.
+const abortTimeout = 2 * time.Second
+
 // client is the configuration of the client library.
 func (o *S3Options) client(endpoint *url.URL) (*minio.Options, error) {
 	secure := endpoint.Scheme == "https"
@@ -184,7 +187,9 @@ func (b *bucket) putStream(ctx context.Context, name string, r io.Reader) error 
 		_, err = b.client.CompleteMultipartUpload(ctx, b.name, b.key(name), id, parts, onlyIfAbsent())
 	}
 	if err != nil {
-		_ = b.client.AbortMultipartUpload(context.WithoutCancel(ctx), b.name, b.key(name), id) // the store's lifecycle rule removes it otherwise
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
+		defer cancel()
+		_ = b.client.AbortMultipartUpload(end, b.name, b.key(name), id) // the store's lifecycle rule removes it otherwise
 	}
 	return err
 }

@@ -326,3 +326,34 @@ func TestOnlyAMissingObjectIsNotFound(t *testing.T) {
 	_, err = s.Read(t.Context(), "x", 0, -1)
 	wantError(t, err, ErrNotFound)
 }
+
+// TestAnUploadThatWasGivenUpDoesNotWaitForItsTarget: a store that does not answer to the removal of what was uploaded delays nothing for long.
+func TestAnUploadThatWasGivenUpDoesNotWaitForItsTarget(t *testing.T) {
+	t.Parallel()
+	server, options := startS3(t)
+	b, err := newBucket("bucket", "", options)
+	check(t, err)
+	b.partBytes = 64 << 10
+	ctx, giveUp := context.WithCancel(t.Context())
+	server.fail = func(_ http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.Method == http.MethodPut && r.URL.Query().Get("uploadId") != "":
+			giveUp()
+		case r.Method != http.MethodDelete:
+			return false
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+		return true
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- b.Create(ctx, "object", unsized{make([]byte, 100<<10)}) }()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the upload does not end")
+	}
+}
