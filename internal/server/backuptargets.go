@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -94,42 +95,51 @@ func (s *Server) openHistory(ctx context.Context, target, lineage string) (objec
 	return store, lineage, err
 }
 
-// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains.
+// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains. It has a goroutine of its
+// own, so that a client that takes no progress does not keep others from verifying.
 func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerifyBackup, func(*connection) error {
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
-		return s.snapshots.backups.targets.work(func() error {
-			report, err := s.verifyBackup(ctx, req, stream)
-			if err != nil {
-				return backupStatus("the backup was not verified", s.drainError(err))
+		var progress atomic.Pointer[pb.BackupVerification]
+		ended := make(chan error, 1)
+		go func() {
+			ended <- s.snapshots.backups.targets.work(func() error { return s.verifyBackup(ctx, req, &progress) })
+		}()
+		ticker := time.NewTicker(progressEvery)
+		defer ticker.Stop()
+		for {
+			select {
+			case err := <-ended:
+				if err != nil {
+					return backupStatus("the backup was not verified", s.drainError(err))
+				}
+				return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: progress.Load()}})
+			case <-ticker.C:
+				if p := progress.Load(); p != nil {
+					_ = stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Progress{Progress: p}}) // ctx ends with the client
+				}
 			}
-			return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: report}})
-		})
+		}
 	})
 }
 
-// verifyBackup sends its progress itself, between two parts: a client that takes nothing delays its own verification alone.
-func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) (*pb.BackupVerification, error) {
+// verifyBackup says in progress how far it is, and at its end what it has read.
+func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, progress *atomic.Pointer[pb.BackupVerification]) error {
 	target, dir, err := s.openHistory(ctx, req.GetTarget(), req.GetLineage())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	m, err := findBackup(ctx, target, dir, req.GetId())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var sent time.Time
-	message := func(r *backup.VerifyReport) *pb.BackupVerification {
-		return &pb.BackupVerification{Id: m.ID, Backups: r.Backups, Parts: r.Parts, Pages: r.Pages, Bytes: uint64(r.Bytes)}
+	report := func(r backup.VerifyReport) {
+		progress.Store(&pb.BackupVerification{Id: m.ID, Backups: r.Backups, Parts: r.Parts, Pages: r.Pages, Bytes: uint64(r.Bytes)})
 	}
-	r, err := backup.Verify(ctx, target, m, func(r backup.VerifyReport) {
-		if now := time.Now(); now.Sub(sent) >= progressEvery {
-			sent = now
-			_ = stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Progress{Progress: message(&r)}}) // ctx ends with the client
-		}
-	})
-	return message(&r), err
+	r, err := backup.Verify(ctx, target, m, report)
+	report(r)
+	return err
 }
 
 // findBackup is a backup by its id, or the newest one.
