@@ -14,22 +14,36 @@ cp tools/console/package.json tools/console/test.mjs .cache/console/
 (cd .cache/console && npm install --silent --no-audit --no-fund)
 
 work=$(mktemp -d)
-server=
+server= locker=
 cleanup() {
-	[[ -z $server ]] || { kill -9 "$server" && wait "$server"; } 2>/dev/null || true
+	for process in $locker $server; do
+		{ kill -9 "$process" && wait "$process"; } 2>/dev/null || true
+	done
 	rm -rf "$work"
 }
 trap cleanup EXIT
 
 rpc=127.0.0.1:17460 http=127.0.0.1:17461
-bin/kvserver --data-dir "$work/data" --listen "$rpc" --http "$http" --memory 256MiB --retention 1h >"$work/log" 2>&1 &
+bin/kvserver --data-dir "$work/data" --listen "$rpc" --http "$http" --memory 256MiB --retention 1h --console full \
+	--archive "$work/archive" --archive-interval 1s --slow-request-threshold 100us >"$work/log" 2>&1 &
 server=$!
 for _ in $(seq 100); do
 	(exec 3<>"/dev/tcp/${http%:*}/${http#*:}") 2>/dev/null && break
 	sleep 0.1
 done
+kvctl() { HOME=$work XDG_CONFIG_HOME=$work bin/kvctl --endpoint "$rpc" "$@"; }
 for i in $(seq 40); do
 	printf '{"key":"user/%d","value":"value %d"}\n' "$i" "$i"
-done | bin/kvctl --endpoint "$rpc" import --bulk=never - 2>/dev/null
-bin/kvctl --endpoint "$rpc" put user/1 newer >/dev/null
-node .cache/console/test.mjs "http://$http/" "$browser" ${SCREENSHOTS:+"$SCREENSHOTS"}
+done | kvctl import --bulk=never - 2>/dev/null
+kvctl put user/1 newer >/dev/null
+lease=$(kvctl lease grant 1h --owner worker)
+kvctl put --lease "$lease" leased key >/dev/null
+kvctl lock --ttl 1h --value holder job -- sleep 600 >/dev/null 2>&1 &
+locker=$!
+bootstrap=$(sed -n 's/.*bootstrap_token=\([^ ]*\).*/\1/p' "$work/log" | head -1)
+printf '%s\nann-password\n' "$bootstrap" | kvctl user bootstrap ann >/dev/null
+KVCTL_TOKEN=$(printf 'ann-password\n' | kvctl login ann --print)
+export KVCTL_TOKEN
+kvctl role create reader --grant r:user/ >/dev/null
+printf 'bob-password\n' | kvctl user create bob --role reader >/dev/null
+node .cache/console/test.mjs "http://$http/" "$browser" "$lease" ${SCREENSHOTS:+"$SCREENSHOTS"}

@@ -245,7 +245,7 @@ func newOptions() *options {
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the log and the data file; created if missing")
 	f.StringVar(&c.Listen, "listen", c.Listen, "address of the gRPC service")
 	f.StringVar(&c.HTTP, "http", c.HTTP, "address of /console/, /metrics, /healthz, /readyz and /debug/pprof/; empty for none")
-	f.Var((*choice)(&c.Console), "console", "pages for browsers at /console/: off; read, which change nothing; or full, which can also end transactions, snapshots, watches and holds")
+	f.Var((*choice)(&c.Console), "console", "pages for browsers at /console/: off; read, which change nothing; or full, which can also end transactions, snapshots, watches, holds, leases, locks and tokens, and disable users")
 	f.StringVar(&c.TLS.Cert, "tls-cert", "", "PEM file with the certificate of both listeners and its intermediates; empty for no TLS. It is read again when it changes, and on SIGHUP")
 	f.StringVar(&c.TLS.Key, "tls-key", "", "PEM file with the key of --tls-cert")
 	f.StringVar(&c.TLS.ClientCA, "tls-client-ca", "", "PEM file with the authorities that sign client certificates, one or several")

@@ -73,22 +73,35 @@ var reads = []string{
 	"epochkv.v1.AdminService/ListWatches",
 	"epochkv.v1.AdminService/ListHolds",
 	"epochkv.v1.AdminService/SlowRequests",
+	"epochkv.v1.AdminService/ArchiveStatus",
 	"epochkv.v1.AdminService/GetConfig",
 	"epochkv.v1.AuthService/WhoAmI",
+	"epochkv.v1.AuthService/ListUsers",
+	"epochkv.v1.AuthService/ListRoles",
+	"epochkv.v1.AuthService/ListTokens",
 	"epochkv.v1.BackupService/GetBackupStatus",
 	"epochkv.v1.FeedService/History",
 	"epochkv.v1.KVService/Get",
 	"epochkv.v1.KVService/Scan",
 	"epochkv.v1.LeaseService/ListLeases",
+	"epochkv.v1.LeaseService/GetLease",
+	"epochkv.v1.LockService/GetLock",
 }
 
-// changes are the methods by which an operator ends what holds up others.
+// changes are the methods by which an operator ends what holds up others, and takes access from users.
 var changes = []string{
 	"epochkv.v1.AdminService/EndTransaction",
 	"epochkv.v1.AdminService/EndSnapshot",
 	"epochkv.v1.AdminService/EndWatch",
 	"epochkv.v1.AdminService/EndHold",
+	"epochkv.v1.LeaseService/RevokeLease",
+	"epochkv.v1.LockService/ReleaseLock",
+	"epochkv.v1.AuthService/UpdateUser",
+	"epochkv.v1.AuthService/RevokeToken",
 }
+
+// Methods are the methods that pages call: those that change nothing, and the others.
+func Methods() (unchanging, changing []string) { return slices.Clone(reads), slices.Clone(changes) }
 
 // policy lets a page run the embedded scripts and styles, and talk to the server that it came from, and nothing else.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +

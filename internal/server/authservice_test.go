@@ -26,11 +26,11 @@ func with(t testing.TB, token string) context.Context {
 }
 
 // startWithUsers is a server with the administrator "ann" and the user "bob", and tokens of both.
-func startWithUsers(t testing.TB, disk *vfs.Mem) (h *harness, client pb.AuthServiceClient, ann, bob string) {
+func startWithUsers(t testing.TB, disk *vfs.Mem, adjust ...func(*config.Config)) (h *harness, client pb.AuthServiceClient, ann, bob string) {
 	t.Helper()
 	passwordCost = users.HashCost{KiB: 8, Passes: 1, Threads: 1}
 	t.Cleanup(func() { passwordCost = users.HashCost{} })
-	h = mustStartUnchecked(t, disk)
+	h = mustStartUnchecked(t, disk, adjust...)
 	client = pb.NewAuthServiceClient(h.conn)
 	_, err := client.Bootstrap(testContext(t), &pb.BootstrapRequest{Token: h.gate.users.BootstrapToken(), User: "ann", Password: "ann's secret"})
 	must(t, err)

@@ -1,6 +1,6 @@
 import { call, seconds, showBytes } from './api.js';
 import { count, moment, size, time } from './format.js';
-import { html, Problem, Table, useLoad } from './ui.js';
+import { Confirmed, html, Problem, Table, useLoad } from './ui.js';
 import { useState } from './vendor/hooks.js';
 
 const name = (constant, prefix) => constant.replace(prefix, '').toLowerCase().replaceAll('_', ' ');
@@ -9,7 +9,6 @@ const range = (r) => (r.prefix ? showBytes(r.prefix) + '…' : `${showBytes(r.st
 // Activity lists what is open and may hold up others, with the means to end it.
 export function Activity({ changes }) {
   const [round, again] = useState(0);
-  const [failed, setFailed] = useState(null);
   const list = (method, field) => useLoad(async () => (await call('AdminService/' + method))[field], 5, [round]);
   const transactions = list('ListTransactions', 'transactions');
   const snapshots = list('ListSnapshots', 'snapshots');
@@ -17,18 +16,15 @@ export function Activity({ changes }) {
   const holds = list('ListHolds', 'holds');
   const end = (method, what) => ({
     title: 'End',
-    value: (row) => html`<button onClick=${async () => {
-      if (!confirm(`End ${what} ${row.id}? Its client gets an error.`)) return;
-      try { await call('AdminService/' + method, { id: row.id }); setFailed(null); } catch (error) { setFailed(error); }
-      again(round + 1);
-    }} aria-label=${`End ${what} ${row.id}`}>End</button>`,
+    value: (row) => html`<${Confirmed} text="End" what=${`${what} ${row.id}`} ask="Its client gets an error."
+      method=${'AdminService/' + method} message=${{ id: row.id }} done=${() => again(round + 1)} />`,
   });
   const ending = (method, what) => (changes ? [end(method, what)] : []);
   const age = { title: 'Age', number: true, value: (r) => time(seconds(r.age)) };
   const idle = { title: 'Idle', number: true, value: (r) => time(seconds(r.idle)) };
   const id = { title: 'Id', number: true, value: (r) => r.id };
   const peer = { title: 'Client', value: (r) => r.peer || '–' };
-  return html`<${Problem} error=${failed || transactions.error || snapshots.error || watches.error || holds.error} />
+  return html`<${Problem} error=${transactions.error || snapshots.error || watches.error || holds.error} />
     ${changes ? '' : html`<p class="dim">The console is read-only: kvctl, or a server with --console=full, ends what is listed here.</p>`}
     <${Table} caption="Transactions" rows=${transactions.value} columns=${[id, peer,
       { title: 'Isolation', value: (r) => name(r.isolation, 'ISOLATION_') + (r.readOnly ? ', read-only' : '') }, age, idle,

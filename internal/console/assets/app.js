@@ -2,20 +2,25 @@
 
 import { render } from './vendor/preact.js';
 import { useEffect, useState } from './vendor/hooks.js';
-import { about, call, login, logout, seconds } from './api.js';
+import { about, call, logout, seconds } from './api.js';
 import { time } from './format.js';
 import { html, Problem, useLoad } from './ui.js';
+import { Login } from './login.js';
 import { Overview } from './overview.js';
 import { Activity } from './activity.js';
 import { Slow } from './slow.js';
 import { Space } from './space.js';
 import { Keys } from './keys.js';
+import { Leases } from './leases.js';
 import { Backups } from './backups.js';
+import { Archive } from './archive.js';
+import { Users } from './users.js';
 import { Configuration } from './configuration.js';
 
 const pages = [
   ['overview', 'Overview', Overview], ['activity', 'Activity', Activity], ['slow', 'Slow requests', Slow], ['space', 'Space', Space],
-  ['keys', 'Keys', Keys], ['backups', 'Backups', Backups], ['configuration', 'Configuration', Configuration],
+  ['keys', 'Keys', Keys], ['leases', 'Leases and locks', Leases], ['backups', 'Backups', Backups], ['archive', 'Log archive', Archive],
+  ['users', 'Users', Users], ['configuration', 'Configuration', Configuration],
 ];
 
 const current = () => pages.find(([id]) => location.hash === '#' + id) || pages[0];
@@ -40,23 +45,6 @@ function Verdict({ status, error }) {
   </div>`;
 }
 
-function Login({ done }) {
-  const [error, setError] = useState(null);
-  const submit = async (e) => {
-    e.preventDefault();
-    const f = new FormData(e.target);
-    try {
-      await login({ user: f.get('user'), password: f.get('password'), token: f.get('token') });
-      done();
-    } catch (problem) { setError(problem); }
-  };
-  return html`<main id="main"><h1>Log in</h1><form class="bar" onSubmit=${submit}>
-    <label>User <input name="user" autocomplete="username" autofocus /></label>
-    <label>Password <input name="password" type="password" autocomplete="current-password" /></label>
-    <label>or a token <input name="token" type="password" autocomplete="off" /></label>
-    <button>Log in</button></form><${Problem} error=${error} /></main>`;
-}
-
 function App() {
   const [page, setPage] = useState(current());
   const [round, setRound] = useState(0);
@@ -68,7 +56,8 @@ function App() {
   useEffect(() => { document.title = `${page[1]} – EpochKV`; }, [page]);
   const server = useLoad(about, 0, [round]);
   const status = useLoad(() => call('AdminService/Status'), 5, [round]);
-  if (status.error && status.error.status === 401) return html`<${Login} done=${() => setRound(round + 1)} />`;
+  const entered = () => setRound(round + 1);
+  if (status.error && status.error.status === 401) return html`<main id="main"><h1>Log in</h1><${Login} done=${entered} /></main>`;
   const end = async () => { try { await logout(); } finally { setRound(round + 1); } };
   const [id, title, Page] = page;
   return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById('main').focus(); }}>Skip to content</a>
@@ -79,7 +68,7 @@ function App() {
     <main id="main" tabindex="-1"><h1>${title}</h1>
       <${Verdict} status=${status.value} error=${status.error} />
       ${status.error && status.error.status === 403 ? html`<${Problem} error=${status.error} />` : ''}
-      <${Page} key=${id + round} status=${status.value} changes=${server.value && server.value.changes} />
+      <${Page} key=${id + round} status=${status.value} changes=${server.value && server.value.changes} entered=${entered} />
     </main>`;
 }
 

@@ -12,5 +12,6 @@ export function Slow() {
       { title: 'Method', value: (r) => r.method }, { title: 'Ended', value: (r) => moment(r.ended) }, part('Took', 'took'),
       part('Queue', 'queue'), part('Latch', 'latch'), part('Memory', 'memory'), part('Sync', 'sync'), part('Pages', 'pages'), part('Client', 'client'),
       { title: 'Pages read', number: true, value: (r) => count(r.pagesRead) }, { title: 'Size', number: true, value: (r) => size(r.requestBytes) },
-      { title: 'Result', value: (r) => r.code }, { title: 'Client', value: (r) => r.peer }, { title: 'Key', value: (r) => html`<span class="bytes">${showBytes(r.keyPrefix)}</span>` }]} />`;
+      { title: 'Result', value: (r) => r.code }, { title: 'Client', value: (r) => r.peer }, { title: 'Key', value: (r) => html`<span class="bytes">${showBytes(r.keyPrefix)}</span>` },
+      { title: 'Trace', value: (r) => (r.traceId ? html`<code>${r.traceId}</code>` : '–') }]} />`;
 }

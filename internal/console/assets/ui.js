@@ -2,6 +2,7 @@
 
 import { h } from './vendor/preact.js';
 import { useEffect, useState } from './vendor/hooks.js';
+import { call } from './api.js';
 import htm from './vendor/htm.js';
 
 export const html = htm.bind(h);
@@ -35,13 +36,24 @@ export function Problem({ error }) {
   return html`<p class="error" role="alert">${error.message}${reason ? ` (${reason})` : ''}</p>`;
 }
 
+// Confirmed is a button that asks, calls a method of the API, and then calls done. What went wrong is told beside it.
+export function Confirmed({ text, what, ask, method, message, done }) {
+  const [error, setError] = useState(null);
+  const act = async () => {
+    if (!confirm(`${text} ${what}? ${ask}`)) return;
+    try { await call(method, message); setError(null); } catch (problem) { setError(problem); }
+    done();
+  };
+  return html`<button onClick=${act} aria-label=${`${text} ${what}`}>${text}</button><${Problem} error=${error} />`;
+}
+
 // Table has columns {title, value(row), number}, and says so when there are no rows.
 export function Table({ caption, columns, rows, empty = 'none' }) {
   if (!rows || rows.length === 0) return html`<p class="dim">${caption}: ${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
     <caption>${caption}</caption>
     <thead><tr>${columns.map((c) => html`<th scope="col" class=${c.number ? 'number' : ''}>${c.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map((c) => html`<td class=${c.number ? 'number' : ''}>${c.value(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row) => html`<tr key=${row.id || row.name}>${columns.map((c) => html`<td class=${c.number ? 'number' : ''}>${c.value(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
