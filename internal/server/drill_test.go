@@ -32,7 +32,8 @@ func TestDrillsSayWhetherTheArchiveCanBeRestored(t *testing.T) {
 	if err := os.Truncate(logs[0], 100); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a drill fails", func() bool { return h.stats().Backups.Drills.Failures > 0 })
+	before := h.stats().Backups.Drills.Failures // the first drills may have come before the backup that they need
+	eventually(t, "a drill fails", func() bool { return h.stats().Backups.Drills.Failures > before })
 	found := b.conditions(time.Now(), 0)
 	if len(found) != 1 || found[0].Name != "restore-drill-failing" || !strings.Contains(found[0].Cause, filepath.Base(logs[0])) {
 		t.Fatalf("%+v", found)
