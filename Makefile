@@ -62,9 +62,8 @@ test: ## Run every test of the server module
 	$(call beside,$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER),$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS) && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls,$(GO) test)
 	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
 
-race: ## Run every test under the race detector and with the expensive assertions, but internal/lint (and internal/e2e in its short form)
-	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS),$(GO) test -race -tags invariants)
-	$(GO) test -race -short -timeout 15m ./internal/e2e/...
+race: ## Run every test under the race detector and with the expensive assertions, but internal/lint and the storm (and internal/e2e in its short form)
+	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 15m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
 
 # The race detector has the memory of pages and memtables on the heap. So the packages that have it outside run with assertions once more.
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's with users checked
