@@ -20,10 +20,12 @@ TEST_TIMEOUT ?= 8m
 # processors for itself, because it measures memory in use, which is more while the collector lacks time.
 AT_ONCE      ?= 4
 STORM        := ./internal/e2e/storm
-# What takes longest comes first, so that nothing runs alone at the end.
+# All packages but those that options of grep match. What takes longest comes first, so that nothing runs alone at the end.
 LONGEST      := ./internal/server ./internal/enginetest ./internal/mvcc
-TOGETHER     = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/e2e/storm$$' -e '/internal/server$$' -e '/internal/enginetest$$' -e '/internal/mvcc$$')
-OUTSIDE      := ./internal/mvcc ./internal/storage/... ./internal/cache ./internal/wal ./internal/pin ./internal/offheap
+packages     = $(LONGEST) $$($(GO) list ./... | grep -v $(1) $(patsubst .%,-e '%$$',$(LONGEST)))
+TOGETHER     = $(call packages,-e '/internal/e2e/storm$$')
+# What keeps memory of pages and memtables outside the heap. The race detector has it on the heap.
+OFF_HEAP     := ./internal/mvcc ./internal/storage/... ./internal/cache ./internal/wal ./internal/pin ./internal/offheap
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
@@ -33,7 +35,7 @@ GRPC_GO_TESTS      := '(?i:pipeline|inbound|message|unread|stream|drain|stuck|st
 GRPC_GO_RACE_TESTS := '(?i:pipeline|inbound|unread|drain|stop)'
 # internal/lint reads the tree with one goroutine: the race detector only makes it slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.
-RACE_PACKAGES = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/lint$$' -e '/internal/e2e' -e '/internal/server$$' -e '/internal/enginetest$$' -e '/internal/mvcc$$')
+RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/e2e')
 PEERS_BUDGET ?= 10m
 
 ##@ Use
@@ -65,9 +67,8 @@ test: ## Run every test of the server module
 race: ## Run every test under the race detector and with the expensive assertions, but internal/lint and the storm (and internal/e2e in its short form)
 	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 15m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
 
-# The race detector has the memory of pages and memtables on the heap. So the packages that have it outside run with assertions once more.
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's with users checked
-	$(call beside,$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(OUTSIDE),$(GO) test -tags invariants -timeout 15m ./internal/server -users,$(GO) test -tags invariants)
+	$(call beside,$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(OFF_HEAP),$(GO) test -tags invariants -timeout 15m ./internal/server -users,$(GO) test -tags invariants)
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"

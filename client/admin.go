@@ -3,6 +3,8 @@ package client
 import (
 	"context"
 
+	"google.golang.org/grpc"
+
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
@@ -16,16 +18,23 @@ func (c *Client) Verify(ctx context.Context, pagesPerSecond uint32, progress fun
 	if err != nil {
 		return nil, newError(err)
 	}
+	return untilResult(stream, (*kvpb.VerifyResponse).GetReport, (*kvpb.VerifyResponse).GetProgress, progress)
+}
+
+// untilResult returns the result with which a stream ends. Progress, if not nil, is called with what comes before.
+func untilResult[Response, Result, Progress any](
+	stream grpc.ServerStreamingClient[Response], result func(*Response) *Result, progressIn func(*Response) *Progress, progress func(*Progress),
+) (*Result, error) {
 	for {
 		response, err := stream.Recv()
 		if err != nil {
 			return nil, newError(err)
 		}
-		if report := response.GetReport(); report != nil {
-			return report, nil
+		if r := result(response); r != nil {
+			return r, nil
 		}
 		if progress != nil {
-			progress(response.GetProgress())
+			progress(progressIn(response))
 		}
 	}
 }

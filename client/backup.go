@@ -15,18 +15,7 @@ func (c *Client) CreateBackup(ctx context.Context, r *kvpb.CreateBackupRequest, 
 	if err != nil {
 		return nil, newError(err)
 	}
-	for {
-		response, err := stream.Recv()
-		if err != nil {
-			return nil, newError(err)
-		}
-		if made := response.GetBackup(); made != nil {
-			return made, nil
-		}
-		if progress != nil {
-			progress(response.GetProgress())
-		}
-	}
+	return untilResult(stream, (*kvpb.CreateBackupResponse).GetBackup, (*kvpb.CreateBackupResponse).GetProgress, progress)
 }
 
 // BackupStatus returns the backup that the server makes, and the last one that ended.
@@ -48,18 +37,7 @@ func (c *Client) VerifyBackup(ctx context.Context, r *kvpb.VerifyBackupRequest, 
 	if err != nil {
 		return nil, newError(err)
 	}
-	for {
-		response, err := stream.Recv()
-		if err != nil {
-			return nil, newError(err)
-		}
-		if report := response.GetReport(); report != nil {
-			return report, nil
-		}
-		if progress != nil {
-			progress(response.GetProgress())
-		}
-	}
+	return untilResult(stream, (*kvpb.VerifyBackupResponse).GetReport, (*kvpb.VerifyBackupResponse).GetProgress, progress)
 }
 
 // PruneBackups makes the server remove old backups of one history from a target. Only ctx bounds the call; when it ends early, the next

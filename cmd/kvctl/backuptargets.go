@@ -61,20 +61,13 @@ func (s *backupSource) find(ctx context.Context, args []string) (objectstore.Sto
 	if err != nil {
 		return nil, nil, err
 	}
+	var m *backup.Manifest
 	if len(args) > 0 {
-		m, err := backup.Find(ctx, store, dir, args[0])
-		return store, m, err
+		m, err = backup.Find(ctx, store, dir, args[0])
+	} else {
+		m, err = backup.Newest(ctx, store, dir)
 	}
-	all, broken, err := backup.List(ctx, store, dir)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case len(all) > 0:
-		return store, all[len(all)-1], nil
-	case len(broken) > 0:
-		return nil, nil, broken[0]
-	}
-	return nil, nil, fmt.Errorf("%w: %s has no backups", errNotFound, store)
+	return store, m, err
 }
 
 func (a *app) backupListCommand() *cobra.Command {

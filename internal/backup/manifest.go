@@ -273,6 +273,21 @@ func List(ctx context.Context, store objectstore.Store, dir string) (all []*Mani
 	return all, broken, nil
 }
 
+// Newest returns the newest backup below a lineage's directory. Without one that can be read, the error is that of another, or
+// ErrNoBackup.
+func Newest(ctx context.Context, store objectstore.Store, dir string) (*Manifest, error) {
+	all, broken, err := List(ctx, store, dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(all) > 0:
+		return all[len(all)-1], nil
+	case len(broken) > 0:
+		return nil, broken[0]
+	}
+	return nil, fmt.Errorf("%w: %s has no backups in %s", ErrNoBackup, store, dir)
+}
+
 func readManifest(ctx context.Context, store objectstore.Store, dir, name string) (*Manifest, error) {
 	p, err := readObject(ctx, store, path.Join(dir, name), manifestBytesMax)
 	if err != nil {

@@ -21,7 +21,7 @@ func checkTestPatterns(t *testing.T, tree fs.FS) (complaints []string) {
 			t.Fatal(err)
 		}
 		for i, line := range strings.Split(string(text), "\n") {
-			if name != ledger && halfInsensitive.MatchString(line) {
+			if !strings.HasPrefix(line, ledgerRow) && halfInsensitive.MatchString(line) {
 				complaints = append(complaints, fmt.Sprintf("%s:%d: the flags hold for the first alternative only: write (?i:a|b)", name, i+1))
 			}
 		}
@@ -29,8 +29,8 @@ func checkTestPatterns(t *testing.T, tree fs.FS) (complaints []string) {
 	return complaints
 }
 
-// ledger names patterns as they were.
-const ledger = "docs/testing.md"
+// ledgerRow begins a row of the bug ledger, which may name a pattern as it was.
+const ledgerRow = "| 20"
 
 func TestPatternsOfTestsAreWholeInEachAlternative(t *testing.T) {
 	report(t, checkTestPatterns(t, repository()))

@@ -15,7 +15,8 @@ import (
 // overload into latency and memory.
 //
 // Small and large reads, small and large writes, scans, watches and answers have shares of their own, so
-// that none of them starves another. Watches wait for room in theirs, because their large responses come without a request. A connection that has bytes of a share gets more only if
+// that none of them starves another. Watches wait for room in theirs: no request asks for their responses,
+// so that none could be refused. A connection that has bytes of a share gets more only if
 // afterwards at least as many bytes are free as the connection has. That is half of the share for
 // the only connection, and less if other connections have bytes. So connections with unread answers
 // cannot take a whole share, and a connection without bytes in the share finds room. A request that

@@ -180,7 +180,7 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 		}
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
-		m, err := s.createBackup(ctx, cancel, req, target, stream)
+		m, err := s.createBackup(ctx, req, target, stream)
 		if err != nil {
 			return err
 		}
@@ -211,40 +211,44 @@ func (s *Server) openTarget(target string) (objectstore.Store, error) {
 	return store, nil
 }
 
-// createBackup makes a backup in a goroutine of its own, so that a client that takes no progress holds up nothing.
-func (s *Server) createBackup(ctx context.Context, cancel func(), req *pb.CreateBackupRequest, target objectstore.Store, stream grpc.ServerStreamingServer[pb.CreateBackupResponse]) (m *backup.Manifest, err error) {
+// createBackup makes a backup, which ends with ctx.
+func (s *Server) createBackup(ctx context.Context, req *pb.CreateBackupRequest, target objectstore.Store, stream grpc.ServerStreamingServer[pb.CreateBackupResponse]) (m *backup.Manifest, err error) {
 	s.log.Info("backup started", "target", target.String(), "base", req.Base)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	err = withProgress(func() (err error) {
 		m, err = backup.Create(ctx, s.store, target, backup.Options{
 			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, Program: telemetry.Build().Version, Progress: s.snapshots.backups.report,
 		})
 		err = s.drainError(err)
-		s.snapshots.backups.end(m, err) // here, because a client that takes nothing keeps its handler in Send
-	}()
-	ticker := time.NewTicker(progressEvery)
-	defer ticker.Stop()
-	for running := true; running; {
-		select {
-		case <-done:
-			running = false
-		case <-ticker.C:
-			progress := s.snapshots.backups.progress()
-			if progress == nil {
-				continue // it has just ended
-			}
-			if stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Progress{Progress: progress}}) != nil {
-				cancel() // the client has gone
-			}
+		s.snapshots.backups.end(m, err) // here, and not after the last message of progress
+		return err
+	}, func() {
+		if p := s.snapshots.backups.progress(); p != nil { // else it has just ended
+			_ = stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Progress{Progress: p}})
 		}
-	}
+	})
 	if err == nil {
 		s.log.Info("backup made", "target", target.String(), "id", m.ID, "kind", m.Kind, "epoch", m.State.Epoch, "bytes", m.Bytes(), "damaged_pages", len(m.Damaged))
 	} else {
 		s.log.Warn("backup failed", "target", target.String(), "error", err)
 	}
 	return m, backupStatus("the backup was not made", err)
+}
+
+// withProgress runs work in a goroutine of its own, and calls tell several times a second until it has ended. A client that takes no
+// progress keeps its handler in tell, and the work from nothing. The work ends with the context of its stream, also if tell fails.
+func withProgress(work func() error, tell func()) error {
+	ended := make(chan error, 1)
+	go func() { ended <- work() }()
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-ticker.C:
+			tell()
+		}
+	}
 }
 
 // backupStatus gives an error that has no class of its own that of failed work on backups.

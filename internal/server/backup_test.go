@@ -226,7 +226,7 @@ func TestClientThatTakesNoProgressKeepsNoBackupWaiting(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := h.createBackup(testContext(t), func() {}, &pb.CreateBackupRequest{}, target, stream)
+		_, err := h.createBackup(testContext(t), &pb.CreateBackupRequest{}, target, stream)
 		ended <- err
 	}()
 	<-stream.sending

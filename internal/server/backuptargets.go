@@ -65,11 +65,15 @@ func (s *backupService) ListBackups(ctx context.Context, req *pb.ListBackupsRequ
 }
 
 func (s *Server) listBackups(ctx context.Context, req *pb.ListBackupsRequest, out *pb.ListBackupsResponse) error {
-	target, dir, err := s.openHistory(ctx, req.GetTarget(), req.GetLineage())
+	target, err := s.openTarget(req.GetTarget())
 	if err != nil {
 		return err
 	}
 	if out.Lineages, err = backup.Dirs(ctx, target); err != nil {
+		return err
+	}
+	dir, err := s.dirOfHistory(target, req.GetLineage(), out.Lineages)
+	if err != nil {
 		return err
 	}
 	all, broken, err := backup.List(ctx, target, dir)
@@ -82,45 +86,49 @@ func (s *Server) listBackups(ctx context.Context, req *pb.ListBackupsRequest, ou
 	return err
 }
 
-// openHistory opens the object store of a request, and finds the directory of the history that it names: by default the server's own.
-func (s *Server) openHistory(ctx context.Context, target, lineage string) (objectstore.Store, string, error) {
-	store, err := s.openTarget(target)
-	if err != nil || lineage == "" {
-		return store, backup.Dir(s.store.History().Lineage, s.store.ID()), err
+// openHistory opens the object store of a request, and finds the directory of the history that it names.
+func (s *Server) openHistory(ctx context.Context, target, lineage string) (store objectstore.Store, dir string, err error) {
+	if store, err = s.openTarget(target); err != nil {
+		return nil, "", err
 	}
-	dirs, err := backup.Dirs(ctx, store)
-	if err == nil && !slices.Contains(dirs, lineage) {
-		err = invalid("lineage", fmt.Sprintf("%q is no history of %s, which has %d: %v", lineage, store, len(dirs), dirs))
+	var dirs []string
+	if lineage != "" {
+		if dirs, err = backup.Dirs(ctx, store); err != nil {
+			return nil, "", err
+		}
 	}
-	return store, lineage, err
+	dir, err = s.dirOfHistory(store, lineage, dirs)
+	return store, dir, err
 }
 
-// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains. It has a goroutine of its
-// own, so that a client that takes no progress does not keep others from verifying.
+// dirOfHistory is the directory of a history that is one of those of a target; without a name, of the server's own. A name is never a path.
+func (s *Server) dirOfHistory(store objectstore.Store, lineage string, dirs []string) (string, error) {
+	if lineage == "" {
+		return backup.Dir(s.store.History().Lineage, s.store.ID()), nil
+	}
+	if !slices.Contains(dirs, lineage) {
+		return "", invalid("lineage", fmt.Sprintf("%q is no history of %s, which has %d: %v", lineage, store, len(dirs), dirs))
+	}
+	return lineage, nil
+}
+
+// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains.
 func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerifyBackup, func(*connection) error {
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
 		var progress atomic.Pointer[pb.BackupVerification]
-		ended := make(chan error, 1)
-		go func() {
-			ended <- s.snapshots.backups.targets.work(func() error { return s.verifyBackup(ctx, req, &progress) })
-		}()
-		ticker := time.NewTicker(progressEvery)
-		defer ticker.Stop()
-		for {
-			select {
-			case err := <-ended:
-				if err != nil {
-					return backupStatus("the backup was not verified", s.drainError(err))
-				}
-				return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: progress.Load()}})
-			case <-ticker.C:
-				if p := progress.Load(); p != nil {
-					_ = stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Progress{Progress: p}}) // ctx ends with the client
-				}
+		err := withProgress(func() error {
+			return s.snapshots.backups.targets.work(func() error { return s.verifyBackup(ctx, req, &progress) })
+		}, func() {
+			if p := progress.Load(); p != nil {
+				_ = stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Progress{Progress: p}})
 			}
+		})
+		if err != nil {
+			return backupStatus("the backup was not verified", s.drainError(err))
 		}
+		return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: progress.Load()}})
 	})
 }
 
@@ -130,7 +138,12 @@ func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, 
 	if err != nil {
 		return err
 	}
-	m, err := findBackup(ctx, target, dir, req.GetId())
+	var m *backup.Manifest
+	if req.GetId() != "" {
+		m, err = backup.Find(ctx, target, dir, req.GetId())
+	} else {
+		m, err = backup.Newest(ctx, target, dir)
+	}
 	if err != nil {
 		return err
 	}
@@ -140,23 +153,6 @@ func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, 
 	r, err := backup.Verify(ctx, target, m, report)
 	report(r)
 	return err
-}
-
-// findBackup is a backup by its id, or the newest one.
-func findBackup(ctx context.Context, target objectstore.Store, dir, id string) (*backup.Manifest, error) {
-	if id != "" {
-		return backup.Find(ctx, target, dir, id)
-	}
-	all, broken, err := backup.List(ctx, target, dir)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(all) > 0:
-		return all[len(all)-1], nil
-	case len(broken) > 0:
-		return nil, broken[0]
-	}
-	return nil, fmt.Errorf("%s has no backups in %s", target, dir)
 }
 
 // PruneBackups implements BackupService.
@@ -181,7 +177,7 @@ func (s *Server) pruneBackups(ctx context.Context, req *pb.PruneBackupsRequest, 
 	}
 	var log archive.Pruned
 	r, err := backup.Prune(ctx, target, dir, backup.PruneOptions{
-		KeepFull: int(min(req.GetKeepFull(), 1<<20)), KeepFor: req.GetKeepFor().AsDuration(), DryRun: req.GetDryRun(),
+		KeepFull: int(req.GetKeepFull()), KeepFor: req.GetKeepFor().AsDuration(), DryRun: req.GetDryRun(),
 		Log: archive.PruneBefore(target, dir, req.GetDryRun(), &log),
 	})
 	if err != nil {
