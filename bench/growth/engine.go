@@ -11,13 +11,23 @@ import (
 	"github.com/epochkv/epochkv/bench/workload"
 )
 
-// random works on random keys of a store of r.Load times r.Point keys: gets, puts, scans of 100, or batches of 100.
+// random works on random keys of a store of r.Load times r.Point keys.
 type random struct {
 	peer  engines.Open // nil: EpochKV, bulk-loaded
 	name  string       // of the peer
-	puts  bool
-	scans bool
-	batch int // puts are made so many at once
+	first work         // what is done before, and not timed; nil: nothing
+	timed work
+	once  bool // what is timed is one operation, whatever r.Size is
+}
+
+// work is what a run does with a store.
+type work func(g *grown, r *harness.Run) error
+
+// alone does work in one session.
+func alone(do func(engines.Session, *workload.Data, *harness.Run) error) work {
+	return func(g *grown, r *harness.Run) error {
+		return workload.Parallel(g, 1, func(_ int, s engines.Session) error { return do(s, g.data, r) })
+	}
 }
 
 const scanned = 100
@@ -26,7 +36,30 @@ const scanned = 100
 type grown struct {
 	engines.Engine
 	data *workload.Data
+	open func() (engines.Engine, error)
 }
+
+// stop closes the engine, which start opens again.
+func (g *grown) stop(*harness.Run) error { return g.Engine.Close() }
+
+// start opens the engine again and reads a key.
+func (g *grown) start(r *harness.Run) (err error) {
+	if g.Engine, err = g.open(); err != nil {
+		return err
+	}
+	return workload.Parallel(g, 1, func(_ int, s engines.Session) error { return get(s, g.data, r.Seed, 1) })
+}
+
+// fillCache reads everything.
+func (g *grown) fillCache() error {
+	return workload.Parallel(g, 1, func(_ int, s engines.Session) error {
+		_, err := s.Scan(nil, nil, g.data.Count())
+		return err
+	})
+}
+
+// settle merges what was put before.
+func (g *grown) settle(*harness.Run) error { return g.Settle() }
 
 func grownOptions(r *harness.Run, dir string) engines.Options {
 	o := engines.Options{Dir: dir, CacheBytes: 4 << 30}
@@ -38,25 +71,21 @@ func grownOptions(r *harness.Run, dir string) engines.Options {
 
 func makeGrown(r *harness.Run, dir string) (*grown, error) {
 	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	store, err := open(r, dir)
+	store, err := open(dir)
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(store.Bulk(r, d, d.Order()), store.Close()); err != nil {
 		return nil, err
 	}
-	e, err := engines.EpochKV(grownOptions(r, dir))
-	if err != nil {
+	g := &grown{data: d, open: func() (engines.Engine, error) { return engines.EpochKV(grownOptions(r, dir)) }}
+	if g.Engine, err = g.open(); err != nil {
 		return nil, err
 	}
-	err = workload.Parallel(e, 1, func(_ int, s engines.Session) error {
-		_, err := s.Scan(nil, nil, d.Count())
-		return err
-	})
-	if err != nil {
-		return nil, errors.Join(err, e.Close())
+	if err := g.fillCache(); err != nil {
+		return nil, errors.Join(err, g.Close())
 	}
-	return &grown{e, d}, nil
+	return g, nil
 }
 
 func (o random) run(r *harness.Run) error {
@@ -75,11 +104,22 @@ func (o random) run(r *harness.Run) error {
 			return err
 		}
 	}
-	err = r.Time(r.Size, func() error {
-		return workload.Parallel(e, 1, func(_ int, s engines.Session) error { return o.work(s, d, r) })
-	})
-	if err != nil {
+	if o.first != nil {
+		if err := o.first(e, r); err != nil {
+			return err
+		}
+	}
+	count := r.Size
+	if o.once {
+		count = 1
+	}
+	if err := r.Time(count, func() error { return o.timed(e, r) }); err != nil {
 		return err
+	}
+	if o.once { // others find the cache as it was
+		if err := e.fillCache(); err != nil {
+			return err
+		}
 	}
 	if o.peer != nil { // to compact all of a large store after each run would take longer than the runs
 		return verify(r, e, d)
@@ -87,23 +127,12 @@ func (o random) run(r *harness.Run) error {
 	return errors.Join(verify(r, e, d), e.Settle())
 }
 
-func (o random) work(s engines.Session, d *workload.Data, r *harness.Run) error {
-	switch {
-	case o.scans:
-		return scan(s, d, r)
-	case o.batch > 0:
-		return putAll(s, d, r, o.batch)
-	case o.puts:
-		return put(s, d, r)
-	}
-	return get(s, d, r.Seed, r.Size)
-}
-
 // makePeer loads a peer in key order and moves everything out of its write buffers.
 func (o random) makePeer(r *harness.Run, dir string) (*grown, error) {
 	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	e, err := o.peer(grownOptions(r, dir))
-	if err != nil {
+	e := &grown{data: d, open: func() (engines.Engine, error) { return o.peer(grownOptions(r, dir)) }}
+	var err error
+	if e.Engine, err = e.open(); err != nil {
 		return nil, err
 	}
 	err = workload.Parallel(e, 1, func(_ int, s engines.Session) error {
@@ -122,7 +151,7 @@ func (o random) makePeer(r *harness.Run, dir string) (*grown, error) {
 	if err = errors.Join(err, e.Settle()); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
-	return &grown{e, d}, nil
+	return e, nil
 }
 
 // scan reads entries from random keys on. An operation is one scan.
@@ -137,7 +166,8 @@ func scan(s engines.Session, d *workload.Data, r *harness.Run) error {
 }
 
 // putAll is put in batches, whose keys are spread over all.
-func putAll(s engines.Session, d *workload.Data, r *harness.Run, batch int) error {
+func putAll(s engines.Session, d *workload.Data, r *harness.Run) error {
+	const batch = scanned
 	choice := rand.New(rand.NewPCG(r.Seed, 1))
 	names, values := make([][]byte, batch), make([][]byte, batch)
 	for i := range values {
@@ -167,6 +197,11 @@ func put(s engines.Session, d *workload.Data, r *harness.Run) error {
 		}
 	}
 	return nil
+}
+
+// getEach is get of as many keys as the run asks for.
+func getEach(s engines.Session, d *workload.Data, r *harness.Run) error {
+	return get(s, d, r.Seed, r.Size)
 }
 
 // get reads random keys and checks each.

@@ -19,8 +19,6 @@ func axis(name string, points ...int) harness.Axis {
 	return harness.Axis{Name: name, Points: points, Growth: true}
 }
 
-const pebble = "pebble"
-
 // part is an arm that does one operation for so many of the scenario's.
 func part(a harness.Arm, of int) harness.Arm {
 	a.Part = of
@@ -28,19 +26,29 @@ func part(a harness.Arm, of int) harness.Arm {
 }
 
 func keys() harness.Scenario {
+	const size = 200_000
+	restart := random{first: (*grown).stop, timed: (*grown).start, once: true}
+	ofPebble := func(o random) random {
+		o.peer, o.name = engines.Pebble, "pebble"
+		return o
+	}
+	gets, puts, scans, batches := random{timed: alone(getEach)}, random{timed: alone(put)}, random{timed: alone(scan)}, random{timed: alone(putAll)}
 	return harness.Scenario{
-		Name: "growth-keys", About: "Random gets, overwrites, scans of 100 and batches of 100 overwrites of keys that rest in the tree, all of it cached, in one thread: 1, 4 and 16 times a quarter of a million keys (a million with -large, and there also 64 times, which is more than the cache). Nothing is synced. Batches are counted by key.",
-		Unit: "operations", Axis: axis("times the least number of keys", 1, 4, 16), Size: 200_000, Load: 250_000, Weight: 2,
+		Name: "growth-keys", About: "Random gets, overwrites, scans of 100 and batches of 100 overwrites of keys that rest in the tree, all of it cached, in one thread; the checkpoint that merges random overwrites, counted by overwrite; and the start of a store that was closed in order, until it has read a key: 1, 4 and 16 times a quarter of a million keys (a million with -large, and there also 64 times, which is more than the cache). Nothing is synced. Batches are counted by key.",
+		Unit: "operations", Axis: axis("times the least number of keys", 1, 4, 16), Size: size, Load: 250_000, Weight: 2,
 		Large: harness.Sizes{Load: 1_000_000, Points: []int{64}, Rounds: 3},
 		Arms: []harness.Arm{
-			{Name: "get", Run: random{}.run},
-			{Name: "put", Run: random{puts: true}.run},
-			{Name: "scan of 100", Run: random{scans: true}.run, Part: 20},
-			{Name: "batch of 100", Run: random{batch: scanned}.run},
-			{Name: "pebble, get", Run: random{peer: engines.Pebble, name: pebble}.run},
-			{Name: "pebble, put", Run: random{peer: engines.Pebble, name: pebble, puts: true}.run},
-			{Name: "pebble, scan of 100", Run: random{peer: engines.Pebble, name: pebble, scans: true}.run, Part: 20},
-			{Name: "pebble, batch of 100", Run: random{peer: engines.Pebble, name: pebble, batch: scanned}.run},
+			{Name: "get", Run: gets.run},
+			{Name: "put", Run: puts.run},
+			{Name: "scan of 100", Run: scans.run, Part: 20},
+			{Name: "batch of 100", Run: batches.run},
+			{Name: "checkpoint", Run: random{first: alone(put), timed: (*grown).settle}.run},
+			{Name: "restart", Run: restart.run, Part: size},
+			{Name: "pebble, get", Run: ofPebble(gets).run},
+			{Name: "pebble, put", Run: ofPebble(puts).run},
+			{Name: "pebble, scan of 100", Run: ofPebble(scans).run, Part: 20},
+			{Name: "pebble, batch of 100", Run: ofPebble(batches).run},
+			{Name: "pebble, restart", Run: ofPebble(restart).run, Part: size},
 			lmdb.GrowthArm(lmdb.Get), lmdb.GrowthArm(lmdb.Put), part(lmdb.GrowthArm(lmdb.Scan), 20), lmdb.GrowthArm(lmdb.Batch),
 		},
 	}
@@ -50,7 +58,7 @@ func writers() harness.Scenario {
 	shape := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	return harness.Scenario{
 		Name: "growth-writers", About: "Single puts, acknowledged when visible, by more and more writers.",
-		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8), Size: 200_000,
+		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8, 16, 64, 256), Size: 200_000,
 		Arms: []harness.Arm{
 			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
 			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{OneMutex: true}}.byWriters},
@@ -70,7 +78,7 @@ func snapshots() harness.Scenario {
 	arm := func(name string, do snapshotOp) harness.Arm { return harness.Arm{Name: name, Run: snapshotted{do}.run} }
 	return harness.Scenario{
 		Name: "growth-snapshots", About: "Each key has as many versions as there are snapshots open, one for each, in memory.",
-		Unit: "operations", Axis: axis("snapshots", 1, 8, 64, 512), Size: 100_000,
+		Unit: "operations", Axis: axis("snapshots", 1, 8, 64, 512, 10_000), Size: 100_000,
 		Arms: []harness.Arm{arm("get the newest", getNewest), arm("get the oldest", getOldest), arm("put", putNewest)},
 	}
 }

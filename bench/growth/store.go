@@ -13,14 +13,10 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
-func open(r *harness.Run, dir string) (*workload.Store, error) {
-	memtable, segment := int64(256<<20), int64(64<<20)
-	if r.Smoke {
-		memtable, segment = 8<<20, 8<<20
-	}
+func open(dir string) (*workload.Store, error) {
 	return workload.OpenStore(mvcc.Options{
-		Durability: mvcc.DurabilityAsync,
-		Storage:    storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 64 << 20, MemtableBytes: memtable, SegmentBytes: segment},
+		Durability: mvcc.DurabilityAsync, Limits: mvcc.Limits{Sessions: 16_384}, // more than there are snapshots
+		Storage: storage.Options{Dir: dir, MemoryBytes: 4 << 30, CacheBytes: 64 << 20, MemtableBytes: 256 << 20, SegmentBytes: 64 << 20},
 	})
 }
 
@@ -41,7 +37,7 @@ const snapshotKeys = 64
 func key(dst []byte, i int) []byte { return binary.BigEndian.AppendUint64(dst, uint64(i)) }
 
 func (o snapshotted) run(r *harness.Run) (err error) {
-	store, err := open(r, r.Dir)
+	store, err := open(r.Dir)
 	if err != nil {
 		return err
 	}
@@ -129,7 +125,7 @@ type transacted struct{ isolation mvcc.Isolation }
 const transactedKeys = 100_000
 
 func (o transacted) run(r *harness.Run) (err error) {
-	store, err := open(r, r.Dir)
+	store, err := open(r.Dir)
 	if err != nil {
 		return err
 	}
