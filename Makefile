@@ -80,8 +80,14 @@ fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s), two at a time
 test-python: build ## Drive the real server from Python (grpcio; needs python3 and a package index)
 	tools/test-python.sh
 
-test-clients: build ## Drive the real server from Python, Node, Java, Rust, openssl and a view in SQLite, also over mutual TLS (needs their tools and package indexes; CLIENTS="python node" chooses)
+test-clients: build ## Drive the real server from Python, Node, Java, Rust, Ruby, curl, grpcurl, ghz, openssl and a view in SQLite, the first also over mutual TLS (needs their tools and package indexes; CLIENTS="python node" chooses)
 	tools/test-clients.sh
+
+test-proxy: ## Drive the Go client and kvctl through nginx, with servers that drain and are killed (needs nginx)
+	tools/test-proxy.sh
+
+test-h2spec: build ## Compare what fails of h2spec, on both transports, with the lists in tools/h2spec (builds h2spec from the Go module proxy)
+	tools/test-h2spec.sh
 
 test-deploy: ## Test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)
 	tools/test-deploy.sh
@@ -169,5 +175,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

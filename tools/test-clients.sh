@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Drives bin/kvserver from clients of other languages: the tests in Python, and the examples in Node, Java and Rust, which count
-# while the server is killed under them, in plain text and over mutual TLS; the view in SQLite, whose test kills both sides; and
-# openssl, which looks at the handshake. Packages come from the package
-# index of each language, and stay under .cache or, for Go, in its module cache.
+# while the server is killed under them, in plain text and over mutual TLS; the view in SQLite, whose test kills both sides; a tour in
+# Ruby; curl; grpcurl, which knows the server by reflection; ghz, which loads it; and openssl, which looks at the handshake. Packages
+# come from the package index of each language, and stay under .cache or, for Go, in its module cache. Those of Ruby are Debian's:
+# ruby-grpc, ruby-grpc-tools and libprotobuf-dev. The tour in Ruby, curl, grpcurl and ghz meet both transports.
 # CLIENTS names the ones to run; a client whose tools are missing is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-clients=${CLIENTS:-python node java rust sqlite openssl}
+clients=${CLIENTS:-python node java rust ruby sqlite curl grpcurl ghz openssl}
 work=$(mktemp -d)
 server=
 cleanup() {
@@ -27,7 +28,7 @@ start() {
 	if [[ -n ${TLS_DIR:-} ]]; then
 		tls=(--tls-cert "$TLS_DIR/server.crt" --tls-key "$TLS_DIR/server.key" --tls-client-ca "$TLS_DIR/ca.crt" --tls-client-auth require)
 	fi
-	bin/kvserver --data-dir "$work/data" --listen "$ENDPOINT" --http "" --memory 256MiB "${tls[@]}" >>"$work/log" 2>&1 &
+	bin/kvserver --data-dir "$work/data" --listen "$ENDPOINT" --http "" --memory 256MiB --transport "${TRANSPORT:-direct}" "${tls[@]}" >>"$work/log" 2>&1 &
 	server=$!
 	for _ in $(seq 200); do
 		if (exec 3<>"/dev/tcp/${ENDPOINT%:*}/${ENDPOINT#*:}") 2>/dev/null; then return; fi
@@ -88,6 +89,72 @@ look_at_handshakes() {
 	rm -rf "$work/data"
 }
 
+fail() {
+	echo "test-clients: $*" >&2
+	exit 1
+}
+
+# A client meets a new server of each transport.
+on_both_transports() {
+	for TRANSPORT in direct grpc-go; do
+		rm -rf "$work/data"
+		start
+		"$@"
+		stop
+	done
+	rm -rf "$work/data"
+	TRANSPORT=direct
+}
+
+# A tool of the Go module proxy, built into .cache.
+go_tool() {
+	local program=$PWD/.cache/go/$1-$3
+	if [[ ! -x $program ]]; then
+		GOBIN=$PWD/.cache/go/bin go install "$2@$3" >&2
+		mv ".cache/go/bin/$1" "$program"
+	fi
+	echo "$program"
+}
+
+ruby_tour() { timeout 120 ruby -I .cache/ruby test/ruby/tour.rb "$ENDPOINT"; }
+
+# One request in bytes: the key k is put and read. What is no gRPC is refused by HTTP.
+curl_requests() {
+	local grpc=(timeout 20 curl --silent --show-error --http2-prior-knowledge -H 'content-type: application/grpc' -H 'te: trailers')
+	printf '\0\0\0\0\6\n\1k\22\1v' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/Put"
+	grep -qi '^grpc-status: 0' "$work/head" || fail "curl: a put ended with $(cat "$work/head")"
+	printf '\0\0\0\0\3\n\1k' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/Get"
+	grep -qi '^grpc-status: 0' "$work/head" && grep -qa v "$work/body" || fail "curl: a get ended with $(cat "$work/head")"
+	printf '\0\0\0\0\0' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/Put"
+	grep -qi '^grpc-status: 3' "$work/head" || fail "curl: a put without a key ended with $(cat "$work/head")"
+	printf '\0\0\0\0\0' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/None"
+	grep -qi '^grpc-status: 12' "$work/head" || fail "curl: an unknown method ended with $(cat "$work/head")"
+	[[ $(timeout 20 curl --silent --http2-prior-knowledge -o "$work/body" -w '%{http_code}' "http://$ENDPOINT/") == 415 ]] || fail "curl: GET / was not refused"
+}
+
+# Requests by reflection: unary ones, both directions of streams, and an error with its details.
+grpcurl_requests() {
+	local call=(timeout 20 "$grpcurl" -plaintext)
+	"${call[@]}" "$ENDPOINT" list | grep -q '^epochkv.v1.KVService$' || fail "grpcurl: no reflection"
+	"${call[@]}" -d '{"key":"aw==","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | grep -q epoch || fail "grpcurl: put"
+	"${call[@]}" -d '{}' "$ENDPOINT" epochkv.v1.KVService/Scan | grep -q '"dg=="' || fail "grpcurl: scan"
+	"${call[@]}" -d '{"id":1,"put":{"key":"bA==","value":"dg=="}} {"id":2,"get":{"key":"bA=="}}' "$ENDPOINT" epochkv.v1.KVService/Pipeline | grep -q '"dg=="' || fail "grpcurl: pipeline"
+	"${call[@]}" -d '{"begin":{}} {"get":{"key":"aw=="}} {"commit":{}}' "$ENDPOINT" epochkv.v1.TransactionService/Transact | grep -q '"dg=="' || fail "grpcurl: transaction"
+	if "${call[@]}" -d '{}' "$ENDPOINT" epochkv.v1.KVService/Put >"$work/error" 2>&1 || ! grep -q KEY_EMPTY "$work/error"; then fail "grpcurl: no reason: $(cat "$work/error")"; fi
+	if "${call[@]}" -max-time 0.5 -d '{"create":{"ranges":[{}]}}' "$ENDPOINT" epochkv.v1.FeedService/Watch >"$work/error" 2>&1; then
+		: # grpcurl closes its side, with which the watch ends
+	fi
+	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | grep -q SERVING || fail "grpcurl: health"
+}
+
+# Load: every request of 20,000 by 50 callers on 4 connections succeeds.
+ghz_load() {
+	for call in '{"key":"aw==","value":"dg=="} Put' '{"key":"aw=="} Get'; do
+		timeout 120 "$ghz" --insecure --call "epochkv.v1.KVService/${call##* }" -d "${call% *}" -n 20000 -c 50 --connections 4 -O json "$ENDPOINT" >"$work/ghz"
+		grep -q '"OK": *20000' "$work/ghz" || fail "ghz: ${call##* }: $(grep -A5 statusCodeDistribution "$work/ghz")"
+	done
+}
+
 ENDPOINT=127.0.0.1:$((20000 + RANDOM % 10000))
 export ENDPOINT COUNT=${COUNT:-3000}
 bin/kvctl tls init "$work/tls" >/dev/null
@@ -116,6 +183,27 @@ for client in $clients; do
 		CARGO_TARGET_DIR=$PWD/.cache/rust cargo build --quiet --release --locked --manifest-path examples/rust/Cargo.toml
 		COUNT=$((COUNT * 4)) count_both_ways .cache/rust/release/epochkv-exactly-once
 		;;
+	ruby)
+		need ruby protoc grpc_ruby_plugin
+		rm -rf .cache/ruby
+		mkdir -p .cache/ruby
+		protoc -I api/proto -I api/third_party --ruby_out=.cache/ruby --grpc_out=.cache/ruby --plugin=protoc-gen-grpc="$(command -v grpc_ruby_plugin)" api/proto/epochkv/v1/*.proto
+		on_both_transports ruby_tour
+		;;
+	curl)
+		need curl
+		on_both_transports curl_requests
+		;;
+	grpcurl)
+		need go
+		grpcurl=$(go_tool grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl v1.9.3)
+		on_both_transports grpcurl_requests
+		;;
+	ghz)
+		need go
+		ghz=$(go_tool ghz github.com/bojand/ghz/cmd/ghz v0.120.0)
+		on_both_transports ghz_load
+		;;
 	sqlite)
 		need go
 		go test -C examples/sqliteview -count=1 ./...
@@ -125,7 +213,7 @@ for client in $clients; do
 		look_at_handshakes
 		;;
 	*)
-		echo "test-clients: unknown client $client; expected python, node, java, rust, sqlite or openssl" >&2
+		echo "test-clients: unknown client $client; expected python, node, java, rust, ruby, sqlite, curl, grpcurl, ghz or openssl" >&2
 		exit 1
 		;;
 	esac

@@ -234,10 +234,20 @@ type connections struct {
 	receiving *receiving
 	open      atomic.Int64
 	refused   atomic.Uint64
-	unread    atomic.Uint64 // closed because of answers that the client did not take
+
+	violations [transport.Violations]atomic.Uint64 // connections closed because of their clients; see transport.Violation
 
 	mu  sync.Mutex // a leaf; guards all
 	all map[*countedConn]struct{}
+}
+
+// violationStats are the counts of each kind.
+func (c *connections) violationStats() []telemetry.Violation {
+	stats := make([]telemetry.Violation, len(c.violations))
+	for kind := range c.violations {
+		stats[kind] = telemetry.Violation{Kind: transport.Violation(kind).String(), Count: c.violations[kind].Load()}
+	}
+	return stats
 }
 
 // admit counts a new connection; nil means that it is closed at once.

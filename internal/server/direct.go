@@ -235,16 +235,27 @@ func (c *directClient) Closed(cause error) {
 	c.cancel()
 }
 
-// report logs the end of a connection that the server has ended because of its client.
+// report counts and logs the end of a connection that the server has ended because of its client.
 func (c *directClient) report(cause error) {
-	s, peer := c.server, c.conn.RemoteAddr().String()
-	if errors.Is(cause, transport.ErrUnread) {
-		s.connections.unread.Add(1)
-		s.log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", cause, "peer", peer,
+	kind, ok := transport.ViolationOf(cause)
+	switch s, peer := c.server, c.conn.RemoteAddr().String(); {
+	case !ok:
+	case kind == transport.ViolationUnread:
+		s.connections.violations[kind].Add(1)
+		s.log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", cause, "kind", kind.String(), "peer", peer,
 			"bytes", c.waitingBytes(), "message_timeout", s.config.MessageTimeout)
-	} else if kind, ok := transport.Violation(cause); ok {
-		s.log.incident(slog.LevelWarn, "connection "+kind, "a connection is closed because of what its client sent", cause, "peer", peer)
+	default:
+		s.connections.violations[kind].Add(1)
+		s.log.incident(slog.LevelWarn, "connection "+kind.String(), "a connection is closed because of what its client sent", cause, "kind", kind.String(), "peer", peer)
 	}
+}
+
+// HeadersRefused implements transport.Client.
+func (c *directClient) HeadersRefused(bytes int) {
+	const kind = transport.ViolationHeaderList
+	c.server.connections.violations[kind].Add(1)
+	c.server.log.incident(slog.LevelWarn, "connection "+kind.String(), "a request is refused because its metadata is too large", errMetadata,
+		"kind", kind.String(), "peer", c.conn.RemoteAddr().String(), "bytes", bytes)
 }
 
 // Lane implements transport.Client.

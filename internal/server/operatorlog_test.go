@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,8 +13,10 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/transport"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -60,28 +63,70 @@ func TestUnexpectedErrorsAreLogged(t *testing.T) {
 	}
 }
 
-// TestViolationsAreLoggedOnce: the log names what makes the server end a connection, and a flood of
-// such connections does not fill it.
-func TestViolationsAreLoggedOnce(t *testing.T) {
+// TestViolationsAreLoggedOnceAndCounted: the log names what makes the server end a connection, with the kind and the peer, and a flood of
+// such connections does not fill it. The metric counts each.
+func TestViolationsAreLoggedOnceAndCounted(t *testing.T) {
 	h := mustStart(t, withDirect)
-	for range 20 {
-		for _, bytes := range []string{"GET / HTTP/1.1\r\n\r\n", http2.ClientPreface + string(frame(frameData, 0, 1, []byte("x")))} {
+	const rounds = 5
+	repeat := func(n int, b []byte) string { return strings.Repeat(string(b), n) }
+	attacks := map[transport.Violation]string{
+		transport.ViolationPreface:      "GET / HTTP/1.1\r\n\r\n",
+		transport.ViolationProtocol:     http2.ClientPreface + string(frame(frameData, 0, 1, []byte("x"))),
+		transport.ViolationFrameSize:    hello + string(frame(6, 0, 0, []byte("x"))),
+		transport.ViolationCompression:  hello + string(frame(frameHeaders, flagEndHeaders, 1, []byte{0xff, 0xff, 0xff, 0xff, 0xff})),
+		transport.ViolationFlowControl:  hello + string(windowOf(0, 1<<31-1)),
+		transport.ViolationSettings:     hello + repeat(11_000, frame(4, 1, 0, nil)),
+		transport.ViolationPing:         hello + repeat(10, frame(6, 0, 0, make([]byte, 8))),
+		transport.ViolationWindow:       hello + repeat(11_000, windowOf(0, 1)),
+		transport.ViolationContinuation: hello + string(frame(frameHeaders, 0, 1, []byte{0x83})) + repeat(3, frame(frameContinued, 0, 1, nil)),
+	}
+	for range rounds {
+		for _, sent := range attacks {
 			conn, err := net.Dial("tcp", h.Address())
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, _ = io.WriteString(conn, bytes)
+			go func() { _, _ = io.WriteString(conn, sent) }()
 			_, _ = io.Copy(io.Discard, conn)
 			_ = conn.Close()
 		}
 	}
-	log := h.log.String()
-	if n := strings.Count(log, "a connection is closed because of what its client sent"); n != 2 {
-		t.Errorf("%d lines, want one of each kind:\n%s", n, log)
+	for kind := range attacks {
+		eventually(t, kind.String()+" is counted", func() bool { return h.stats().Violations[kind].Count == rounds })
 	}
-	for _, want := range []string{"preface", "PROTOCOL_ERROR", "peer=127.0.0.1"} {
-		if !strings.Contains(log, want) {
-			t.Errorf("the log does not have %q:\n%s", want, log)
+	log := h.log.String()
+	if n := strings.Count(log, "a connection is closed because of what its client sent"); n != len(attacks) {
+		t.Errorf("%d lines, want one of each of %d kinds:\n%s", n, len(attacks), log)
+	}
+	for kind := range attacks {
+		if n := strings.Count(log, "kind="+kind.String()+" peer=127.0.0.1"); n != 1 {
+			t.Errorf("%d lines name %v and the peer:\n%s", n, kind, log)
 		}
+	}
+}
+
+// hello is how a client begins.
+var hello = http2.ClientPreface + string(frame(4, 0, 0, nil))
+
+// TestHeaderListsThatAreTooLargeAreLoggedOnce: they end their request, and not the connection.
+func TestHeaderListsThatAreTooLargeAreLoggedOnce(t *testing.T) {
+	h := mustStart(t, withDirect)
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
+	field := func(name, value string) { _ = e.WriteField(hpack.HeaderField{Name: name, Value: value}) } // into memory
+	field(":method", "POST")
+	field(":scheme", "http")
+	field(":path", pb.KVService_Get_FullMethodName)
+	for range headerBytesMax / 100 { // a byte each, after the first
+		field("large", strings.Repeat("l", 1000))
+	}
+	for range 3 {
+		c := h.dialRaw(t)
+		c.send(frame(frameHeaders, flagEndHeaders|flagEndStream, 1, block.Bytes()))
+	}
+	eventually(t, "all are refused", func() bool { return h.stats().Violations[transport.ViolationHeaderList].Count == 3 })
+	log := h.log.String()
+	if n := strings.Count(log, "a request is refused because its metadata is too large"); n != 1 || !strings.Contains(log, "kind=header_list peer=127.0.0.1") {
+		t.Errorf("%d lines:\n%s", n, log)
 	}
 }

@@ -279,6 +279,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		Draining:           s.drain.active.Load(),
 		Deduplicated:       s.admission.deduplicated.Load(),
 		RequestCutoff:      s.store.RequestCutoff(),
+		Violations:         s.connections.violationStats(),
 		RefusedConnections: s.connections.refused.Load(),
 		RefusedRequests:    s.admission.refused.Load() + s.receiving.refused.Load(),
 		ExpiredRequests:    s.counters.expired.Load(),

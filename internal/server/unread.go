@@ -50,8 +50,8 @@ func (c *connections) endUnread(all []*countedConn, timeout time.Duration, log *
 		if !stuck {
 			continue
 		}
-		c.unread.Add(1)
-		log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", transport.ErrUnread,
+		c.violations[transport.ViolationUnread].Add(1)
+		log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", transport.ErrUnread, "kind", transport.ViolationUnread.String(),
 			"peer", conn.RemoteAddr().String(), "bytes", conn.info.waitingBytes(), "message_timeout", timeout)
 		_ = conn.Close() // gRPC meets the same error
 	}

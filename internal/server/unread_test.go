@@ -14,6 +14,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/transport"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -77,13 +78,13 @@ func TestUnreadAnswersEndTheirConnection(t *testing.T) {
 			leaveUnread(ctx, h)
 			eventually(t, "large reads of others are refused", func() bool { // or it is over on a busy machine
 				_, err := h.kv.Get(ctx, getLarge)
-				return status.Code(err) == codes.ResourceExhausted || h.connections.unread.Load() == 1
+				return status.Code(err) == codes.ResourceExhausted || h.connections.violations[transport.ViolationUnread].Load() == 1
 			})
 			if _, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("none")}); err != nil {
 				t.Errorf("a small read: %v", err)
 			}
 			began := time.Now()
-			eventually(t, "the connection is closed", func() bool { return h.connections.unread.Load() == 1 })
+			eventually(t, "the connection is closed", func() bool { return h.connections.violations[transport.ViolationUnread].Load() == 1 })
 			t.Logf("closed after %v", time.Since(began))
 			eventually(t, "large reads succeed", func() bool {
 				_, err := h.kv.Get(ctx, getLarge)
@@ -148,7 +149,7 @@ func TestAnswersThatTheClientDoesNotHoldBackEndNoConnection(t *testing.T) {
 		}
 	}
 	stuck.Remove()
-	if n := h.connections.unread.Load(); n != 0 {
+	if n := h.connections.violations[transport.ViolationUnread].Load(); n != 0 {
 		t.Errorf("%d connections were closed", n)
 	}
 	if _, _, answers := h.admission.inflight(); answers >= 1<<20 {

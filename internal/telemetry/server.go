@@ -23,6 +23,7 @@ type ServerStats struct {
 	Sessions         int   // engine sessions, in use or pooled
 	Draining         bool
 
+	Violations         []Violation
 	RefusedConnections uint64 // over the limit of connections
 	RefusedRequests    uint64 // over the limit of requests or bytes in flight
 	ExpiredRequests    uint64 // whose deadline had passed before work began
@@ -43,6 +44,12 @@ type ServerStats struct {
 	ObserverStats
 }
 
+// Violation counts what clients did against the protocol, of one kind.
+type Violation struct {
+	Kind  string
+	Count uint64
+}
+
 var (
 	connectionsDesc      = desc("connections", "Open client connections.")
 	streamsDesc          = desc("streams", "Open pipelines, scans and transaction streams.")
@@ -54,6 +61,7 @@ var (
 	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
 	drainingDesc         = desc("draining", "1 while the server is shutting down, else 0.")
 	slowRequestsDesc     = desc("slow_requests_total", "Requests that took longer than --slow-request-threshold.")
+	violationsDesc       = descFromStart("connection_violations_total", "Connections closed because of what their clients sent, or did not send or take in time, by kind; of kind header_list, requests refused.", "kind")
 	rejectionsDesc       = descFromStart("rejections_total", "Connections and requests refused before they began, by the limit that was reached.", "limit")
 )
 
@@ -61,7 +69,7 @@ type serverCollector struct{ stats func() ServerStats }
 
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc,
+		connectionsDesc, streamsDesc, inflightRequestsDesc, inflightBytesDesc, answerBytesDesc, sessionsDesc, drainingDesc, rejectionsDesc, violationsDesc,
 		snapshotsEndedDesc, deduplicatedDesc, requestCutoffDesc, slowRequestsDesc,
 	} {
 		ch <- d
@@ -90,6 +98,9 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
 	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
 	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	for _, v := range s.Violations {
+		counter(ch, violationsDesc, float64(v.Count), v.Kind)
+	}
 	counter(ch, slowRequestsDesc, float64(s.SlowRequests))
 	counter(ch, deduplicatedDesc, float64(s.Deduplicated))
 	gauge(ch, requestCutoffDesc, float64(s.RequestCutoff)/1000)

@@ -44,6 +44,7 @@ type call struct {
 var (
 	errHandshake = errors.New("transport: no settings came in time")
 	errSilent    = errors.New("transport: the client does not answer pings")
+	errHalfFrame = errors.New("transport: the rest of a frame did not come")
 	errAge       = errors.New("transport: the connection is old")
 )
 

@@ -31,6 +31,8 @@ type Conn struct {
 	reads   atomic.Uint64 // frames read
 	beside  atomic.Int64  // goroutines that execute requests without the reader role
 
+	halfFrame atomic.Bool // the reader waits for the rest of a frame
+
 	mu sync.Mutex // after the server's; before a Client's own locks; guards what follows
 	streamTable
 	windows
@@ -175,6 +177,9 @@ func (c *Conn) serve() {
 			}
 		}
 		if err == nil && !complete {
+			if half := c.in.r < c.in.w; half != c.halfFrame.Load() {
+				c.halfFrame.Store(half)
+			}
 			err = c.in.fill()
 		}
 		if err != nil {

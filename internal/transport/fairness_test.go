@@ -124,7 +124,7 @@ func TestViolationEndsAConnectionWhoseStreamsAlwaysSend(t *testing.T) {
 		t.Errorf("GOAWAY %v, sent %v", code, sent)
 	}
 	eventually(t, "the connection has ended", func() bool { return server.onlyConn() == nil })
-	if kind, ok := Violation(c.cause); !ok || kind != http2.ErrCodeProtocol.String() {
+	if kind, ok := ViolationOf(c.cause); !ok || kind != ViolationProtocol {
 		t.Errorf("the connection has ended for %v", c.cause)
 	}
 }

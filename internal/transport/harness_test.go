@@ -43,9 +43,11 @@ type service struct {
 	lanes     atomic.Int64
 	executed  atomic.Int64
 	cancelled atomic.Int64
-	failed    atomic.Int64 // streams that ended because of a message
-	held      atomic.Int64 // answers that the transport has not released
-	refuse    atomic.Bool  // Receive refuses
+	failed    atomic.Int64          // streams that ended because of a message
+	held      atomic.Int64          // answers that the transport has not released
+	headers   atomic.Int64          // requests that were refused because of their metadata
+	causes    atomic.Pointer[error] // of the end of the newest connection that has ended
+	refuse    atomic.Bool           // Receive refuses
 }
 
 func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
@@ -60,7 +62,11 @@ func (c client) OpenStream(_, _ string) error { c.streams.Add(1); return nil }
 func (c client) CloseStream()                 { c.streams.Add(-1) }
 func (c client) Received(bytes int)           { c.received.Add(-int64(bytes)) }
 func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
-func (c client) Closed(error)                 { c.clients.Add(-1) }
+func (c client) HeadersRefused(int)           { c.headers.Add(1) }
+func (c client) Closed(cause error) {
+	c.clients.Add(-1)
+	c.causes.Store(&cause)
+}
 func (client) Status(err error) *status.Status {
 	return status.New(codes.ResourceExhausted, err.Error())
 }

@@ -100,6 +100,14 @@ func (c *Conn) shrinkLocked() {
 	}
 }
 
+// silenceLocked is why a client that does not answer pings loses its connection.
+func (c *Conn) silenceLocked() error {
+	if c.halfFrame.Load() {
+		return errHalfFrame
+	}
+	return errSilent
+}
+
 // drainPingTimeout is how long a client that drains may take to answer the ping.
 const drainPingTimeout = time.Second
 
@@ -125,7 +133,7 @@ func (c *Conn) check(now time.Time) {
 	}
 	switch silence := now.Sub(l.signAt); {
 	case l.pinged && silence > o.KeepaliveTime+o.KeepaliveTimeout:
-		c.endLocked(errSilent)
+		c.endLocked(c.silenceLocked())
 		return
 	case !l.pinged && silence > o.KeepaliveTime:
 		l.pinged = true

@@ -29,7 +29,7 @@ func (c *Conn) handle(f frame) (execution, error) {
 		return execution{}, c.handleContinuation(f)
 	}
 	if c.floods() {
-		return execution{}, excess("too many control frames")
+		return execution{}, excess(floodOf(f.kind), "too many control frames")
 	}
 	switch f.kind {
 	case http2.FrameSettings:
@@ -70,7 +70,7 @@ func (c *Conn) handleData(f frame) (w execution, err error) {
 	if len(f.payload) > 0 || end {
 		c.emptyData = 0
 	} else if c.emptyData++; c.emptyData > emptyDataMax {
-		return w, excess("too many empty frames")
+		return w, excess(ViolationEmptyData, "too many empty frames")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +187,7 @@ func (c *Conn) handleContinuation(f frame) error {
 		return protocolError("CONTINUATION without a header block")
 	}
 	if len(h.block)+len(f.payload) > h.blockBytesMax() || len(f.payload) == 0 && f.flags&http2.FlagContinuationEndHeaders == 0 {
-		return excess("a header block without an end")
+		return excess(ViolationContinuation, "a header block without an end")
 	}
 	h.block = append(h.block, f.payload...)
 	if f.flags&http2.FlagContinuationEndHeaders == 0 {
@@ -235,6 +235,7 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 	s := c.newStreamLocked(id)
 	s.recvEnded = end
 	if l.tooLarge() {
+		c.client.HeadersRefused(l.size)
 		c.refuseLocked(s, ErrMetadata)
 		return nil
 	}
@@ -386,7 +387,7 @@ func (c *Conn) handlePing(f frame) error {
 		return nil
 	}
 	if !c.liveness.allowsPing(time.Now(), c.server.options.PingInterval) {
-		return excess("too_many_pings") // the text that gRPC clients know
+		return excess(ViolationPing, "too_many_pings") // the text that gRPC clients know
 	}
 	c.out.buf = AppendFrameHeader(c.out.buf, pingBytes, http2.FramePing, http2.FlagPingAck, 0)
 	c.out.buf = append(c.out.buf, f.payload...)

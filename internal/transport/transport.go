@@ -96,6 +96,10 @@ type Client interface {
 	// connection's mutex is held meanwhile.
 	Cancelled(r Request)
 
+	// HeadersRefused is called when a request is refused with ErrMetadata, with the size of its metadata. The connection's mutex is
+	// held meanwhile.
+	HeadersRefused(bytes int)
+
 	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrMetadata,
 	// ErrIncomplete, ErrUnknownMethod, context.DeadlineExceeded, and *LaterError of them.
 	Status(err error) *status.Status
