@@ -81,6 +81,9 @@ func (directEcho) Cancelled(transport.Request) {}
 // Closed implements transport.Client.
 func (directEcho) Closed(error) {}
 
+// HeadersRefused implements transport.Client.
+func (directEcho) HeadersRefused(int) {}
+
 // Status implements transport.Client.
 func (directEcho) Status(err error) *status.Status { return status.New(codes.Internal, err.Error()) }
 

@@ -13,6 +13,14 @@ type ObserverStats struct {
 	Traces       TraceStats
 }
 
+// RefusalStats counts what was refused, and connections that were closed because of their clients.
+type RefusalStats struct {
+	Violations  []Violation
+	Connections uint64 // over the limit of connections
+	Requests    uint64 // over the limit of requests or bytes in flight
+	Expired     uint64 // requests whose deadline had passed before work began
+}
+
 // ServerStats is a snapshot of the RPC layer.
 type ServerStats struct {
 	Connections      int
@@ -23,10 +31,7 @@ type ServerStats struct {
 	Sessions         int   // engine sessions, in use or pooled
 	Draining         bool
 
-	Violations         []Violation
-	RefusedConnections uint64 // over the limit of connections
-	RefusedRequests    uint64 // over the limit of requests or bytes in flight
-	ExpiredRequests    uint64 // whose deadline had passed before work began
+	RefusalStats
 
 	Deduplicated  uint64 // requests whose answer was that of an earlier attempt
 	RequestCutoff uint64 // up to which time request ids are refused, in milliseconds since 1970
@@ -95,9 +100,9 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, answerBytesDesc, float64(s.AnswerBytes))
 	gauge(ch, sessionsDesc, float64(s.Sessions))
 	gauge(ch, drainingDesc, oneIf(s.Draining))
-	counter(ch, rejectionsDesc, float64(s.RefusedConnections), "connections")
-	counter(ch, rejectionsDesc, float64(s.RefusedRequests), "inflight")
-	counter(ch, rejectionsDesc, float64(s.ExpiredRequests), "deadline")
+	counter(ch, rejectionsDesc, float64(s.RefusalStats.Connections), "connections")
+	counter(ch, rejectionsDesc, float64(s.RefusalStats.Requests), "inflight")
+	counter(ch, rejectionsDesc, float64(s.RefusalStats.Expired), "deadline")
 	for _, v := range s.Violations {
 		counter(ch, violationsDesc, float64(v.Count), v.Kind)
 	}

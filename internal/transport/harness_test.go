@@ -67,6 +67,7 @@ func (c client) Closed(cause error) {
 	c.clients.Add(-1)
 	c.causes.Store(&cause)
 }
+
 func (client) Status(err error) *status.Status {
 	return status.New(codes.ResourceExhausted, err.Error())
 }

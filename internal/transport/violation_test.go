@@ -101,9 +101,9 @@ func TestConnectionsThatAreNoHTTP2EndWithTheirKind(t *testing.T) {
 		if *overTLS {
 			conn = tls.Client(conn, authority(t).client())
 		}
-		defer conn.Close() //nolint:revive // there are two
 		_, _ = io.WriteString(conn, begins)
 		mustEndWith(t, s, kind)
+		_ = conn.Close()
 	}
 }
 

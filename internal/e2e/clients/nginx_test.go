@@ -87,7 +87,7 @@ func startNginx(t *testing.T, s *server) (endpoint string) {
 	}
 }
 
-// onBothTransports runs a test with a server of each transport behind nginx.
+// onBothTransports runs a test through nginx with a server of each transport.
 func onBothTransports(t *testing.T, test func(t *testing.T, s *server, c *client.Client, proxied string)) {
 	for _, transport := range []string{"direct", "grpc-go"} {
 		t.Run(transport, func(t *testing.T) {
@@ -220,9 +220,9 @@ func TestDeadlinesAndCancelsReachTheServerThroughNginx(t *testing.T) {
 	})
 }
 
-// TestRestartsBehindNginx: the server drains, or is killed, and starts again, while clients write, run transactions and watch through
+// TestRestartsThroughNginx: the server drains, or is killed, and starts again, while clients write, run transactions and watch through
 // nginx. What was acknowledged is there, transactions took effect once, and the watch misses nothing.
-func TestRestartsBehindNginx(t *testing.T) {
+func TestRestartsThroughNginx(t *testing.T) {
 	onBothTransports(t, func(t *testing.T, s *server, c *client.Client, _ string) {
 		const writers = 4
 		ctx, cancel := context.WithCancel(t.Context())
