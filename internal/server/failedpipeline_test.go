@@ -70,3 +70,48 @@ func TestFailedPipelineAnswersWhatItExecuted(t *testing.T) {
 		}
 	}
 }
+
+// TestHalfAMessageCutsNoAnswer: the rest of a message does not come in time, while what was executed before waits for the disk. The
+// answers come before the error.
+func TestHalfAMessageCutsNoAnswer(t *testing.T) {
+	const n = 20
+	message := func(m interface{ MarshalVT() ([]byte, error) }) []byte {
+		encoded, err := m.MarshalVT()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return append(prefixed(len(encoded))[:grpcPrefixBytes], encoded...)
+	}
+	var puts [][]byte
+	for i := range uint64(n) {
+		puts = append(puts, message(putRequest(i, strconv.FormatUint(i, 10), "v", pb.Durability_DURABILITY_SYNC)))
+	}
+	for name, test := range map[string]struct {
+		path     string
+		messages [][]byte
+		answers  int
+	}{
+		"pipeline": {pb.KVService_Pipeline_FullMethodName, puts, n},
+		"transaction": {pb.TransactionService_Transact_FullMethodName, [][]byte{
+			message(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{Durability: pb.Durability_DURABILITY_SYNC}}}),
+			message(&pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{{Kind: pb.Mutation_KIND_PUT, Key: []byte("t"), Value: []byte("v")}}}}}),
+			message(&pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: new(pb.CommitRequest)}}),
+		}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const timeout = 200 * time.Millisecond
+			h := mustStart(t, withDirect, func(c *config.Config) { c.MessageTimeout = timeout })
+			h.slowSyncs(4 * timeout)
+			c := h.dialRaw(t)
+			c.begin(1, test.path, "20S")
+			for _, m := range test.messages {
+				c.send(frame(frameData, 0, 1, m))
+			}
+			c.send(frame(frameData, 0, 1, prefixed(1000)[:500]))
+			answers, reason := c.answersOf(t, 1)
+			if answers != test.answers || reason != "MESSAGE_INCOMPLETE" {
+				t.Errorf("%d of %d answers before %q", answers, test.answers, reason)
+			}
+		})
+	}
+}

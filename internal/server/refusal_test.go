@@ -26,6 +26,14 @@ import (
 // reasonOf reads what the server sends until a stream ends, and returns the reason of the error.
 func (c *rawClient) reasonOf(t *testing.T, stream uint32) string {
 	t.Helper()
+	_, reason := c.answersOf(t, stream)
+	return reason
+}
+
+// answersOf reads the same, and counts the messages before the error.
+func (c *rawClient) answersOf(t *testing.T, stream uint32) (messages int, reason string) {
+	t.Helper()
+	var data []byte
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if c.framer == nil {
 		c.framer = http2.NewFramer(nil, c.Conn)
@@ -37,7 +45,16 @@ func (c *rawClient) reasonOf(t *testing.T, stream uint32) string {
 			t.Fatalf("stream %d: %v", stream, err)
 		}
 		if r, ok := f.(*http2.RSTStreamFrame); ok && r.StreamID == stream {
-			return "reset: " + r.ErrCode.String()
+			return messages, "reset: " + r.ErrCode.String()
+		}
+		if d, ok := f.(*http2.DataFrame); ok && d.StreamID == stream {
+			for data = append(data, d.Data()...); len(data) >= grpcPrefixBytes; messages++ {
+				n := grpcPrefixBytes + int(binary.BigEndian.Uint32(data[1:]))
+				if n > len(data) {
+					break
+				}
+				data = data[n:]
+			}
 		}
 		h, ok := f.(*http2.MetaHeadersFrame)
 		if !ok || h.StreamID != stream || !h.StreamEnded() {
@@ -45,10 +62,10 @@ func (c *rawClient) reasonOf(t *testing.T, stream uint32) string {
 		}
 		for _, field := range h.Fields {
 			if field.Name == "grpc-status-details-bin" {
-				return reasonIn(t, field.Value)
+				return messages, reasonIn(t, field.Value)
 			}
 		}
-		return ""
+		return messages, ""
 	}
 }
 

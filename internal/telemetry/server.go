@@ -66,7 +66,7 @@ var (
 	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
 	drainingDesc         = desc("draining", "1 while the server is shutting down, else 0.")
 	slowRequestsDesc     = desc("slow_requests_total", "Requests that took longer than --slow-request-threshold.")
-	violationsDesc       = descFromStart("connection_violations_total", "Connections closed because of what their clients sent, or did not send or take in time, by kind; of kind header_list, requests refused.", "kind")
+	violationsDesc       = desc("connection_violations_total", "Connections closed because of what their clients sent, or did not send or take in time, by kind; of kind header_list, requests refused.", "kind")
 	rejectionsDesc       = descFromStart("rejections_total", "Connections and requests refused before they began, by the limit that was reached.", "limit")
 )
 

@@ -15,6 +15,7 @@ type inbox struct {
 	received []byte // and not taken: begins with the prefix of a message
 	spare    []byte // for received
 	dropped  bool   // nothing is taken any more
+	refused  error  // why no message after received is taken: its rest did not come in time
 	need     int    // bytes of received, without which a goroutine that receives need not be woken; 0: none waits
 	counted  int    // bytes of received that the windows no longer hold
 	reserved int    // what Receive has admitted for the message at hand
@@ -82,6 +83,8 @@ func (k *call) take() (message []byte, whole bool, err error) {
 		case len(k.received) >= need:
 			message, whole = k.takeLocked(need)
 			return message, whole, nil
+		case k.refused != nil:
+			return nil, false, k.refused
 		case s.recvEnded && len(k.received) == 0:
 			return nil, false, io.EOF
 		case s.recvEnded:
@@ -170,6 +173,8 @@ func (k *call) receiveEnd() error {
 			return err
 		case len(k.received) > 0:
 			return errTwoMessages.Err()
+		case k.refused != nil:
+			return k.refused
 		case k.stream.recvEnded:
 			return nil
 		}
@@ -187,7 +192,7 @@ func (k *call) releaseLocked() {
 
 // arrivedLocked takes bytes that the client has sent.
 func (k *call) arrivedLocked(payload []byte) {
-	if k.dropped {
+	if k.dropped || k.refused != nil {
 		k.conn.takenLocked(len(payload))
 	} else {
 		if k.received == nil {
@@ -215,17 +220,34 @@ func (k *call) dropLocked() {
 	k.received, k.spare, k.counted = nil, nil, 0
 }
 
-// within reports whether a part of a message has come, and not its end.
-func (k *call) within() bool {
-	rest := k.received
-	for len(rest) >= grpcPrefixBytes {
-		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(rest[1:]))
-		if n > len(rest) {
-			return true
-		}
-		rest = rest[n:]
+// refuseRestLocked drops the part of a message whose rest does not come, and what may come later. The handler learns it when it has taken
+// what is complete, and asks for more: what it executes at the moment is answered.
+func (k *call) refuseRestLocked(st *status.Status) {
+	whole := k.wholeBytes()
+	rest, counted := len(k.received)-whole, max(k.counted-whole, 0)
+	k.refused = st.Err()
+	k.conn.takenLocked(rest - counted)
+	k.counted -= counted
+	if k.received = k.received[:whole]; whole == 0 {
+		k.received = nil
 	}
-	return len(rest) > 0
+	k.changed.Broadcast()
+}
+
+// within reports whether a part of a message has come, and not its end.
+func (k *call) within() bool { return k.wholeBytes() < len(k.received) }
+
+// wholeBytes is the length of the complete messages.
+func (k *call) wholeBytes() int {
+	at := 0
+	for len(k.received)-at >= grpcPrefixBytes {
+		n := grpcPrefixBytes + int(binary.BigEndian.Uint32(k.received[at+1:]))
+		if n > len(k.received)-at {
+			break
+		}
+		at += n
+	}
+	return at
 }
 
 // incompleteError is the error of a request whose rest does not come. After a complete message that

@@ -172,14 +172,17 @@ func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
 	case now.Sub(s.moved) <= c.server.options.ProgressTimeout:
 	case sends:
 		c.resetLocked(s, http2.ErrCodeCancel)
-	default:
+	case s.call != nil:
+		s.call.refuseRestLocked(c.client.Status(s.call.incompleteError()))
+	case s.messages != nil:
 		err := ErrIncomplete
-		if s.call != nil {
-			err = s.call.incompleteError()
-		} else if s.messages != nil && s.messages.count > 0 {
+		if s.messages.count > 0 {
 			err = &LaterError{Cause: err}
 		}
-		c.failLocked(s, c.client.Status(err))
+		c.refuseMessageLocked(s, c.client.Status(err))
+		c.resumeLocked(s)
+	default:
+		c.failLocked(s, c.client.Status(ErrIncomplete))
 	}
 }
 
@@ -192,7 +195,7 @@ func (s *stream) incomplete() bool {
 	if s.messages != nil {
 		return len(s.message.body) > 0 && !s.messages.busy && !s.messages.held && !s.messages.full
 	}
-	return !s.answered || s.call != nil && s.call.within()
+	return s.call != nil && s.call.refused == nil && (!s.answered || s.call.within()) || s.call == nil && !s.answered
 }
 
 // progressLocked counts bytes that have arrived.

@@ -183,7 +183,7 @@ func (r Request) Resume() {
 // resumeLocked goes on executing messages that wait, in a goroutine of its own.
 func (c *Conn) resumeLocked(s *stream) {
 	m := s.messages
-	if m.busy || m.held || m.full || s.gone || len(s.message.body) == 0 && (!s.recvEnded || m.ended) {
+	if m.busy || m.held || m.full || s.gone || len(s.message.body) == 0 && (!s.recvEnded && m.failed == nil || m.ended) {
 		return
 	}
 	m.busy = true
