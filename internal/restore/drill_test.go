@@ -21,7 +21,7 @@ func (b *bench) drill(progress func(Progress)) (*Report, error) {
 	defer cancel()
 	parent := b.t.TempDir()
 	r, err := Drill(ctx, Options{Store: b.target, Dir: parent, PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage(), Progress: func(p Progress) {
-		if entries, err := filepath.Glob(filepath.Join(parent, scratchPattern)); p.Step == "base" && (err != nil || len(entries) != 1) {
+		if entries, err := filepath.Glob(filepath.Join(parent, scratchPrefix+"*")); p.Step == "base" && (err != nil || len(entries) != 1) {
 			b.t.Errorf("the drill restores to %v: %v", entries, err)
 		}
 		if progress != nil {

@@ -23,6 +23,7 @@ func (s *Server) runDrills(ctx context.Context) {
 	if every == 0 || s.feed.archive == nil {
 		return
 	}
+	s.removeLeftovers()
 	for pause := min(every, drillDelay); ; {
 		select {
 		case <-ctx.Done():
@@ -42,6 +43,17 @@ func (s *Server) runDrills(ctx context.Context) {
 		}
 		s.log.Info("the newest state of the archive was restored and verified", "epoch", uint64(r.Reached.Epoch), "time", r.Reached.Time, "backup", r.Base.ID,
 			"files", r.Files, "records", r.Records, "took", r.Took)
+	}
+}
+
+// removeLeftovers removes the copies of the store that drills have left when the server was killed.
+func (s *Server) removeLeftovers() {
+	removed, err := restore.RemoveLeftovers(s.config.Archive.DrillDir)
+	if len(removed) > 0 {
+		s.log.Info("what killed drills of a restore have left was removed", "directories", removed)
+	}
+	if err != nil {
+		s.log.Warn("what killed drills of a restore have left was not removed", "error", err)
 	}
 }
 
