@@ -17,7 +17,7 @@ func (a *app) backupDrillCommand() *cobra.Command {
 report has the epoch, its time, and how long a restore takes. Damage is named; if anything is missing, the exit code is 8. The server is not needed, and its work
 is not disturbed but for the reading of the target.
 
-The directory needs as much room as the store has. It is removed in any case, unless the drill is killed.`,
+The directory needs as much room as the store has. It is removed in any case; what a killed drill has left there is removed by the next one.`,
 		Example: `  kvctl backup drill --from s3://backups/orders
   kvctl backup drill --from /mnt/backups --scratch /mnt/large -o json`,
 		Args: cobra.NoArgs,

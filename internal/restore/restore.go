@@ -57,6 +57,7 @@ type Options struct {
 	Memory     int64 // as storage.Options.MemoryBytes
 	PageSize   int   // of a store without a base; as storage.Options.PageSize
 	Progress   func(Progress)
+	Contents   *Contents // what the restored store must have at the target, an epoch; nil: it is not compared
 }
 
 // Progress says how far a restore is.
@@ -101,6 +102,9 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		if err := checkDir(o.Dir); err != nil {
 			return nil, err
 		}
+	}
+	if o.Contents != nil && o.Contents.Epoch != o.Target.Epoch {
+		return nil, errOtherEpoch
 	}
 	o.Progress(Progress{Step: "plan"})
 	lineage, base, plan, err := choose(ctx, &o)
@@ -257,11 +261,20 @@ func (o *Options) storage(r *Report, dir string) storage.Options {
 
 // finish opens the store, deletes what must not come back, verifies it, and closes it.
 func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) {
-	store, err := mvcc.OpenContext(ctx, mvcc.Options{Storage: o.storage(r, dir)})
+	options := mvcc.Options{Storage: o.storage(r, dir)}
+	if o.Contents != nil { // keys that the original had must not expire before they are compared
+		options.WallClock = func() time.Time { return time.UnixMicro(0) }
+	}
+	store, err := mvcc.OpenContext(ctx, options)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	if o.Contents != nil {
+		if err := compareContents(ctx, store, o.Contents); err != nil {
+			return err
+		}
+	}
 	if store.ID() != r.StoreID || store.History().Lineage != r.NewLineage {
 		return fmt.Errorf("restore: %s has another store than the one that was restored there", dir)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/restore"
 )
@@ -41,7 +43,7 @@ func (s *Server) runDrills(ctx context.Context) {
 			s.log.Warn("the drill of a restore failed", "error", err, "took", time.Since(began), "next_attempt_in", pause)
 			continue
 		}
-		s.log.Info("the newest state of the archive was restored and verified", "epoch", uint64(r.Reached.Epoch), "time", r.Reached.Time, "backup", r.Base.ID,
+		s.log.Info("the newest state of the archive was restored, verified, and compared with the store", "epoch", uint64(r.Reached.Epoch), "time", r.Reached.Time, "backup", r.Base.ID,
 			"files", r.Files, "records", r.Records, "took", r.Took)
 	}
 }
@@ -57,7 +59,10 @@ func (s *Server) removeLeftovers() {
 	}
 }
 
-// drill restores the newest state of the archive. What the archiver says to be there must be in it.
+// archivedWithin is how long a drill waits until the archive has the state with which it is compared.
+const archivedWithin = 2 * time.Minute
+
+// drill restores what the store has now from the archive, and compares the two.
 func (s *Server) drill(ctx context.Context) (*restore.Report, error) {
 	status := s.feed.archive.Status()
 	if status.Refused || !status.Connected {
@@ -67,13 +72,38 @@ func (s *Server) drill(ctx context.Context) (*restore.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := restore.Drill(ctx, restore.Options{
-		Store: target, Lineage: s.store.History().Lineage, Dir: s.config.Archive.DrillDir, Memory: drillMemory, PageSize: int(s.config.PageSize),
-	})
-	if err == nil && r.Reached.Epoch < status.Archived {
-		err = fmt.Errorf("the drill restored epoch %d, and epoch %d was archived before it", r.Reached.Epoch, status.Archived)
+	contents, err := restore.ContentsOf(ctx, s.store)
+	if err != nil {
+		return nil, fmt.Errorf("read the store, to compare it with what is restored: %w", err)
 	}
-	return r, err
+	if err := s.awaitArchived(ctx, contents.Epoch); err != nil {
+		return nil, err
+	}
+	return restore.Drill(ctx, restore.Options{
+		Store: target, Lineage: s.store.History().Lineage, Dir: s.config.Archive.DrillDir, Memory: drillMemory, PageSize: int(s.config.PageSize),
+		Target: archive.Target{Epoch: contents.Epoch}, Contents: &contents,
+	})
+}
+
+// awaitArchived waits until the archive has an epoch.
+func (s *Server) awaitArchived(ctx context.Context, epoch keys.Epoch) error {
+	within := archivedWithin + archiveLagFactor*s.config.Archive.Interval
+	for began := time.Now(); ; {
+		status := s.feed.archive.Status()
+		switch {
+		case status.Archived >= epoch:
+			return nil
+		case status.Refused:
+			return errors.Join(errArchiveNotConnected, status.Err)
+		case time.Since(began) > within:
+			return errors.Join(fmt.Errorf("epoch %d was not archived within %v; the archive ends at epoch %d", epoch, within, status.Archived), status.Err)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(min(s.config.Archive.Interval, time.Second)):
+		}
+	}
 }
 
 // drilled notes what became of a drill.
