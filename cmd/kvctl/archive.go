@@ -37,7 +37,27 @@ type archiveReport struct {
 	Records       uint64        `json:"records"`
 	BreakReason   string        `json:"break_reason,omitempty"`
 	BreakEpoch    uint64        `json:"break_epoch,omitempty"`
+	Owner         *ownerRow     `json:"owner,omitempty"`
 	Restorable    []intervalRow `json:"restorable"`
+}
+
+// ownerRow is the process that archives the store.
+type ownerRow struct {
+	Host    string `json:"host"`
+	Process int64  `json:"process"`
+	Since   string `json:"since,omitempty"`
+	Self    bool   `json:"self"`
+}
+
+func (o *ownerRow) String() string {
+	text := fmt.Sprintf("process %d on host %s", o.Process, printable(o.Host))
+	if o.Since != "" {
+		text += " since " + o.Since
+	}
+	if o.Self {
+		return text + ", which is this server"
+	}
+	return text
 }
 
 // intervalRow is a part of an archive without a hole.
@@ -52,7 +72,7 @@ func (a *app) archiveStatusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show how far the archive is, and what can be restored",
-		Long: `Show how far the log archive is: its lag in time and bytes, why nothing is archived if that is so, and the intervals, by time and epoch, in which
+		Long: `Show how far the log archive is: its lag in time and bytes, which process owns the archive, why nothing is archived if that is so, and the intervals, by time and epoch, in which
 every state has its log in the archive. A state can be restored if, besides, the interval begins at epoch 1 or has a full backup before the state.`,
 		Example: `  kvctl archive status -o json`,
 		Args:    cobra.NoArgs,
@@ -78,6 +98,12 @@ func archiveReportOf(out *kvpb.ArchiveStatusResponse) *archiveReport {
 		Files: out.GetFiles(), FileBytes: out.GetFileBytes(), Records: out.GetRecords(), BreakReason: out.GetBreakReason(), BreakEpoch: out.GetBreakEpoch(),
 		Restorable: []intervalRow{},
 	}
+	if o := out.GetOwner(); o != nil {
+		r.Owner = &ownerRow{Host: o.GetHost(), Process: o.GetProcess(), Self: o.GetSelf()}
+		if o.Since != nil {
+			r.Owner.Since = o.GetSince().AsTime().Format(time.RFC3339)
+		}
+	}
 	for _, i := range out.GetIntervals() {
 		r.Restorable = append(r.Restorable, intervalRow{i.GetFirstEpoch(), i.GetLastEpoch(), timeText(i.GetOldestUs()), timeText(i.GetNewestUs())})
 	}
@@ -102,10 +128,15 @@ func (a *app) printArchive(r *archiveReport) error {
 	case r.Error != "":
 		state = "FAILING: " + r.Error
 	}
+	owner := "not known yet"
+	if r.Owner != nil {
+		owner = r.Owner.String()
+	}
 	rows := [][]string{
 		{"archive", r.Target},
 		{"lineage", r.Lineage},
 		{"state", state},
+		{"owner", owner},
 		{"archived epoch", fmt.Sprint(r.ArchivedEpoch)},
 		{"lag", time.Duration(r.LagSeconds * float64(time.Second)).Round(time.Millisecond).String()},
 		{"not archived", fmt.Sprintf("%d bytes read, %d bytes of log kept", r.PendingBytes, r.HeldLogBytes)},

@@ -193,6 +193,7 @@ var adviceByReason = map[kvpb.ErrorReason]string{
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES: "Too many scans keep a snapshot for their next page. Try again later.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE:            "Read without --at, or raise the server's --retention.",
 	kvpb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:           "One backup is made at a time. kvctl backup status shows it.",
+	kvpb.ErrorReason_ERROR_REASON_ARCHIVE_IN_USE:           "This is a copy of a store that another process archives there. kvctl archive status names it; use another --to for this one.",
 	kvpb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:           "The hold has ended. kvctl holds list shows those that exist.",
 	kvpb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:           "kvctl holds list shows them, kvctl holds end ends one.",
 	kvpb.ErrorReason_ERROR_REASON_SNAPSHOT_IN_FUTURE:       "No commit has that epoch yet. kvctl status shows the newest visible epoch.",

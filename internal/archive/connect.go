@@ -36,6 +36,7 @@ func (a *Archiver) connect(ctx context.Context) error {
 		a.owners.release(ctx)
 		return err
 	}
+	a.owns()
 	a.owners.answerUntil(ctx)
 	return err
 }

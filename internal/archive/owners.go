@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
 
@@ -66,13 +67,31 @@ type ownerRecord struct {
 	Lock    string    `json:"lock"`  // which lock of a data directory the process has; empty if it is not known
 }
 
-// InUseError means that another process archives the same store to the same place.
-type InUseError struct {
+// Owner is a process that archives a store, as it says itself.
+type Owner struct {
+	Session string // names it among all processes
 	Host    string
 	Process int
-	Since   time.Time
-	Lost    bool   // this process was the owner before
-	Late    string // a file that this process was creating when it lost the archive: it may have arrived
+	Since   time.Time // zero if it is not known
+	Self    bool      // it is this process
+}
+
+func (r *ownerRecord) owner() Owner {
+	return Owner{Session: r.Session, Host: r.Host, Process: r.Process, Since: r.Since}
+}
+
+// OwnerOf is the newest process that has archived a lineage to a place, which may have ended; false without any.
+func OwnerOf(ctx context.Context, store objectstore.Store, lineage keys.Lineage) (Owner, bool, error) {
+	o := owners{place: place{store, lineage}}
+	n, r, err := o.newest(ctx)
+	return r.owner(), n > 0, err
+}
+
+// InUseError means that another process archives the same store to the same place.
+type InUseError struct {
+	Owner
+	Lost bool   // this process was the owner before
+	Late string // a file that this process was creating when it lost the archive: it may have arrived
 }
 
 func (e *InUseError) Error() string {
@@ -294,7 +313,7 @@ func (o *owners) refuse(owner ownerRecord) error {
 	if o.refused != nil {
 		late = o.refused.Late
 	}
-	o.refused = &InUseError{Host: owner.Host, Process: owner.Process, Since: owner.Since, Lost: o.number != 0 || o.lost != nil, Late: late}
+	o.refused = &InUseError{Owner: owner.owner(), Lost: o.number != 0 || o.lost != nil, Late: late}
 	if o.refused.Lost {
 		o.lost = o.refused
 	}

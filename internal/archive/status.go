@@ -25,6 +25,9 @@ type Status struct {
 	Failures                        uint64
 	Err                             error // why nothing can be archived now; nil if it can
 	Refused                         bool  // an operator has to decide
+	// Owner is the process that archives the store: this one, or the one that keeps this one from it or has to answer first; nil while
+	// it is not known. It is never changed.
+	Owner *Owner
 }
 
 // Break is where a chain of files begins anew: only a full backup that has its first epoch makes what follows restorable.
@@ -91,16 +94,33 @@ func (a *Archiver) failed(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := &a.status
+	switch {
+	case errors.As(err, &inUse):
+		t.Owner = &inUse.Owner
+	case errors.Is(err, errNotOwner):
+		t.Owner = nil
+	}
 	t.Err, t.Refused, t.Failures = err, errors.As(err, &refusal) || errors.As(err, &inUse) || errors.Is(err, ErrFeatureLevel), t.Failures+1
 	if a.sealed != nil {
 		t.Pending = a.sealed.info.Bytes
 	}
 }
 
+// owns notes that this process is the owner.
+func (a *Archiver) owns() {
+	owner := a.owners.self.owner()
+	owner.Self = true
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.Owner = &owner
+}
+
 // waits notes that the owner before has to answer first.
 func (a *Archiver) waits(before ownerRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	owner := before.owner()
+	a.status.Owner = &owner
 	a.status.Err = fmt.Errorf("archive: process %d on host %q has not ended its work on this archive; it has %v to answer before this process takes over", before.Process, before.Host, a.owners.within)
 }
 

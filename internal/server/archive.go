@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/archive"
@@ -122,6 +123,7 @@ func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusReq
 		if status.Err != nil {
 			out.Error = status.Err.Error()
 		}
+		out.Owner = ownerMessage(status.Owner)
 		if b := status.Break; b != nil {
 			out.BreakReason, out.BreakEpoch = b.Reason, uint64(b.First)
 		}
@@ -141,6 +143,17 @@ func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusReq
 		}
 		return nil
 	})
+}
+
+func ownerMessage(o *archive.Owner) *pb.ArchiveOwner {
+	if o == nil {
+		return nil
+	}
+	out := &pb.ArchiveOwner{Host: o.Host, Process: int64(o.Process), Self: o.Self}
+	if !o.Since.IsZero() {
+		out.Since = timestamppb.New(o.Since)
+	}
+	return out
 }
 
 func micros(t time.Time) uint64 {

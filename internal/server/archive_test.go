@@ -3,10 +3,14 @@ package server
 import (
 	"context"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -138,9 +142,13 @@ func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
 	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() > 0 && s.GetError() == "" })
 	second := mustStartOn(t, disk.Crash(2, vfs.SurviveAll), adjust)
 	status := awaitArchive(t, second, func(s *pb.ArchiveStatusResponse) bool { return s.GetRefused() })
-	if !strings.Contains(status.GetError(), "archives a copy of this store to the same place") || status.GetFiles() != 0 {
+	if !strings.Contains(status.GetError(), "archives a copy of this store to the same place") || status.GetFiles() != 0 || status.GetOwner() == nil || status.GetOwner().GetSelf() {
 		t.Fatalf("%v", status)
 	}
+	if o := awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool { return s.GetOwner() != nil }).GetOwner(); !o.GetSelf() || o.GetHost() != status.GetOwner().GetHost() || o.GetSince() == nil || o.GetProcess() != int64(os.Getpid()) {
+		t.Fatalf("%v owns the archive, and the other one says %v", o, status.GetOwner())
+	}
+	copyIsNoBackup(t, first, second, dir)
 	eventually(t, "the log has the condition", func() bool { return strings.Contains(second.log.String(), "archive-in-use") })
 	eventually(t, "the metrics have the condition", func() bool {
 		return slices.ContainsFunc(second.observe(), func(c health.Condition) bool { return c.Name == "archive-in-use" })
@@ -155,5 +163,25 @@ func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
 	})
 	if s := second.stats().Archive; !s.Refused || s.Files != 0 {
 		t.Fatalf("%+v", s)
+	}
+}
+
+// copyIsNoBackup: a copy that is not archived makes no backup into the archive of the other one, under whatever name, but to other places.
+func copyIsNoBackup(t *testing.T, owner, other *harness, dir string) {
+	t.Helper()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	c := pb.NewBackupServiceClient(other.conn)
+	for _, target := range []string{dir, "file://" + dir, link} {
+		_, err := createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: target})
+		failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_ARCHIVE_IN_USE, "host", "process")
+	}
+	if _, err := createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: t.TempDir()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := createBackup(testContext(t), pb.NewBackupServiceClient(owner.conn), &pb.CreateBackupRequest{Target: dir}); err != nil {
+		t.Fatal(err)
 	}
 }

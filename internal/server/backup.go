@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
@@ -38,10 +40,30 @@ type backupError struct {
 func (e *backupError) Error() string { return e.what + ": " + e.cause.Error() }
 func (e *backupError) Unwrap() error { return e.cause }
 
+// archiveInUseError refuses a backup of a copy of a store to the place where another process archives the store: a restore from there would
+// not know which of the two histories it belongs to.
+type archiveInUseError struct {
+	owner *archive.Owner
+	cause error // why the store is not archived now; may be nil
+}
+
+func (e *archiveInUseError) Error() string {
+	text := fmt.Sprintf("the backup was not made: process %d on host %q archives a copy of this store to the same place, or has not answered yet whether it does", e.owner.Process, e.owner.Host)
+	if e.cause != nil {
+		text += ": " + e.cause.Error()
+	}
+	return text
+}
+
 // classifyBackup classifies the errors of this file.
 func classifyBackup(err error) (fault, bool) {
-	failed := (*backupError)(nil)
+	failed, inUse := (*backupError)(nil), (*archiveInUseError)(nil)
 	switch {
+	case errors.As(err, &inUse):
+		return fault{
+			code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_ARCHIVE_IN_USE,
+			metadata: map[string]string{"host": inUse.owner.Host, "process": strconv.Itoa(inUse.owner.Process)},
+		}, true
 	case errors.Is(err, errBackupRunning), errors.Is(err, errTargetInUse):
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING}, true
 	case errors.Is(err, backup.ErrDamaged):
@@ -175,6 +197,9 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 		if err != nil {
 			return err
 		}
+		if err := s.refuseCopy(stream.Context(), target); err != nil {
+			return err
+		}
 		if err := s.snapshots.backups.begin(target.String()); err != nil {
 			return err
 		}
@@ -186,6 +211,27 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 		}
 		return stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Backup{Backup: backupMessage(m)}})
 	})
+}
+
+// refuseCopy returns an error if the target is the place of the log archive, and another process is its owner, or may be.
+func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error {
+	if s.feed.archive == nil {
+		return nil
+	}
+	status := s.feed.archive.Status()
+	if status.Owner == nil || status.Owner.Self {
+		return nil
+	}
+	if target.String() != status.Target { // it may be the same place by another name
+		owner, _, err := archive.OwnerOf(ctx, target, s.store.History().Lineage)
+		if err != nil {
+			return backupStatus("the backup was not made", err)
+		}
+		if owner.Session != status.Owner.Session {
+			return nil
+		}
+	}
+	return &archiveInUseError{status.Owner, status.Err}
 }
 
 // openTarget opens the object store of a request.

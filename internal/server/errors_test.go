@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/auth/users"
@@ -117,6 +118,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING:       {err: errBackupRunning, code: codes.FailedPrecondition},
 		pb.ErrorReason_ERROR_REASON_BACKUP_DAMAGED:       {err: &backupError{"x", backup.ErrDamaged}, code: codes.DataLoss},
 		pb.ErrorReason_ERROR_REASON_BACKUP_FAILED:        {err: &backupError{"the backup was not made", errors.New("x")}, code: codes.FailedPrecondition},
+		pb.ErrorReason_ERROR_REASON_ARCHIVE_IN_USE:       {err: &archiveInUseError{owner: &archive.Owner{Host: "h", Process: 1}}, code: codes.FailedPrecondition, metadata: []string{"host", "process"}},
 		pb.ErrorReason_ERROR_REASON_HOLD_NOT_FOUND:       {err: mvcc.ErrNoHold, code: codes.NotFound},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_HOLDS:       {err: mvcc.ErrTooManyHolds, code: codes.ResourceExhausted, metadata: []string{"limit"}, retry: true},
 		pb.ErrorReason_ERROR_REASON_CLOCK_EARLIER:        {err: &storeclock.EarlierError{By: time.Hour}, code: codes.FailedPrecondition, metadata: []string{"difference_us"}},

@@ -4,6 +4,8 @@ import { html, Problem, Table, useLoad } from './ui.js';
 
 const at = (us) => (Number(us) ? moment(Number(us) / 1000) : '–');
 
+const owner = (o) => `process ${o.process} on host ${o.host}${o.since ? `, since ${moment(o.since)}` : ''}${o.self ? ': this server' : ''}`;
+
 // Archive shows how far the log archive is, and what can be restored from it.
 export function Archive() {
   const { value: a, error } = useLoad(() => call('AdminService/ArchiveStatus'), 5);
@@ -18,6 +20,7 @@ export function Archive() {
         <dt>Archived epoch</dt><dd>${a.archivedEpoch}</dd>
         <dt>Not archived</dt><dd>${size(a.pendingBytes)} read from the log, ${size(a.heldLogBytes)} of log kept</dd>
         <dt>Since the start</dt><dd>${count(a.files)} files of ${size(a.fileBytes)} with ${count(a.records)} records</dd>
+        <dt>Owner</dt><dd>${a.owner ? owner(a.owner) : 'not known yet'}</dd>
         <dt>Lineage</dt><dd><code>${a.lineage}</code></dd>
         ${a.breakReason ? html`<dt>Begun anew</dt><dd>at epoch ${a.breakEpoch}: ${a.breakReason}. Only a full backup that has this epoch makes later states restorable.</dd>` : ''}
       </dl></section>

@@ -80,7 +80,7 @@ func (x WatchInfo_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatchInfo_State.Descriptor instead.
 func (WatchInfo_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type SnapshotInfo_Kind int32
@@ -152,7 +152,7 @@ func (x SnapshotInfo_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotInfo_Kind.Descriptor instead.
 func (SnapshotInfo_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type Health_State int32
@@ -212,7 +212,7 @@ func (x Health_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Health_State.Descriptor instead.
 func (Health_State) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57, 0}
 }
 
 type Condition_Severity int32
@@ -267,7 +267,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57, 0}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58, 0}
 }
 
 type ArchiveStatusRequest struct {
@@ -335,7 +335,10 @@ type ArchiveStatusResponse struct {
 	BreakReason string `protobuf:"bytes,13,opt,name=break_reason,json=breakReason,proto3" json:"break_reason,omitempty"`
 	BreakEpoch  uint64 `protobuf:"varint,14,opt,name=break_epoch,json=breakEpoch,proto3" json:"break_epoch,omitempty"`
 	// Parts of the archive without a hole, oldest first. Between two of them nothing can be restored.
-	Intervals     []*ArchiveInterval `protobuf:"bytes,15,rep,name=intervals,proto3" json:"intervals,omitempty"`
+	Intervals []*ArchiveInterval `protobuf:"bytes,15,rep,name=intervals,proto3" json:"intervals,omitempty"`
+	// The process that archives this store to the target, as far as the server knows: itself, or another one that
+	// keeps it from archiving or has to answer first. Absent until the server has asked the target.
+	Owner         *ArchiveOwner `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -475,6 +478,84 @@ func (x *ArchiveStatusResponse) GetIntervals() []*ArchiveInterval {
 	return nil
 }
 
+func (x *ArchiveStatusResponse) GetOwner() *ArchiveOwner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// ArchiveOwner is a process that archives a store.
+type ArchiveOwner struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Host    string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Process int64                  `protobuf:"varint,2,opt,name=process,proto3" json:"process,omitempty"`
+	// When it began, by the clock of its host. Absent if that is not known.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// It is the server that answers.
+	Self          bool `protobuf:"varint,4,opt,name=self,proto3" json:"self,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveOwner) Reset() {
+	*x = ArchiveOwner{}
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveOwner) ProtoMessage() {}
+
+func (x *ArchiveOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveOwner.ProtoReflect.Descriptor instead.
+func (*ArchiveOwner) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ArchiveOwner) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ArchiveOwner) GetProcess() int64 {
+	if x != nil {
+		return x.Process
+	}
+	return 0
+}
+
+func (x *ArchiveOwner) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ArchiveOwner) GetSelf() bool {
+	if x != nil {
+		return x.Self
+	}
+	return false
+}
+
 // ArchiveInterval is a part of the archive without a hole.
 type ArchiveInterval struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -489,7 +570,7 @@ type ArchiveInterval struct {
 
 func (x *ArchiveInterval) Reset() {
 	*x = ArchiveInterval{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -501,7 +582,7 @@ func (x *ArchiveInterval) String() string {
 func (*ArchiveInterval) ProtoMessage() {}
 
 func (x *ArchiveInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[2]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -514,7 +595,7 @@ func (x *ArchiveInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveInterval.ProtoReflect.Descriptor instead.
 func (*ArchiveInterval) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ArchiveInterval) GetFirstEpoch() uint64 {
@@ -557,7 +638,7 @@ type SlowRequestsRequest struct {
 
 func (x *SlowRequestsRequest) Reset() {
 	*x = SlowRequestsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +650,7 @@ func (x *SlowRequestsRequest) String() string {
 func (*SlowRequestsRequest) ProtoMessage() {}
 
 func (x *SlowRequestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[3]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +663,7 @@ func (x *SlowRequestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowRequestsRequest.ProtoReflect.Descriptor instead.
 func (*SlowRequestsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SlowRequestsRequest) GetLimit() uint32 {
@@ -613,7 +694,7 @@ type SlowRequestsResponse struct {
 
 func (x *SlowRequestsResponse) Reset() {
 	*x = SlowRequestsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +706,7 @@ func (x *SlowRequestsResponse) String() string {
 func (*SlowRequestsResponse) ProtoMessage() {}
 
 func (x *SlowRequestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[4]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +719,7 @@ func (x *SlowRequestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowRequestsResponse.ProtoReflect.Descriptor instead.
 func (*SlowRequestsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SlowRequestsResponse) GetRequests() []*SlowRequest {
@@ -703,7 +784,7 @@ type SlowRequest struct {
 
 func (x *SlowRequest) Reset() {
 	*x = SlowRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +796,7 @@ func (x *SlowRequest) String() string {
 func (*SlowRequest) ProtoMessage() {}
 
 func (x *SlowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[5]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +809,7 @@ func (x *SlowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlowRequest.ProtoReflect.Descriptor instead.
 func (*SlowRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SlowRequest) GetMethod() string {
@@ -851,7 +932,7 @@ type GetConfigRequest struct {
 
 func (x *GetConfigRequest) Reset() {
 	*x = GetConfigRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +944,7 @@ func (x *GetConfigRequest) String() string {
 func (*GetConfigRequest) ProtoMessage() {}
 
 func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[6]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +957,7 @@ func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigRequest.ProtoReflect.Descriptor instead.
 func (*GetConfigRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type GetConfigResponse struct {
@@ -888,7 +969,7 @@ type GetConfigResponse struct {
 
 func (x *GetConfigResponse) Reset() {
 	*x = GetConfigResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +981,7 @@ func (x *GetConfigResponse) String() string {
 func (*GetConfigResponse) ProtoMessage() {}
 
 func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[7]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +994,7 @@ func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigResponse.ProtoReflect.Descriptor instead.
 func (*GetConfigResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetConfigResponse) GetOptions() []*ConfigOption {
@@ -938,7 +1019,7 @@ type ConfigOption struct {
 
 func (x *ConfigOption) Reset() {
 	*x = ConfigOption{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1031,7 @@ func (x *ConfigOption) String() string {
 func (*ConfigOption) ProtoMessage() {}
 
 func (x *ConfigOption) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[8]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1044,7 @@ func (x *ConfigOption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigOption.ProtoReflect.Descriptor instead.
 func (*ConfigOption) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConfigOption) GetName() string {
@@ -999,7 +1080,7 @@ type SetConfigRequest struct {
 
 func (x *SetConfigRequest) Reset() {
 	*x = SetConfigRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1092,7 @@ func (x *SetConfigRequest) String() string {
 func (*SetConfigRequest) ProtoMessage() {}
 
 func (x *SetConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[9]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1105,7 @@ func (x *SetConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetConfigRequest.ProtoReflect.Descriptor instead.
 func (*SetConfigRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetConfigRequest) GetName() string {
@@ -1050,7 +1131,7 @@ type SetConfigResponse struct {
 
 func (x *SetConfigResponse) Reset() {
 	*x = SetConfigResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1143,7 @@ func (x *SetConfigResponse) String() string {
 func (*SetConfigResponse) ProtoMessage() {}
 
 func (x *SetConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[10]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1156,7 @@ func (x *SetConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetConfigResponse.ProtoReflect.Descriptor instead.
 func (*SetConfigResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetConfigResponse) GetChange() *ConfigChange {
@@ -1093,7 +1174,7 @@ type ReloadConfigRequest struct {
 
 func (x *ReloadConfigRequest) Reset() {
 	*x = ReloadConfigRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1186,7 @@ func (x *ReloadConfigRequest) String() string {
 func (*ReloadConfigRequest) ProtoMessage() {}
 
 func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[11]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1199,7 @@ func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
 func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type ReloadConfigResponse struct {
@@ -1133,7 +1214,7 @@ type ReloadConfigResponse struct {
 
 func (x *ReloadConfigResponse) Reset() {
 	*x = ReloadConfigResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1226,7 @@ func (x *ReloadConfigResponse) String() string {
 func (*ReloadConfigResponse) ProtoMessage() {}
 
 func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[12]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1239,7 @@ func (x *ReloadConfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadConfigResponse.ProtoReflect.Descriptor instead.
 func (*ReloadConfigResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReloadConfigResponse) GetChanged() []*ConfigChange {
@@ -1188,7 +1269,7 @@ type ConfigChange struct {
 
 func (x *ConfigChange) Reset() {
 	*x = ConfigChange{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1281,7 @@ func (x *ConfigChange) String() string {
 func (*ConfigChange) ProtoMessage() {}
 
 func (x *ConfigChange) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[13]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1294,7 @@ func (x *ConfigChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
 func (*ConfigChange) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConfigChange) GetName() string {
@@ -1245,7 +1326,7 @@ type ListWatchesRequest struct {
 
 func (x *ListWatchesRequest) Reset() {
 	*x = ListWatchesRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1338,7 @@ func (x *ListWatchesRequest) String() string {
 func (*ListWatchesRequest) ProtoMessage() {}
 
 func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[14]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1351,7 @@ func (x *ListWatchesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchesRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 type ListWatchesResponse struct {
@@ -1282,7 +1363,7 @@ type ListWatchesResponse struct {
 
 func (x *ListWatchesResponse) Reset() {
 	*x = ListWatchesResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1375,7 @@ func (x *ListWatchesResponse) String() string {
 func (*ListWatchesResponse) ProtoMessage() {}
 
 func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[15]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1388,7 @@ func (x *ListWatchesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchesResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchesResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListWatchesResponse) GetWatches() []*WatchInfo {
@@ -1341,7 +1422,7 @@ type WatchInfo struct {
 
 func (x *WatchInfo) Reset() {
 	*x = WatchInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1434,7 @@ func (x *WatchInfo) String() string {
 func (*WatchInfo) ProtoMessage() {}
 
 func (x *WatchInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[16]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1447,7 @@ func (x *WatchInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInfo.ProtoReflect.Descriptor instead.
 func (*WatchInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchInfo) GetId() uint64 {
@@ -1448,7 +1529,7 @@ type EndWatchRequest struct {
 
 func (x *EndWatchRequest) Reset() {
 	*x = EndWatchRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1541,7 @@ func (x *EndWatchRequest) String() string {
 func (*EndWatchRequest) ProtoMessage() {}
 
 func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[17]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1554,7 @@ func (x *EndWatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchRequest.ProtoReflect.Descriptor instead.
 func (*EndWatchRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EndWatchRequest) GetId() uint64 {
@@ -1491,7 +1572,7 @@ type EndWatchResponse struct {
 
 func (x *EndWatchResponse) Reset() {
 	*x = EndWatchResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1584,7 @@ func (x *EndWatchResponse) String() string {
 func (*EndWatchResponse) ProtoMessage() {}
 
 func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[18]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1597,7 @@ func (x *EndWatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndWatchResponse.ProtoReflect.Descriptor instead.
 func (*EndWatchResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 // Hold keeps the past from an epoch on.
@@ -1535,7 +1616,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1628,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[19]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1641,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Hold) GetId() uint64 {
@@ -1599,7 +1680,7 @@ type ListHoldsRequest struct {
 
 func (x *ListHoldsRequest) Reset() {
 	*x = ListHoldsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1692,7 @@ func (x *ListHoldsRequest) String() string {
 func (*ListHoldsRequest) ProtoMessage() {}
 
 func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[20]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1705,7 @@ func (x *ListHoldsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 type ListHoldsResponse struct {
@@ -1636,7 +1717,7 @@ type ListHoldsResponse struct {
 
 func (x *ListHoldsResponse) Reset() {
 	*x = ListHoldsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +1729,7 @@ func (x *ListHoldsResponse) String() string {
 func (*ListHoldsResponse) ProtoMessage() {}
 
 func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[21]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +1742,7 @@ func (x *ListHoldsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldsResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListHoldsResponse) GetHolds() []*Hold {
@@ -1689,7 +1770,7 @@ type TakeHoldRequest struct {
 
 func (x *TakeHoldRequest) Reset() {
 	*x = TakeHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1782,7 @@ func (x *TakeHoldRequest) String() string {
 func (*TakeHoldRequest) ProtoMessage() {}
 
 func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[22]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1795,7 @@ func (x *TakeHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldRequest.ProtoReflect.Descriptor instead.
 func (*TakeHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TakeHoldRequest) GetId() uint64 {
@@ -1761,7 +1842,7 @@ type TakeHoldResponse struct {
 
 func (x *TakeHoldResponse) Reset() {
 	*x = TakeHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +1854,7 @@ func (x *TakeHoldResponse) String() string {
 func (*TakeHoldResponse) ProtoMessage() {}
 
 func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[23]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +1867,7 @@ func (x *TakeHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeHoldResponse.ProtoReflect.Descriptor instead.
 func (*TakeHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TakeHoldResponse) GetHold() *Hold {
@@ -1805,7 +1886,7 @@ type EndHoldRequest struct {
 
 func (x *EndHoldRequest) Reset() {
 	*x = EndHoldRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1898,7 @@ func (x *EndHoldRequest) String() string {
 func (*EndHoldRequest) ProtoMessage() {}
 
 func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[24]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +1911,7 @@ func (x *EndHoldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldRequest.ProtoReflect.Descriptor instead.
 func (*EndHoldRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EndHoldRequest) GetId() uint64 {
@@ -1848,7 +1929,7 @@ type EndHoldResponse struct {
 
 func (x *EndHoldResponse) Reset() {
 	*x = EndHoldResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1941,7 @@ func (x *EndHoldResponse) String() string {
 func (*EndHoldResponse) ProtoMessage() {}
 
 func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[25]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1954,7 @@ func (x *EndHoldResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndHoldResponse.ProtoReflect.Descriptor instead.
 func (*EndHoldResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type StatusRequest struct {
@@ -1884,7 +1965,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +1977,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[26]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +1990,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type ClockRequest struct {
@@ -1921,7 +2002,7 @@ type ClockRequest struct {
 
 func (x *ClockRequest) Reset() {
 	*x = ClockRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2014,7 @@ func (x *ClockRequest) String() string {
 func (*ClockRequest) ProtoMessage() {}
 
 func (x *ClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[27]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2027,7 @@ func (x *ClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
 func (*ClockRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClockRequest) GetAccept() bool {
@@ -1970,7 +2051,7 @@ type ClockResponse struct {
 
 func (x *ClockResponse) Reset() {
 	*x = ClockResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2063,7 @@ func (x *ClockResponse) String() string {
 func (*ClockResponse) ProtoMessage() {}
 
 func (x *ClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[28]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2076,7 @@ func (x *ClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
 func (*ClockResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClockResponse) GetTimeUs() uint64 {
@@ -2027,7 +2108,7 @@ type ReloadTLSRequest struct {
 
 func (x *ReloadTLSRequest) Reset() {
 	*x = ReloadTLSRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2120,7 @@ func (x *ReloadTLSRequest) String() string {
 func (*ReloadTLSRequest) ProtoMessage() {}
 
 func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[29]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2133,7 @@ func (x *ReloadTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSRequest.ProtoReflect.Descriptor instead.
 func (*ReloadTLSRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 type ReloadTLSResponse struct {
@@ -2074,7 +2155,7 @@ type ReloadTLSResponse struct {
 
 func (x *ReloadTLSResponse) Reset() {
 	*x = ReloadTLSResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2167,7 @@ func (x *ReloadTLSResponse) String() string {
 func (*ReloadTLSResponse) ProtoMessage() {}
 
 func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[30]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2180,7 @@ func (x *ReloadTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadTLSResponse.ProtoReflect.Descriptor instead.
 func (*ReloadTLSResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReloadTLSResponse) GetChanged() bool {
@@ -2159,7 +2240,7 @@ type FinalizeUpgradeRequest struct {
 
 func (x *FinalizeUpgradeRequest) Reset() {
 	*x = FinalizeUpgradeRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2252,7 @@ func (x *FinalizeUpgradeRequest) String() string {
 func (*FinalizeUpgradeRequest) ProtoMessage() {}
 
 func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[31]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2265,7 @@ func (x *FinalizeUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 type FinalizeUpgradeResponse struct {
@@ -2198,7 +2279,7 @@ type FinalizeUpgradeResponse struct {
 
 func (x *FinalizeUpgradeResponse) Reset() {
 	*x = FinalizeUpgradeResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2291,7 @@ func (x *FinalizeUpgradeResponse) String() string {
 func (*FinalizeUpgradeResponse) ProtoMessage() {}
 
 func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[32]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2304,7 @@ func (x *FinalizeUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinalizeUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*FinalizeUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FinalizeUpgradeResponse) GetFeatureLevel() uint32 {
@@ -2248,7 +2329,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2341,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[33]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2354,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 type ListSnapshotsResponse struct {
@@ -2286,7 +2367,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2379,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[34]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2392,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*SnapshotInfo {
@@ -2343,7 +2424,7 @@ type SnapshotInfo struct {
 
 func (x *SnapshotInfo) Reset() {
 	*x = SnapshotInfo{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2436,7 @@ func (x *SnapshotInfo) String() string {
 func (*SnapshotInfo) ProtoMessage() {}
 
 func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[35]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2449,7 @@ func (x *SnapshotInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInfo.ProtoReflect.Descriptor instead.
 func (*SnapshotInfo) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SnapshotInfo) GetId() uint64 {
@@ -2429,7 +2510,7 @@ type EndSnapshotRequest struct {
 
 func (x *EndSnapshotRequest) Reset() {
 	*x = EndSnapshotRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2522,7 @@ func (x *EndSnapshotRequest) String() string {
 func (*EndSnapshotRequest) ProtoMessage() {}
 
 func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[36]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2535,7 @@ func (x *EndSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EndSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EndSnapshotRequest) GetId() uint64 {
@@ -2472,7 +2553,7 @@ type EndSnapshotResponse struct {
 
 func (x *EndSnapshotResponse) Reset() {
 	*x = EndSnapshotResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2565,7 @@ func (x *EndSnapshotResponse) String() string {
 func (*EndSnapshotResponse) ProtoMessage() {}
 
 func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[37]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2578,7 @@ func (x *EndSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*EndSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 type VerifyRequest struct {
@@ -2510,7 +2591,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2603,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[38]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2616,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VerifyRequest) GetPagesPerSecond() uint32 {
@@ -2559,7 +2640,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2652,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[39]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2665,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VerifyResponse) GetEvent() isVerifyResponse_Event {
@@ -2639,7 +2720,7 @@ type VerifyProgress struct {
 
 func (x *VerifyProgress) Reset() {
 	*x = VerifyProgress{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2732,7 @@ func (x *VerifyProgress) String() string {
 func (*VerifyProgress) ProtoMessage() {}
 
 func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[40]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2745,7 @@ func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
 func (*VerifyProgress) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VerifyProgress) GetPages() uint64 {
@@ -2722,7 +2803,7 @@ type VerifyReport struct {
 
 func (x *VerifyReport) Reset() {
 	*x = VerifyReport{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2815,7 @@ func (x *VerifyReport) String() string {
 func (*VerifyReport) ProtoMessage() {}
 
 func (x *VerifyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[41]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2828,7 @@ func (x *VerifyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyReport.ProtoReflect.Descriptor instead.
 func (*VerifyReport) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VerifyReport) GetEpoch() uint64 {
@@ -2888,7 +2969,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +2981,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[42]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +2994,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Damage) GetKind() string {
@@ -2973,7 +3054,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3066,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[43]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3079,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 type CheckpointResponse struct {
@@ -3012,7 +3093,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3105,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[44]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3118,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CheckpointResponse) GetEpoch() uint64 {
@@ -3070,7 +3151,7 @@ type SpaceRequest struct {
 
 func (x *SpaceRequest) Reset() {
 	*x = SpaceRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3163,7 @@ func (x *SpaceRequest) String() string {
 func (*SpaceRequest) ProtoMessage() {}
 
 func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[45]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3176,7 @@ func (x *SpaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceRequest.ProtoReflect.Descriptor instead.
 func (*SpaceRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SpaceRequest) GetByPrefix() bool {
@@ -3166,7 +3247,7 @@ type SpaceResponse struct {
 
 func (x *SpaceResponse) Reset() {
 	*x = SpaceResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3259,7 @@ func (x *SpaceResponse) String() string {
 func (*SpaceResponse) ProtoMessage() {}
 
 func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[46]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3272,7 @@ func (x *SpaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceResponse.ProtoReflect.Descriptor instead.
 func (*SpaceResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SpaceResponse) GetEpoch() uint64 {
@@ -3352,7 +3433,7 @@ type PageKinds struct {
 
 func (x *PageKinds) Reset() {
 	*x = PageKinds{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3364,7 +3445,7 @@ func (x *PageKinds) String() string {
 func (*PageKinds) ProtoMessage() {}
 
 func (x *PageKinds) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[47]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3377,7 +3458,7 @@ func (x *PageKinds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageKinds.ProtoReflect.Descriptor instead.
 func (*PageKinds) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PageKinds) GetTree() uint64 {
@@ -3428,7 +3509,7 @@ type PrefixSpace struct {
 
 func (x *PrefixSpace) Reset() {
 	*x = PrefixSpace{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3440,7 +3521,7 @@ func (x *PrefixSpace) String() string {
 func (*PrefixSpace) ProtoMessage() {}
 
 func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[48]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3453,7 +3534,7 @@ func (x *PrefixSpace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixSpace.ProtoReflect.Descriptor instead.
 func (*PrefixSpace) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PrefixSpace) GetPrefix() []byte {
@@ -3501,7 +3582,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3594,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[49]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3607,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatusResponse) GetBuild() *Build {
@@ -3651,7 +3732,7 @@ type Activity struct {
 
 func (x *Activity) Reset() {
 	*x = Activity{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3663,7 +3744,7 @@ func (x *Activity) String() string {
 func (*Activity) ProtoMessage() {}
 
 func (x *Activity) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[50]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3676,7 +3757,7 @@ func (x *Activity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Activity.ProtoReflect.Descriptor instead.
 func (*Activity) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Activity) GetMethods() []*MethodTotals {
@@ -3752,7 +3833,7 @@ type MethodTotals struct {
 
 func (x *MethodTotals) Reset() {
 	*x = MethodTotals{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +3845,7 @@ func (x *MethodTotals) String() string {
 func (*MethodTotals) ProtoMessage() {}
 
 func (x *MethodTotals) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[51]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +3858,7 @@ func (x *MethodTotals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MethodTotals.ProtoReflect.Descriptor instead.
 func (*MethodTotals) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *MethodTotals) GetMethod() string {
@@ -3831,7 +3912,7 @@ type LogHolder struct {
 
 func (x *LogHolder) Reset() {
 	*x = LogHolder{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +3924,7 @@ func (x *LogHolder) String() string {
 func (*LogHolder) ProtoMessage() {}
 
 func (x *LogHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[52]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +3937,7 @@ func (x *LogHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogHolder.ProtoReflect.Descriptor instead.
 func (*LogHolder) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogHolder) GetName() string {
@@ -3927,7 +4008,7 @@ type History struct {
 
 func (x *History) Reset() {
 	*x = History{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4020,7 @@ func (x *History) String() string {
 func (*History) ProtoMessage() {}
 
 func (x *History) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[53]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4033,7 @@ func (x *History) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use History.ProtoReflect.Descriptor instead.
 func (*History) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *History) GetLineage() []byte {
@@ -4034,7 +4115,7 @@ type Tree struct {
 
 func (x *Tree) Reset() {
 	*x = Tree{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4127,7 @@ func (x *Tree) String() string {
 func (*Tree) ProtoMessage() {}
 
 func (x *Tree) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[54]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4140,7 @@ func (x *Tree) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tree.ProtoReflect.Descriptor instead.
 func (*Tree) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Tree) GetEpoch() uint64 {
@@ -4224,7 +4305,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4317,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[55]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4330,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Build) GetVersion() string {
@@ -4294,7 +4375,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4387,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[56]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4400,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Health) GetState() Health_State {
@@ -4360,7 +4441,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4372,7 +4453,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[57]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4385,7 +4466,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Condition) GetName() string {
@@ -4439,7 +4520,7 @@ type Epochs struct {
 
 func (x *Epochs) Reset() {
 	*x = Epochs{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +4532,7 @@ func (x *Epochs) String() string {
 func (*Epochs) ProtoMessage() {}
 
 func (x *Epochs) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[58]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +4545,7 @@ func (x *Epochs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epochs.ProtoReflect.Descriptor instead.
 func (*Epochs) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Epochs) GetVisible() uint64 {
@@ -4517,7 +4598,7 @@ type Sizes struct {
 
 func (x *Sizes) Reset() {
 	*x = Sizes{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4610,7 @@ func (x *Sizes) String() string {
 func (*Sizes) ProtoMessage() {}
 
 func (x *Sizes) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[59]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4623,7 @@ func (x *Sizes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sizes.ProtoReflect.Descriptor instead.
 func (*Sizes) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Sizes) GetDataDir() string {
@@ -4654,7 +4735,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4666,7 +4747,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[60]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4679,7 +4760,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Generation) GetNumber() uint64 {
@@ -4744,7 +4825,7 @@ type Sessions struct {
 
 func (x *Sessions) Reset() {
 	*x = Sessions{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4756,7 +4837,7 @@ func (x *Sessions) String() string {
 func (*Sessions) ProtoMessage() {}
 
 func (x *Sessions) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[61]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4769,7 +4850,7 @@ func (x *Sessions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
 func (*Sessions) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Sessions) GetOpen() uint64 {
@@ -4856,7 +4937,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +4949,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[62]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +4962,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Limits) GetKeyBytes() uint64 {
@@ -5037,7 +5118,7 @@ type Recovery struct {
 
 func (x *Recovery) Reset() {
 	*x = Recovery{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5049,7 +5130,7 @@ func (x *Recovery) String() string {
 func (*Recovery) ProtoMessage() {}
 
 func (x *Recovery) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[63]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5062,7 +5143,7 @@ func (x *Recovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
 func (*Recovery) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Recovery) GetRecords() uint64 {
@@ -5139,7 +5220,7 @@ type ResizeCacheRequest struct {
 
 func (x *ResizeCacheRequest) Reset() {
 	*x = ResizeCacheRequest{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5151,7 +5232,7 @@ func (x *ResizeCacheRequest) String() string {
 func (*ResizeCacheRequest) ProtoMessage() {}
 
 func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[64]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5164,7 +5245,7 @@ func (x *ResizeCacheRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheRequest.ProtoReflect.Descriptor instead.
 func (*ResizeCacheRequest) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ResizeCacheRequest) GetCacheBytes() uint64 {
@@ -5185,7 +5266,7 @@ type ResizeCacheResponse struct {
 
 func (x *ResizeCacheResponse) Reset() {
 	*x = ResizeCacheResponse{}
-	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5278,7 @@ func (x *ResizeCacheResponse) String() string {
 func (*ResizeCacheResponse) ProtoMessage() {}
 
 func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_epochkv_v1_admin_proto_msgTypes[65]
+	mi := &file_epochkv_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5291,7 @@ func (x *ResizeCacheResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCacheResponse.ProtoReflect.Descriptor instead.
 func (*ResizeCacheResponse) Descriptor() ([]byte, []int) {
-	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_epochkv_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ResizeCacheResponse) GetCacheBytes() uint64 {
@@ -5233,7 +5314,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
 	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
-	"\x14ArchiveStatusRequest\"\x80\x04\n" +
+	"\x14ArchiveStatusRequest\"\xb0\x04\n" +
 	"\x15ArchiveStatusResponse\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x18\n" +
@@ -5252,7 +5333,13 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\fbreak_reason\x18\r \x01(\tR\vbreakReason\x12\x1f\n" +
 	"\vbreak_epoch\x18\x0e \x01(\x04R\n" +
 	"breakEpoch\x129\n" +
-	"\tintervals\x18\x0f \x03(\v2\x1b.epochkv.v1.ArchiveIntervalR\tintervals\"\x8b\x01\n" +
+	"\tintervals\x18\x0f \x03(\v2\x1b.epochkv.v1.ArchiveIntervalR\tintervals\x12.\n" +
+	"\x05owner\x18\x10 \x01(\v2\x18.epochkv.v1.ArchiveOwnerR\x05owner\"\x82\x01\n" +
+	"\fArchiveOwner\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\aprocess\x18\x02 \x01(\x03R\aprocess\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04self\x18\x04 \x01(\bR\x04self\"\x8b\x01\n" +
 	"\x0fArchiveInterval\x12\x1f\n" +
 	"\vfirst_epoch\x18\x01 \x01(\x04R\n" +
 	"firstEpoch\x12\x1d\n" +
@@ -5720,7 +5807,7 @@ func file_epochkv_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_epochkv_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_epochkv_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_epochkv_v1_admin_proto_goTypes = []any{
 	(WatchInfo_State)(0),             // 0: epochkv.v1.WatchInfo.State
 	(SnapshotInfo_Kind)(0),           // 1: epochkv.v1.SnapshotInfo.Kind
@@ -5728,200 +5815,203 @@ var file_epochkv_v1_admin_proto_goTypes = []any{
 	(Condition_Severity)(0),          // 3: epochkv.v1.Condition.Severity
 	(*ArchiveStatusRequest)(nil),     // 4: epochkv.v1.ArchiveStatusRequest
 	(*ArchiveStatusResponse)(nil),    // 5: epochkv.v1.ArchiveStatusResponse
-	(*ArchiveInterval)(nil),          // 6: epochkv.v1.ArchiveInterval
-	(*SlowRequestsRequest)(nil),      // 7: epochkv.v1.SlowRequestsRequest
-	(*SlowRequestsResponse)(nil),     // 8: epochkv.v1.SlowRequestsResponse
-	(*SlowRequest)(nil),              // 9: epochkv.v1.SlowRequest
-	(*GetConfigRequest)(nil),         // 10: epochkv.v1.GetConfigRequest
-	(*GetConfigResponse)(nil),        // 11: epochkv.v1.GetConfigResponse
-	(*ConfigOption)(nil),             // 12: epochkv.v1.ConfigOption
-	(*SetConfigRequest)(nil),         // 13: epochkv.v1.SetConfigRequest
-	(*SetConfigResponse)(nil),        // 14: epochkv.v1.SetConfigResponse
-	(*ReloadConfigRequest)(nil),      // 15: epochkv.v1.ReloadConfigRequest
-	(*ReloadConfigResponse)(nil),     // 16: epochkv.v1.ReloadConfigResponse
-	(*ConfigChange)(nil),             // 17: epochkv.v1.ConfigChange
-	(*ListWatchesRequest)(nil),       // 18: epochkv.v1.ListWatchesRequest
-	(*ListWatchesResponse)(nil),      // 19: epochkv.v1.ListWatchesResponse
-	(*WatchInfo)(nil),                // 20: epochkv.v1.WatchInfo
-	(*EndWatchRequest)(nil),          // 21: epochkv.v1.EndWatchRequest
-	(*EndWatchResponse)(nil),         // 22: epochkv.v1.EndWatchResponse
-	(*Hold)(nil),                     // 23: epochkv.v1.Hold
-	(*ListHoldsRequest)(nil),         // 24: epochkv.v1.ListHoldsRequest
-	(*ListHoldsResponse)(nil),        // 25: epochkv.v1.ListHoldsResponse
-	(*TakeHoldRequest)(nil),          // 26: epochkv.v1.TakeHoldRequest
-	(*TakeHoldResponse)(nil),         // 27: epochkv.v1.TakeHoldResponse
-	(*EndHoldRequest)(nil),           // 28: epochkv.v1.EndHoldRequest
-	(*EndHoldResponse)(nil),          // 29: epochkv.v1.EndHoldResponse
-	(*StatusRequest)(nil),            // 30: epochkv.v1.StatusRequest
-	(*ClockRequest)(nil),             // 31: epochkv.v1.ClockRequest
-	(*ClockResponse)(nil),            // 32: epochkv.v1.ClockResponse
-	(*ReloadTLSRequest)(nil),         // 33: epochkv.v1.ReloadTLSRequest
-	(*ReloadTLSResponse)(nil),        // 34: epochkv.v1.ReloadTLSResponse
-	(*FinalizeUpgradeRequest)(nil),   // 35: epochkv.v1.FinalizeUpgradeRequest
-	(*FinalizeUpgradeResponse)(nil),  // 36: epochkv.v1.FinalizeUpgradeResponse
-	(*ListSnapshotsRequest)(nil),     // 37: epochkv.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 38: epochkv.v1.ListSnapshotsResponse
-	(*SnapshotInfo)(nil),             // 39: epochkv.v1.SnapshotInfo
-	(*EndSnapshotRequest)(nil),       // 40: epochkv.v1.EndSnapshotRequest
-	(*EndSnapshotResponse)(nil),      // 41: epochkv.v1.EndSnapshotResponse
-	(*VerifyRequest)(nil),            // 42: epochkv.v1.VerifyRequest
-	(*VerifyResponse)(nil),           // 43: epochkv.v1.VerifyResponse
-	(*VerifyProgress)(nil),           // 44: epochkv.v1.VerifyProgress
-	(*VerifyReport)(nil),             // 45: epochkv.v1.VerifyReport
-	(*Damage)(nil),                   // 46: epochkv.v1.Damage
-	(*CheckpointRequest)(nil),        // 47: epochkv.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),       // 48: epochkv.v1.CheckpointResponse
-	(*SpaceRequest)(nil),             // 49: epochkv.v1.SpaceRequest
-	(*SpaceResponse)(nil),            // 50: epochkv.v1.SpaceResponse
-	(*PageKinds)(nil),                // 51: epochkv.v1.PageKinds
-	(*PrefixSpace)(nil),              // 52: epochkv.v1.PrefixSpace
-	(*StatusResponse)(nil),           // 53: epochkv.v1.StatusResponse
-	(*Activity)(nil),                 // 54: epochkv.v1.Activity
-	(*MethodTotals)(nil),             // 55: epochkv.v1.MethodTotals
-	(*LogHolder)(nil),                // 56: epochkv.v1.LogHolder
-	(*History)(nil),                  // 57: epochkv.v1.History
-	(*Tree)(nil),                     // 58: epochkv.v1.Tree
-	(*Build)(nil),                    // 59: epochkv.v1.Build
-	(*Health)(nil),                   // 60: epochkv.v1.Health
-	(*Condition)(nil),                // 61: epochkv.v1.Condition
-	(*Epochs)(nil),                   // 62: epochkv.v1.Epochs
-	(*Sizes)(nil),                    // 63: epochkv.v1.Sizes
-	(*Generation)(nil),               // 64: epochkv.v1.Generation
-	(*Sessions)(nil),                 // 65: epochkv.v1.Sessions
-	(*Limits)(nil),                   // 66: epochkv.v1.Limits
-	(*Recovery)(nil),                 // 67: epochkv.v1.Recovery
-	(*ResizeCacheRequest)(nil),       // 68: epochkv.v1.ResizeCacheRequest
-	(*ResizeCacheResponse)(nil),      // 69: epochkv.v1.ResizeCacheResponse
-	(*durationpb.Duration)(nil),      // 70: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 71: google.protobuf.Timestamp
-	(*KeyRange)(nil),                 // 72: epochkv.v1.KeyRange
-	(*ListTransactionsRequest)(nil),  // 73: epochkv.v1.ListTransactionsRequest
-	(*EndTransactionRequest)(nil),    // 74: epochkv.v1.EndTransactionRequest
-	(*ListTransactionsResponse)(nil), // 75: epochkv.v1.ListTransactionsResponse
-	(*EndTransactionResponse)(nil),   // 76: epochkv.v1.EndTransactionResponse
+	(*ArchiveOwner)(nil),             // 6: epochkv.v1.ArchiveOwner
+	(*ArchiveInterval)(nil),          // 7: epochkv.v1.ArchiveInterval
+	(*SlowRequestsRequest)(nil),      // 8: epochkv.v1.SlowRequestsRequest
+	(*SlowRequestsResponse)(nil),     // 9: epochkv.v1.SlowRequestsResponse
+	(*SlowRequest)(nil),              // 10: epochkv.v1.SlowRequest
+	(*GetConfigRequest)(nil),         // 11: epochkv.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),        // 12: epochkv.v1.GetConfigResponse
+	(*ConfigOption)(nil),             // 13: epochkv.v1.ConfigOption
+	(*SetConfigRequest)(nil),         // 14: epochkv.v1.SetConfigRequest
+	(*SetConfigResponse)(nil),        // 15: epochkv.v1.SetConfigResponse
+	(*ReloadConfigRequest)(nil),      // 16: epochkv.v1.ReloadConfigRequest
+	(*ReloadConfigResponse)(nil),     // 17: epochkv.v1.ReloadConfigResponse
+	(*ConfigChange)(nil),             // 18: epochkv.v1.ConfigChange
+	(*ListWatchesRequest)(nil),       // 19: epochkv.v1.ListWatchesRequest
+	(*ListWatchesResponse)(nil),      // 20: epochkv.v1.ListWatchesResponse
+	(*WatchInfo)(nil),                // 21: epochkv.v1.WatchInfo
+	(*EndWatchRequest)(nil),          // 22: epochkv.v1.EndWatchRequest
+	(*EndWatchResponse)(nil),         // 23: epochkv.v1.EndWatchResponse
+	(*Hold)(nil),                     // 24: epochkv.v1.Hold
+	(*ListHoldsRequest)(nil),         // 25: epochkv.v1.ListHoldsRequest
+	(*ListHoldsResponse)(nil),        // 26: epochkv.v1.ListHoldsResponse
+	(*TakeHoldRequest)(nil),          // 27: epochkv.v1.TakeHoldRequest
+	(*TakeHoldResponse)(nil),         // 28: epochkv.v1.TakeHoldResponse
+	(*EndHoldRequest)(nil),           // 29: epochkv.v1.EndHoldRequest
+	(*EndHoldResponse)(nil),          // 30: epochkv.v1.EndHoldResponse
+	(*StatusRequest)(nil),            // 31: epochkv.v1.StatusRequest
+	(*ClockRequest)(nil),             // 32: epochkv.v1.ClockRequest
+	(*ClockResponse)(nil),            // 33: epochkv.v1.ClockResponse
+	(*ReloadTLSRequest)(nil),         // 34: epochkv.v1.ReloadTLSRequest
+	(*ReloadTLSResponse)(nil),        // 35: epochkv.v1.ReloadTLSResponse
+	(*FinalizeUpgradeRequest)(nil),   // 36: epochkv.v1.FinalizeUpgradeRequest
+	(*FinalizeUpgradeResponse)(nil),  // 37: epochkv.v1.FinalizeUpgradeResponse
+	(*ListSnapshotsRequest)(nil),     // 38: epochkv.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 39: epochkv.v1.ListSnapshotsResponse
+	(*SnapshotInfo)(nil),             // 40: epochkv.v1.SnapshotInfo
+	(*EndSnapshotRequest)(nil),       // 41: epochkv.v1.EndSnapshotRequest
+	(*EndSnapshotResponse)(nil),      // 42: epochkv.v1.EndSnapshotResponse
+	(*VerifyRequest)(nil),            // 43: epochkv.v1.VerifyRequest
+	(*VerifyResponse)(nil),           // 44: epochkv.v1.VerifyResponse
+	(*VerifyProgress)(nil),           // 45: epochkv.v1.VerifyProgress
+	(*VerifyReport)(nil),             // 46: epochkv.v1.VerifyReport
+	(*Damage)(nil),                   // 47: epochkv.v1.Damage
+	(*CheckpointRequest)(nil),        // 48: epochkv.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),       // 49: epochkv.v1.CheckpointResponse
+	(*SpaceRequest)(nil),             // 50: epochkv.v1.SpaceRequest
+	(*SpaceResponse)(nil),            // 51: epochkv.v1.SpaceResponse
+	(*PageKinds)(nil),                // 52: epochkv.v1.PageKinds
+	(*PrefixSpace)(nil),              // 53: epochkv.v1.PrefixSpace
+	(*StatusResponse)(nil),           // 54: epochkv.v1.StatusResponse
+	(*Activity)(nil),                 // 55: epochkv.v1.Activity
+	(*MethodTotals)(nil),             // 56: epochkv.v1.MethodTotals
+	(*LogHolder)(nil),                // 57: epochkv.v1.LogHolder
+	(*History)(nil),                  // 58: epochkv.v1.History
+	(*Tree)(nil),                     // 59: epochkv.v1.Tree
+	(*Build)(nil),                    // 60: epochkv.v1.Build
+	(*Health)(nil),                   // 61: epochkv.v1.Health
+	(*Condition)(nil),                // 62: epochkv.v1.Condition
+	(*Epochs)(nil),                   // 63: epochkv.v1.Epochs
+	(*Sizes)(nil),                    // 64: epochkv.v1.Sizes
+	(*Generation)(nil),               // 65: epochkv.v1.Generation
+	(*Sessions)(nil),                 // 66: epochkv.v1.Sessions
+	(*Limits)(nil),                   // 67: epochkv.v1.Limits
+	(*Recovery)(nil),                 // 68: epochkv.v1.Recovery
+	(*ResizeCacheRequest)(nil),       // 69: epochkv.v1.ResizeCacheRequest
+	(*ResizeCacheResponse)(nil),      // 70: epochkv.v1.ResizeCacheResponse
+	(*durationpb.Duration)(nil),      // 71: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 72: google.protobuf.Timestamp
+	(*KeyRange)(nil),                 // 73: epochkv.v1.KeyRange
+	(*ListTransactionsRequest)(nil),  // 74: epochkv.v1.ListTransactionsRequest
+	(*EndTransactionRequest)(nil),    // 75: epochkv.v1.EndTransactionRequest
+	(*ListTransactionsResponse)(nil), // 76: epochkv.v1.ListTransactionsResponse
+	(*EndTransactionResponse)(nil),   // 77: epochkv.v1.EndTransactionResponse
 }
 var file_epochkv_v1_admin_proto_depIdxs = []int32{
-	70, // 0: epochkv.v1.ArchiveStatusResponse.lag:type_name -> google.protobuf.Duration
-	6,  // 1: epochkv.v1.ArchiveStatusResponse.intervals:type_name -> epochkv.v1.ArchiveInterval
-	9,  // 2: epochkv.v1.SlowRequestsResponse.requests:type_name -> epochkv.v1.SlowRequest
-	70, // 3: epochkv.v1.SlowRequestsResponse.threshold:type_name -> google.protobuf.Duration
-	71, // 4: epochkv.v1.SlowRequest.ended:type_name -> google.protobuf.Timestamp
-	70, // 5: epochkv.v1.SlowRequest.took:type_name -> google.protobuf.Duration
-	70, // 6: epochkv.v1.SlowRequest.queue:type_name -> google.protobuf.Duration
-	70, // 7: epochkv.v1.SlowRequest.latch:type_name -> google.protobuf.Duration
-	70, // 8: epochkv.v1.SlowRequest.memory:type_name -> google.protobuf.Duration
-	70, // 9: epochkv.v1.SlowRequest.sync:type_name -> google.protobuf.Duration
-	70, // 10: epochkv.v1.SlowRequest.pages:type_name -> google.protobuf.Duration
-	70, // 11: epochkv.v1.SlowRequest.client:type_name -> google.protobuf.Duration
-	12, // 12: epochkv.v1.GetConfigResponse.options:type_name -> epochkv.v1.ConfigOption
-	17, // 13: epochkv.v1.SetConfigResponse.change:type_name -> epochkv.v1.ConfigChange
-	17, // 14: epochkv.v1.ReloadConfigResponse.changed:type_name -> epochkv.v1.ConfigChange
-	17, // 15: epochkv.v1.ReloadConfigResponse.restart_needed:type_name -> epochkv.v1.ConfigChange
-	20, // 16: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
-	72, // 17: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
-	0,  // 18: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
-	70, // 19: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
-	70, // 20: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
-	23, // 21: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
-	70, // 22: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
-	23, // 23: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
-	71, // 24: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
-	71, // 25: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
-	39, // 26: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
-	1,  // 27: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
-	70, // 28: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
-	70, // 29: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
-	70, // 30: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
-	44, // 31: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
-	45, // 32: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
-	46, // 33: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
-	70, // 34: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
-	70, // 35: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
-	51, // 36: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
-	52, // 37: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
-	52, // 38: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
-	70, // 39: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
-	46, // 40: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
-	59, // 41: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
-	71, // 42: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	70, // 43: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	60, // 44: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
-	62, // 45: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
-	63, // 46: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
-	64, // 47: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
-	65, // 48: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
-	66, // 49: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
-	67, // 50: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
-	58, // 51: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
-	57, // 52: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
-	56, // 53: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
-	54, // 54: epochkv.v1.StatusResponse.activity:type_name -> epochkv.v1.Activity
-	55, // 55: epochkv.v1.Activity.methods:type_name -> epochkv.v1.MethodTotals
-	70, // 56: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
-	71, // 57: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
-	51, // 58: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
-	70, // 59: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
-	70, // 60: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
-	70, // 61: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
-	2,  // 62: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
-	61, // 63: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
-	3,  // 64: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
-	71, // 65: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	70, // 66: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
-	70, // 67: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
-	70, // 68: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
-	70, // 69: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
-	70, // 70: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
-	70, // 71: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
-	30, // 72: epochkv.v1.AdminService.Status:input_type -> epochkv.v1.StatusRequest
-	73, // 73: epochkv.v1.AdminService.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
-	74, // 74: epochkv.v1.AdminService.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
-	37, // 75: epochkv.v1.AdminService.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
-	40, // 76: epochkv.v1.AdminService.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
-	42, // 77: epochkv.v1.AdminService.Verify:input_type -> epochkv.v1.VerifyRequest
-	47, // 78: epochkv.v1.AdminService.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
-	35, // 79: epochkv.v1.AdminService.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
-	31, // 80: epochkv.v1.AdminService.Clock:input_type -> epochkv.v1.ClockRequest
-	33, // 81: epochkv.v1.AdminService.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
-	68, // 82: epochkv.v1.AdminService.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
-	49, // 83: epochkv.v1.AdminService.Space:input_type -> epochkv.v1.SpaceRequest
-	10, // 84: epochkv.v1.AdminService.GetConfig:input_type -> epochkv.v1.GetConfigRequest
-	13, // 85: epochkv.v1.AdminService.SetConfig:input_type -> epochkv.v1.SetConfigRequest
-	15, // 86: epochkv.v1.AdminService.ReloadConfig:input_type -> epochkv.v1.ReloadConfigRequest
-	18, // 87: epochkv.v1.AdminService.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
-	24, // 88: epochkv.v1.AdminService.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
-	26, // 89: epochkv.v1.AdminService.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
-	28, // 90: epochkv.v1.AdminService.EndHold:input_type -> epochkv.v1.EndHoldRequest
-	7,  // 91: epochkv.v1.AdminService.SlowRequests:input_type -> epochkv.v1.SlowRequestsRequest
-	4,  // 92: epochkv.v1.AdminService.ArchiveStatus:input_type -> epochkv.v1.ArchiveStatusRequest
-	21, // 93: epochkv.v1.AdminService.EndWatch:input_type -> epochkv.v1.EndWatchRequest
-	53, // 94: epochkv.v1.AdminService.Status:output_type -> epochkv.v1.StatusResponse
-	75, // 95: epochkv.v1.AdminService.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
-	76, // 96: epochkv.v1.AdminService.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
-	38, // 97: epochkv.v1.AdminService.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
-	41, // 98: epochkv.v1.AdminService.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
-	43, // 99: epochkv.v1.AdminService.Verify:output_type -> epochkv.v1.VerifyResponse
-	48, // 100: epochkv.v1.AdminService.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
-	36, // 101: epochkv.v1.AdminService.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
-	32, // 102: epochkv.v1.AdminService.Clock:output_type -> epochkv.v1.ClockResponse
-	34, // 103: epochkv.v1.AdminService.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
-	69, // 104: epochkv.v1.AdminService.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
-	50, // 105: epochkv.v1.AdminService.Space:output_type -> epochkv.v1.SpaceResponse
-	11, // 106: epochkv.v1.AdminService.GetConfig:output_type -> epochkv.v1.GetConfigResponse
-	14, // 107: epochkv.v1.AdminService.SetConfig:output_type -> epochkv.v1.SetConfigResponse
-	16, // 108: epochkv.v1.AdminService.ReloadConfig:output_type -> epochkv.v1.ReloadConfigResponse
-	19, // 109: epochkv.v1.AdminService.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
-	25, // 110: epochkv.v1.AdminService.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
-	27, // 111: epochkv.v1.AdminService.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
-	29, // 112: epochkv.v1.AdminService.EndHold:output_type -> epochkv.v1.EndHoldResponse
-	8,  // 113: epochkv.v1.AdminService.SlowRequests:output_type -> epochkv.v1.SlowRequestsResponse
-	5,  // 114: epochkv.v1.AdminService.ArchiveStatus:output_type -> epochkv.v1.ArchiveStatusResponse
-	22, // 115: epochkv.v1.AdminService.EndWatch:output_type -> epochkv.v1.EndWatchResponse
-	94, // [94:116] is the sub-list for method output_type
-	72, // [72:94] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	71, // 0: epochkv.v1.ArchiveStatusResponse.lag:type_name -> google.protobuf.Duration
+	7,  // 1: epochkv.v1.ArchiveStatusResponse.intervals:type_name -> epochkv.v1.ArchiveInterval
+	6,  // 2: epochkv.v1.ArchiveStatusResponse.owner:type_name -> epochkv.v1.ArchiveOwner
+	72, // 3: epochkv.v1.ArchiveOwner.since:type_name -> google.protobuf.Timestamp
+	10, // 4: epochkv.v1.SlowRequestsResponse.requests:type_name -> epochkv.v1.SlowRequest
+	71, // 5: epochkv.v1.SlowRequestsResponse.threshold:type_name -> google.protobuf.Duration
+	72, // 6: epochkv.v1.SlowRequest.ended:type_name -> google.protobuf.Timestamp
+	71, // 7: epochkv.v1.SlowRequest.took:type_name -> google.protobuf.Duration
+	71, // 8: epochkv.v1.SlowRequest.queue:type_name -> google.protobuf.Duration
+	71, // 9: epochkv.v1.SlowRequest.latch:type_name -> google.protobuf.Duration
+	71, // 10: epochkv.v1.SlowRequest.memory:type_name -> google.protobuf.Duration
+	71, // 11: epochkv.v1.SlowRequest.sync:type_name -> google.protobuf.Duration
+	71, // 12: epochkv.v1.SlowRequest.pages:type_name -> google.protobuf.Duration
+	71, // 13: epochkv.v1.SlowRequest.client:type_name -> google.protobuf.Duration
+	13, // 14: epochkv.v1.GetConfigResponse.options:type_name -> epochkv.v1.ConfigOption
+	18, // 15: epochkv.v1.SetConfigResponse.change:type_name -> epochkv.v1.ConfigChange
+	18, // 16: epochkv.v1.ReloadConfigResponse.changed:type_name -> epochkv.v1.ConfigChange
+	18, // 17: epochkv.v1.ReloadConfigResponse.restart_needed:type_name -> epochkv.v1.ConfigChange
+	21, // 18: epochkv.v1.ListWatchesResponse.watches:type_name -> epochkv.v1.WatchInfo
+	73, // 19: epochkv.v1.WatchInfo.ranges:type_name -> epochkv.v1.KeyRange
+	0,  // 20: epochkv.v1.WatchInfo.state:type_name -> epochkv.v1.WatchInfo.State
+	71, // 21: epochkv.v1.WatchInfo.age:type_name -> google.protobuf.Duration
+	71, // 22: epochkv.v1.WatchInfo.idle:type_name -> google.protobuf.Duration
+	24, // 23: epochkv.v1.ListHoldsResponse.holds:type_name -> epochkv.v1.Hold
+	71, // 24: epochkv.v1.TakeHoldRequest.ttl:type_name -> google.protobuf.Duration
+	24, // 25: epochkv.v1.TakeHoldResponse.hold:type_name -> epochkv.v1.Hold
+	72, // 26: epochkv.v1.ReloadTLSResponse.not_after:type_name -> google.protobuf.Timestamp
+	72, // 27: epochkv.v1.ReloadTLSResponse.client_authorities_not_after:type_name -> google.protobuf.Timestamp
+	40, // 28: epochkv.v1.ListSnapshotsResponse.snapshots:type_name -> epochkv.v1.SnapshotInfo
+	1,  // 29: epochkv.v1.SnapshotInfo.kind:type_name -> epochkv.v1.SnapshotInfo.Kind
+	71, // 30: epochkv.v1.SnapshotInfo.age:type_name -> google.protobuf.Duration
+	71, // 31: epochkv.v1.SnapshotInfo.idle:type_name -> google.protobuf.Duration
+	71, // 32: epochkv.v1.SnapshotInfo.expires_in:type_name -> google.protobuf.Duration
+	45, // 33: epochkv.v1.VerifyResponse.progress:type_name -> epochkv.v1.VerifyProgress
+	46, // 34: epochkv.v1.VerifyResponse.report:type_name -> epochkv.v1.VerifyReport
+	47, // 35: epochkv.v1.VerifyReport.damages:type_name -> epochkv.v1.Damage
+	71, // 36: epochkv.v1.VerifyReport.duration:type_name -> google.protobuf.Duration
+	71, // 37: epochkv.v1.CheckpointResponse.duration:type_name -> google.protobuf.Duration
+	52, // 38: epochkv.v1.SpaceResponse.pages:type_name -> epochkv.v1.PageKinds
+	53, // 39: epochkv.v1.SpaceResponse.prefixes:type_name -> epochkv.v1.PrefixSpace
+	53, // 40: epochkv.v1.SpaceResponse.other_prefixes:type_name -> epochkv.v1.PrefixSpace
+	71, // 41: epochkv.v1.SpaceResponse.duration:type_name -> google.protobuf.Duration
+	47, // 42: epochkv.v1.SpaceResponse.unreadable:type_name -> epochkv.v1.Damage
+	60, // 43: epochkv.v1.StatusResponse.build:type_name -> epochkv.v1.Build
+	72, // 44: epochkv.v1.StatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	71, // 45: epochkv.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	61, // 46: epochkv.v1.StatusResponse.health:type_name -> epochkv.v1.Health
+	63, // 47: epochkv.v1.StatusResponse.epochs:type_name -> epochkv.v1.Epochs
+	64, // 48: epochkv.v1.StatusResponse.sizes:type_name -> epochkv.v1.Sizes
+	65, // 49: epochkv.v1.StatusResponse.generations:type_name -> epochkv.v1.Generation
+	66, // 50: epochkv.v1.StatusResponse.sessions:type_name -> epochkv.v1.Sessions
+	67, // 51: epochkv.v1.StatusResponse.limits:type_name -> epochkv.v1.Limits
+	68, // 52: epochkv.v1.StatusResponse.recovery:type_name -> epochkv.v1.Recovery
+	59, // 53: epochkv.v1.StatusResponse.tree:type_name -> epochkv.v1.Tree
+	58, // 54: epochkv.v1.StatusResponse.history:type_name -> epochkv.v1.History
+	57, // 55: epochkv.v1.StatusResponse.log_holders:type_name -> epochkv.v1.LogHolder
+	55, // 56: epochkv.v1.StatusResponse.activity:type_name -> epochkv.v1.Activity
+	56, // 57: epochkv.v1.Activity.methods:type_name -> epochkv.v1.MethodTotals
+	71, // 58: epochkv.v1.LogHolder.expires_in:type_name -> google.protobuf.Duration
+	72, // 59: epochkv.v1.History.commit_time:type_name -> google.protobuf.Timestamp
+	52, // 60: epochkv.v1.Tree.pages:type_name -> epochkv.v1.PageKinds
+	71, // 61: epochkv.v1.Tree.checkpoint_time:type_name -> google.protobuf.Duration
+	71, // 62: epochkv.v1.Tree.write_stall_time:type_name -> google.protobuf.Duration
+	71, // 63: epochkv.v1.Tree.throttle_delay_per_kib:type_name -> google.protobuf.Duration
+	2,  // 64: epochkv.v1.Health.state:type_name -> epochkv.v1.Health.State
+	62, // 65: epochkv.v1.Health.conditions:type_name -> epochkv.v1.Condition
+	3,  // 66: epochkv.v1.Condition.severity:type_name -> epochkv.v1.Condition.Severity
+	72, // 67: epochkv.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	71, // 68: epochkv.v1.Sessions.oldest_snapshot_age:type_name -> google.protobuf.Duration
+	71, // 69: epochkv.v1.Limits.snapshot_lease_ttl:type_name -> google.protobuf.Duration
+	71, // 70: epochkv.v1.Limits.transaction_idle_timeout:type_name -> google.protobuf.Duration
+	71, // 71: epochkv.v1.Limits.transaction_timeout:type_name -> google.protobuf.Duration
+	71, // 72: epochkv.v1.Limits.snapshot_timeout:type_name -> google.protobuf.Duration
+	71, // 73: epochkv.v1.Recovery.duration:type_name -> google.protobuf.Duration
+	31, // 74: epochkv.v1.AdminService.Status:input_type -> epochkv.v1.StatusRequest
+	74, // 75: epochkv.v1.AdminService.ListTransactions:input_type -> epochkv.v1.ListTransactionsRequest
+	75, // 76: epochkv.v1.AdminService.EndTransaction:input_type -> epochkv.v1.EndTransactionRequest
+	38, // 77: epochkv.v1.AdminService.ListSnapshots:input_type -> epochkv.v1.ListSnapshotsRequest
+	41, // 78: epochkv.v1.AdminService.EndSnapshot:input_type -> epochkv.v1.EndSnapshotRequest
+	43, // 79: epochkv.v1.AdminService.Verify:input_type -> epochkv.v1.VerifyRequest
+	48, // 80: epochkv.v1.AdminService.Checkpoint:input_type -> epochkv.v1.CheckpointRequest
+	36, // 81: epochkv.v1.AdminService.FinalizeUpgrade:input_type -> epochkv.v1.FinalizeUpgradeRequest
+	32, // 82: epochkv.v1.AdminService.Clock:input_type -> epochkv.v1.ClockRequest
+	34, // 83: epochkv.v1.AdminService.ReloadTLS:input_type -> epochkv.v1.ReloadTLSRequest
+	69, // 84: epochkv.v1.AdminService.ResizeCache:input_type -> epochkv.v1.ResizeCacheRequest
+	50, // 85: epochkv.v1.AdminService.Space:input_type -> epochkv.v1.SpaceRequest
+	11, // 86: epochkv.v1.AdminService.GetConfig:input_type -> epochkv.v1.GetConfigRequest
+	14, // 87: epochkv.v1.AdminService.SetConfig:input_type -> epochkv.v1.SetConfigRequest
+	16, // 88: epochkv.v1.AdminService.ReloadConfig:input_type -> epochkv.v1.ReloadConfigRequest
+	19, // 89: epochkv.v1.AdminService.ListWatches:input_type -> epochkv.v1.ListWatchesRequest
+	25, // 90: epochkv.v1.AdminService.ListHolds:input_type -> epochkv.v1.ListHoldsRequest
+	27, // 91: epochkv.v1.AdminService.TakeHold:input_type -> epochkv.v1.TakeHoldRequest
+	29, // 92: epochkv.v1.AdminService.EndHold:input_type -> epochkv.v1.EndHoldRequest
+	8,  // 93: epochkv.v1.AdminService.SlowRequests:input_type -> epochkv.v1.SlowRequestsRequest
+	4,  // 94: epochkv.v1.AdminService.ArchiveStatus:input_type -> epochkv.v1.ArchiveStatusRequest
+	22, // 95: epochkv.v1.AdminService.EndWatch:input_type -> epochkv.v1.EndWatchRequest
+	54, // 96: epochkv.v1.AdminService.Status:output_type -> epochkv.v1.StatusResponse
+	76, // 97: epochkv.v1.AdminService.ListTransactions:output_type -> epochkv.v1.ListTransactionsResponse
+	77, // 98: epochkv.v1.AdminService.EndTransaction:output_type -> epochkv.v1.EndTransactionResponse
+	39, // 99: epochkv.v1.AdminService.ListSnapshots:output_type -> epochkv.v1.ListSnapshotsResponse
+	42, // 100: epochkv.v1.AdminService.EndSnapshot:output_type -> epochkv.v1.EndSnapshotResponse
+	44, // 101: epochkv.v1.AdminService.Verify:output_type -> epochkv.v1.VerifyResponse
+	49, // 102: epochkv.v1.AdminService.Checkpoint:output_type -> epochkv.v1.CheckpointResponse
+	37, // 103: epochkv.v1.AdminService.FinalizeUpgrade:output_type -> epochkv.v1.FinalizeUpgradeResponse
+	33, // 104: epochkv.v1.AdminService.Clock:output_type -> epochkv.v1.ClockResponse
+	35, // 105: epochkv.v1.AdminService.ReloadTLS:output_type -> epochkv.v1.ReloadTLSResponse
+	70, // 106: epochkv.v1.AdminService.ResizeCache:output_type -> epochkv.v1.ResizeCacheResponse
+	51, // 107: epochkv.v1.AdminService.Space:output_type -> epochkv.v1.SpaceResponse
+	12, // 108: epochkv.v1.AdminService.GetConfig:output_type -> epochkv.v1.GetConfigResponse
+	15, // 109: epochkv.v1.AdminService.SetConfig:output_type -> epochkv.v1.SetConfigResponse
+	17, // 110: epochkv.v1.AdminService.ReloadConfig:output_type -> epochkv.v1.ReloadConfigResponse
+	20, // 111: epochkv.v1.AdminService.ListWatches:output_type -> epochkv.v1.ListWatchesResponse
+	26, // 112: epochkv.v1.AdminService.ListHolds:output_type -> epochkv.v1.ListHoldsResponse
+	28, // 113: epochkv.v1.AdminService.TakeHold:output_type -> epochkv.v1.TakeHoldResponse
+	30, // 114: epochkv.v1.AdminService.EndHold:output_type -> epochkv.v1.EndHoldResponse
+	9,  // 115: epochkv.v1.AdminService.SlowRequests:output_type -> epochkv.v1.SlowRequestsResponse
+	5,  // 116: epochkv.v1.AdminService.ArchiveStatus:output_type -> epochkv.v1.ArchiveStatusResponse
+	23, // 117: epochkv.v1.AdminService.EndWatch:output_type -> epochkv.v1.EndWatchResponse
+	96, // [96:118] is the sub-list for method output_type
+	74, // [74:96] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_admin_proto_init() }
@@ -5931,7 +6021,7 @@ func file_epochkv_v1_admin_proto_init() {
 	}
 	file_epochkv_v1_kv_proto_init()
 	file_epochkv_v1_transactions_proto_init()
-	file_epochkv_v1_admin_proto_msgTypes[39].OneofWrappers = []any{
+	file_epochkv_v1_admin_proto_msgTypes[40].OneofWrappers = []any{
 		(*VerifyResponse_Progress)(nil),
 		(*VerifyResponse_Report)(nil),
 	}
@@ -5941,7 +6031,7 @@ func file_epochkv_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_admin_proto_rawDesc), len(file_epochkv_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

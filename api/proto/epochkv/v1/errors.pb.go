@@ -223,6 +223,9 @@ const (
 	ErrorReason_ERROR_REASON_BACKUP_FAILED ErrorReason = 111
 	// DATA_LOSS: a backup is damaged. The message names the part or the manifest.
 	ErrorReason_ERROR_REASON_BACKUP_DAMAGED ErrorReason = 112
+	// FAILED_PRECONDITION: another process archives a copy of this store to the target, or may do so. A backup of
+	// this copy there could be taken for one of the other. Metadata: host, process.
+	ErrorReason_ERROR_REASON_ARCHIVE_IN_USE ErrorReason = 113
 	// UNAVAILABLE: the audit log cannot be written, and --audit-full=block refuses requests that need a
 	// line in it. The request was not executed.
 	ErrorReason_ERROR_REASON_AUDIT_UNAVAILABLE ErrorReason = 130
@@ -322,6 +325,7 @@ var (
 		110: "ERROR_REASON_BACKUP_RUNNING",
 		111: "ERROR_REASON_BACKUP_FAILED",
 		112: "ERROR_REASON_BACKUP_DAMAGED",
+		113: "ERROR_REASON_ARCHIVE_IN_USE",
 		130: "ERROR_REASON_AUDIT_UNAVAILABLE",
 		71:  "ERROR_REASON_INVALID_TTL",
 		120: "ERROR_REASON_UNAUTHENTICATED",
@@ -404,6 +408,7 @@ var (
 		"ERROR_REASON_BACKUP_RUNNING":           110,
 		"ERROR_REASON_BACKUP_FAILED":            111,
 		"ERROR_REASON_BACKUP_DAMAGED":           112,
+		"ERROR_REASON_ARCHIVE_IN_USE":           113,
 		"ERROR_REASON_AUDIT_UNAVAILABLE":        130,
 		"ERROR_REASON_INVALID_TTL":              71,
 		"ERROR_REASON_UNAUTHENTICATED":          120,
@@ -449,7 +454,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xdb\x14\n" +
+	"epochkv.v1*\xfc\x14\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -521,7 +526,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"!ERROR_REASON_CONFIG_RELOAD_FAILED\x10\x8d\x01\x12\x1f\n" +
 	"\x1bERROR_REASON_BACKUP_RUNNING\x10n\x12\x1e\n" +
 	"\x1aERROR_REASON_BACKUP_FAILED\x10o\x12\x1f\n" +
-	"\x1bERROR_REASON_BACKUP_DAMAGED\x10p\x12#\n" +
+	"\x1bERROR_REASON_BACKUP_DAMAGED\x10p\x12\x1f\n" +
+	"\x1bERROR_REASON_ARCHIVE_IN_USE\x10q\x12#\n" +
 	"\x1eERROR_REASON_AUDIT_UNAVAILABLE\x10\x82\x01\x12\x1c\n" +
 	"\x18ERROR_REASON_INVALID_TTL\x10G\x12 \n" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x10x\x12\x1e\n" +
