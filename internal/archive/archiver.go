@@ -184,8 +184,12 @@ func (a *Archiver) work(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// step reads what is stable, and uploads the file when it is due.
+// step reads what is stable, and uploads the file when it is due. A process that has lost the archive stops here, also if it has nothing
+// to upload.
 func (a *Archiver) step(ctx context.Context) error {
+	if err := a.owners.held(); err != nil {
+		return err
+	}
 	for {
 		more, err := a.read(ctx)
 		if err != nil {

@@ -46,6 +46,20 @@ type fork struct {
 	time  uint64 // the earliest commit from there on; zero if no commit is known
 }
 
+// overlapsMax is how many pairs of files with epochs in common are compared: a process writes a few again after lost answers, and each
+// pair is read whole. So it also bounds how many files a plan tries in the place of others.
+const overlapsMax = 1000
+
+// OverlapError means that more files have the same epochs than processes that archive a store can leave.
+type OverlapError struct {
+	File string // the one with which there are too many, without the directory
+}
+
+func (e *OverlapError) Error() string {
+	return fmt.Sprintf("too many files of the archive have the same epochs, among them %s; expected a few that a process wrote again after a lost answer. "+
+		"Name the file that the wanted history ends with (--history FILE), or remove what is none of this archive", e.File)
+}
+
 // findFork returns the first epoch after the base and up to the target of which two files have different records; nil without any.
 func (p *Plan) findFork(ctx context.Context, all []file) (first *fork, err error) {
 	through := keys.MaxEpoch
@@ -53,6 +67,7 @@ func (p *Plan) findFork(ctx context.Context, all []file) (first *fork, err error
 		through = p.Target.Epoch
 	}
 	var before []file // that may overlap what follows
+	pairs := 0
 	for _, f := range all {
 		if first != nil && f.first >= first.epoch || f.first > through {
 			break
@@ -61,6 +76,9 @@ func (p *Plan) findFork(ctx context.Context, all []file) (first *fork, err error
 			continue
 		}
 		before = slices.DeleteFunc(before, func(b file) bool { return b.last < f.first })
+		if pairs += len(before); pairs > overlapsMax {
+			return nil, &OverlapError{path.Base(f.name)}
+		}
 		for _, b := range before {
 			found, err := p.compare(ctx, b, f, through)
 			if err != nil {

@@ -49,11 +49,15 @@ const (
 )
 
 const (
-	ownersDir     = "owners"
-	askedSuffix   = "-asked"
-	endedSuffix   = "-ended"
-	ownerFileMax  = 4 << 10
-	ownerFormat   = 1
+	ownersDir    = "owners"
+	askedSuffix  = "-asked"
+	endedSuffix  = "-ended"
+	ownerFileMax = 4 << 10
+	ownerFormat  = 1
+	// ownerMax is more than processes can have archived a store: a name with a larger number is none of ours.
+	ownerMax = 1 << 40
+	// unlistedMax is how many owners a list may lack.
+	unlistedMax   = 1000
 	unknownMoment = "an unknown time"
 )
 
@@ -202,12 +206,15 @@ func (o *owners) newest(ctx context.Context) (n uint64, r ownerRecord, err error
 	if err != nil {
 		return 0, r, err
 	}
-	if n > 0 {
+	if n > 0 && n < ownerMax {
 		if r, err = o.read(ctx, n); err != nil {
 			return 0, r, err
 		}
 	}
-	for {
+	for listed := n; ; {
+		if n >= ownerMax || n-listed > unlistedMax {
+			return 0, r, &RefusedError{fmt.Sprintf("%s is none of the notes that processes make, each of which has the next number; remove it, and archive this store to a place of its own if it comes back", o.name(n, ""))}
+		}
 		next, err := o.read(ctx, n+1)
 		if errors.Is(err, objectstore.ErrNotFound) {
 			return n, r, nil

@@ -3,8 +3,11 @@ package archive
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -241,6 +244,57 @@ func TestALargeNoteIsNotReadWhole(t *testing.T) {
 		store := &endlessStore{Store: newStore(t)}
 		if err := read(&place{store, keys.Lineage{7}}); errors.Is(err, errReadOn) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestNumberThatNoOwnerHasIsRefused: an object with the name of an owner of an impossible number is named, and no number begins anew after
+// the largest.
+func TestNumberThatNoOwnerHasIsRefused(t *testing.T) {
+	for _, n := range []uint64{ownerMax, math.MaxUint64} {
+		store := newStore(t)
+		p := newProcess(t, store, time.Second)
+		if err := store.Create(t.Context(), p.name(n, ""), objectstore.Bytes("{}")); err != nil {
+			t.Fatal(err)
+		}
+		refusal := new(RefusedError)
+		if err := p.start(t.Context()); !errors.As(err, &refusal) || !strings.Contains(err.Error(), fmt.Sprintf("%016x", n)) {
+			t.Errorf("%x: %v", n, err)
+		}
+	}
+}
+
+// TestListThatLacksOwnersWithoutEndIsRefused: a target that has every name that is asked for does not keep the archiver busy for ever.
+func TestListThatLacksOwnersWithoutEndIsRefused(t *testing.T) {
+	refusal := new(RefusedError)
+	if err := newProcess(t, everything{newStore(t)}, time.Second).start(t.Context()); !errors.As(err, &refusal) {
+		t.Error(err)
+	}
+}
+
+// everything has each object that is read.
+type everything struct{ objectstore.Store }
+
+func (everything) Read(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("{}")), nil
+}
+
+// TestManyFilesWithTheSameEpochsAreRefused: a hostile archive, in which many files overlap, does not have each pair of them read. Names
+// are enough for that.
+func TestManyFilesWithTheSameEpochsAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		files   int
+		refused bool
+	}{{40, false}, {60, true}} { // 780 and 1,770 pairs
+		p := place{newStore(t), keys.Lineage{7}}
+		for last := range c.files {
+			if err := p.store.Create(t.Context(), p.name(logDir, FileName(1, keys.Epoch(last+1))), objectstore.Bytes("")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		overlap := new(OverlapError)
+		if _, err := NewPlan(t.Context(), p.store, p.lineage, Point{}, Target{}, ""); errors.As(err, &overlap) != c.refused || err == nil {
+			t.Errorf("%d files: %v", c.files, err)
 		}
 	}
 }

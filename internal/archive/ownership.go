@@ -24,6 +24,19 @@ func (o *owners) surely(n uint64, at time.Time) {
 	}
 }
 
+// held returns why this process is not the owner any more, if it has noticed that: answer looks every few seconds.
+func (o *owners) held() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.lost != nil:
+		return o.lost
+	case o.number == 0:
+		return errNotOwner
+	}
+	return nil
+}
+
 // confirmSurely returns nil if this process is the owner, and no other process can be for a while. A question that it has answered is
 // followed by another look.
 func (o *owners) confirmSurely(ctx context.Context) error {

@@ -77,7 +77,7 @@ func (e *MissingError) Error() string {
 
 // NewPlan finds the files that lead from a base to a target, and checks that each follows the one before. It reads one end of each
 // file, and those that overlap. Of an archive with two histories, it takes the one that ends with a file; without the name of one, such
-// an archive is refused. Errors: *MissingError, *ForkError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of
+// an archive is refused. Errors: *MissingError, *ForkError, *OverlapError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of
 // the store.
 func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target, history string) (*Plan, error) {
 	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}}

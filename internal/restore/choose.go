@@ -32,8 +32,8 @@ func (e *NoBaseError) Error() string {
 // Unreachable reports whether an error means that the archive does not have the target, or more than one state for it, and not that
 // something failed.
 func Unreachable(err error) bool {
-	missing, base, forked, other := new(archive.MissingError), new(NoBaseError), new(archive.ForkError), new(archive.BaseError)
-	return errors.As(err, &missing) || errors.As(err, &base) || errors.As(err, &forked) || errors.As(err, &other) || errors.Is(err, archive.ErrNotReached)
+	missing, base, forked, other, overlap := new(archive.MissingError), new(NoBaseError), new(archive.ForkError), new(archive.BaseError), new(archive.OverlapError)
+	return errors.As(err, &overlap) || errors.As(err, &missing) || errors.As(err, &base) || errors.As(err, &forked) || errors.As(err, &other) || errors.Is(err, archive.ErrNotReached)
 }
 
 // choose finds the newest base from which the target can be reached, and the files that lead there.

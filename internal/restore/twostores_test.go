@@ -302,3 +302,19 @@ func (b *bench) restoreHistory(target archive.Target, file string) (uint64, erro
 	_, got, err := b.restore(target)
 	return got, err
 }
+
+// TestOwnerThatIsIdleNoticesThatItHasLostTheArchive: without a file to upload, too.
+func TestOwnerThatIsIdleNoticesThatItHasLostTheArchive(t *testing.T) {
+	b := newBench(t)
+	b.commits(3)
+	b.archived()
+	b.connected()
+	another := fmt.Sprintf(`{"format":1,"session":"another","host":"elsewhere","process":%d,"since":"2026-01-02T03:04:05Z"}`, os.Getpid())
+	for _, name := range []string{"0000000000000002", "0000000000000002-asked"} {
+		check(t, b.target.Create(t.Context(), b.lineage().String()+"/owners/"+name, objectstore.Bytes(another)))
+	}
+	b.notOwner(true)
+	if o := b.arch.Status().Owner; o == nil || o.Self || o.Host != "elsewhere" {
+		t.Fatalf("the owner is %+v", o)
+	}
+}

@@ -196,6 +196,9 @@ func (b *backupState) conditions(now time.Time, ageMax time.Duration) (found []h
 	if b.drillFailed != nil {
 		add("restore-drill-failing", "the newest state of the archive could not be restored", b.drillFailed.Error())
 	}
+	if b.drillBeside != "" {
+		add("restore-drill-on-data-device", "drills of a restore take the room and the bandwidth of the device of the data: use a --restore-drill-dir on another one", b.drillBeside)
+	}
 	last := b.metrics.Full.Time
 	if b.metrics.Incremental.Time.After(last) {
 		last = b.metrics.Incremental.Time

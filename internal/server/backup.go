@@ -83,6 +83,7 @@ type backupState struct {
 	mu          sync.Mutex // guards everything below
 	failed      error      // of the last backup, unless it was cancelled; nil if it was made
 	drillFailed error      // of the last drill; nil if it was successful
+	drillBeside string     // why drills can fill the device of the data; empty if they cannot
 	running     *runningBackup
 	last        *pb.EndedBackup
 	metrics     telemetry.BackupStats

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
@@ -25,6 +26,7 @@ func (s *Server) runDrills(ctx context.Context) {
 	if every == 0 || s.feed.archive == nil {
 		return
 	}
+	s.snapshots.backups.drillsOn(s.config.Archive.DrillDir, s.config.DataDir)
 	s.removeLeftovers()
 	for pause := min(every, drillDelay); ; {
 		select {
@@ -57,6 +59,27 @@ func (s *Server) removeLeftovers() {
 	if err != nil {
 		s.log.Warn("what killed drills of a restore have left was not removed", "error", err)
 	}
+}
+
+// drillsOn notes whether drills are made on the device of the data.
+func (b *backupState) drillsOn(scratch, data string) {
+	if same, err := sameDevice(scratch, data); err != nil || !same {
+		return // a directory that is missing is an error of the drill
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.drillBeside = fmt.Sprintf("%s is on the device of the data directory %s", scratch, data)
+}
+
+// sameDevice reports whether two directories are on one file system.
+func sameDevice(a, b string) (bool, error) {
+	var stats [2]syscall.Stat_t
+	for i, dir := range []string{a, b} {
+		if err := syscall.Stat(dir, &stats[i]); err != nil {
+			return false, fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	return stats[0].Dev == stats[1].Dev, nil
 }
 
 // archivedWithin is how long a drill waits until the archive has the state with which it is compared.

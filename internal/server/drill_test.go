@@ -45,3 +45,15 @@ func TestDrillsSayWhetherTheArchiveCanBeRestored(t *testing.T) {
 		t.Fatalf("the drills have left %v: %v", left, err)
 	}
 }
+
+// TestDrillsOnTheDeviceOfTheDataAreWarnedOf: as a condition, from the start on.
+func TestDrillsOnTheDeviceOfTheDataAreWarnedOf(t *testing.T) {
+	dir := t.TempDir()
+	for beside, want := range map[string]int{dir: 1, "/proc": 0, filepath.Join(dir, "missing"): 0} {
+		var b backupState
+		b.drillsOn(beside, dir)
+		if found := b.conditions(time.Now(), 0); len(found) != want || want == 1 && (found[0].Name != "restore-drill-on-data-device" || !strings.Contains(found[0].Cause, dir)) {
+			t.Errorf("%s: %+v", beside, found)
+		}
+	}
+}
