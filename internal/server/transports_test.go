@@ -104,7 +104,7 @@ func (x *exchange) outcomeOf(t *testing.T, stream uint32) (outcome string) {
 	}
 }
 
-func grpcMessage(t *testing.T, m proto.Message) []byte {
+func grpcMessage(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	b, err := proto.Marshal(m)
 	if err != nil {
