@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -24,6 +25,10 @@ const (
 	// scanEntryBytes is what an entry counts in a page at least. An entry costs some 100 bytes of memory
 	// beside its key and value, and a page of tiny ones would cost 20 times what the scan is admitted with.
 	scanEntryBytes = 32
+	// scanEntryOverhead and scanPageOverhead are what an entry and a page have beside keys and values when they are encoded, at most,
+	// without expiry and lease.
+	scanEntryOverhead = 24
+	scanPageOverhead  = 128
 	// scanCountPage is the number of entries that a count-only scan covers between two pages. The
 	// pages keep the stream alive.
 	scanCountPage = 1 << 18
@@ -40,8 +45,8 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 			return err
 		}
 		// A scan holds two pages in memory until the client has taken them, or its snapshot is
-		// ended.
-		sc.held, sc.access = 2*sc.pageBytes, accessOf(stream.Context())
+		// ended: the one that is filled, and the buffer of the one that is sent.
+		sc.held, sc.access = sc.pageBytes+pb.BufferBytes(sc.pageBytes), accessOf(stream.Context())
 		if err := s.admit(stream.Context(), conn, kindRead, shareScans, sc.held); err != nil {
 			return err
 		}
@@ -73,10 +78,18 @@ type scan struct {
 	cursor    *mvcc.Cursor
 	page      pb.ScanResponse
 	entries   []*pb.Entry // every entry message made so far; pages reuse them
-	arena     []byte      // keys and values of the page
-	last      []byte      // last key covered
+	scanMemory
+	last []byte // last key covered
 	scanTokens
 	scanTimes
+}
+
+// scanMemory is where the page is.
+type scanMemory struct {
+	arena      []byte // newest keys and values of the page
+	arenaBytes int    // of all arenas of the page
+	size       int    // of the page when it is encoded, at most, but for the key in its token
+	full       bool   // the page before was as large as a page may be
 }
 
 // scanTokens is what a scan keeps for its resume tokens.
@@ -305,7 +318,7 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	if more, err = sc.fill(ctx); err != nil {
 		return false, err
 	}
-	if err := sc.grow(2 * cap(sc.arena)); err != nil {
+	if err := sc.grow(sc.arenaBytes + pb.BufferBytes(sc.size+len(sc.last))); err != nil {
 		return false, err
 	}
 	await := sc.cursor.Await()
@@ -342,15 +355,17 @@ func (sc *scan) grow(bytes int) error {
 // fill makes the next page, and reports whether the range may continue after it.
 func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	sc.page.Entries, sc.page.Count, sc.page.ReadEpoch = sc.page.Entries[:0], 0, uint64(sc.at)
-	sc.arena = sc.arena[:0]
-	for size := 0; ; {
+	sc.reuseArena()
+	sc.size = scanPageOverhead
+	for entry := 0; ; {
 		if sc.remaining == 0 {
 			if sc.tokens != pb.ResumeTokens_RESUME_TOKENS_ALL {
 				return false, nil
 			}
 			return sc.cursor.Next(), sc.cursor.Err() // is there a next entry?
 		}
-		if size >= sc.pageBytes || sc.page.Count == scanCountPage && sc.countOnly {
+		// Another entry of the same size would make the page larger than it may be.
+		if sc.full = sc.page.Count > 0 && sc.size+entry+len(sc.last) > sc.pageBytes && !sc.countOnly; sc.full || sc.page.Count == scanCountPage && sc.countOnly {
 			return true, nil
 		}
 		if sc.page.Count%scanCheckEvery == 0 && ctx.Err() != nil {
@@ -369,8 +384,20 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		size += sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch(), &f)
+		entry = sc.add(sc.cursor.Key(), sc.cursor.Value(), sc.cursor.Epoch(), &f)
+		sc.size += entry
 	}
+}
+
+// reuseArena begins the arena of a page. The first page begins with a small one, since most scans have few entries.
+func (sc *scan) reuseArena() {
+	if sc.full && cap(sc.arena) < sc.pageBytes {
+		sc.arena = make([]byte, 0, sc.pageBytes)
+		for _, e := range sc.entries { // what they point to is sent
+			e.Key, e.Value = nil, nil
+		}
+	}
+	sc.arena, sc.arenaBytes = sc.arena[:0], cap(sc.arena)
 }
 
 // add copies one entry into the page and returns its size.
@@ -383,7 +410,11 @@ func (sc *scan) add(key, value []byte, epoch keys.Epoch, f *mvcc.Metadata) int {
 	e.Key, e.Value, e.Epoch, e.ExpiresAtMs, e.LeaseId = sc.copy(key), sc.copy(value), uint64(epoch), f.ExpiresAt, f.Lease
 	sc.last = e.Key
 	sc.page.Entries = append(sc.page.Entries, e)
-	return entryBytes(key, value)
+	size := len(key) + len(value) + scanEntryOverhead
+	if f.ExpiresAt != 0 || f.Lease != 0 {
+		size += 2 * binary.MaxVarintLen64
+	}
+	return max(size, scanEntryBytes)
 }
 
 // entryBytes is what an entry counts in a page.
@@ -393,7 +424,10 @@ func entryBytes(key, value []byte) int { return max(len(key)+len(value), scanEnt
 // because growing it would move them.
 func (sc *scan) copy(b []byte) []byte {
 	if cap(sc.arena)-len(sc.arena) < len(b) {
-		sc.arena = make([]byte, 0, max(len(b), min(max(4096, 2*cap(sc.arena)), sc.pageBytes)))
+		const least = 4096
+		n := max(len(b), min(max(least, 2*cap(sc.arena)), max(least, sc.pageBytes-sc.arenaBytes)))
+		sc.arena = make([]byte, 0, n)
+		sc.arenaBytes += n
 	}
 	start := len(sc.arena)
 	sc.arena = append(sc.arena, b...)

@@ -124,7 +124,7 @@ func TestPagesAreBounded(t *testing.T) {
 				size += len(e.Key) + len(e.Value)
 			}
 			entries += len(p.Entries)
-			if size > most+len(value)+2 || size < most && i < len(pages)-1 {
+			if size > max(most, len(value)+2) || size+len(value) < most*9/10 && i < len(pages)-1 {
 				t.Errorf("asked for %d: page %d has %d bytes", asked, i, size)
 			}
 		}
@@ -324,7 +324,7 @@ func TestSlowScanHoldsOnePageAndEndsWithItsClient(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	if requests, size, _ := h.admission.inflight(); requests != 1 || size != 2*scanPageBytesDefault {
+	if requests, size, _ := h.admission.inflight(); requests != 1 || size < 2*scanPageBytesDefault || size > 2*scanPageBytesDefault+64<<10 {
 		t.Errorf("a scan counts as %d requests of %d bytes", requests, size)
 	}
 	if n := h.store.Stats().Snapshots.Snapshots; n != 1 {

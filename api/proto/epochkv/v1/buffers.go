@@ -35,6 +35,14 @@ func (p *buffers) Get(length int) *[]byte {
 	return &b
 }
 
+// BufferBytes is the memory that a buffer of Buffers takes for so many bytes.
+func BufferBytes(length int) int {
+	if length > 1<<bufferBitsMax {
+		return length
+	}
+	return 1 << max(bits.Len(uint(max(length, 1)-1)), bufferBitsMin)
+}
+
 // Put implements mem.BufferPool. It leaves a buffer of another size to the collector.
 func (p *buffers) Put(b *[]byte) {
 	if n := cap(*b); n >= 1<<bufferBitsMin && n <= 1<<bufferBitsMax && n&(n-1) == 0 {

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// TestScansAreAdmittedWithWhatTheyHold: the arenas of a page, and the buffer into which it is encoded, are never more than what the scan is
+// admitted with, whatever the entries are; and pages of entries that fit need no more than two pages.
+func TestScansAreAdmittedWithWhatTheyHold(t *testing.T) {
+	for name, test := range map[string]struct{ entries, size int }{
+		"tiny entries": {20_000, 0}, "entries of 100 bytes": {10_000, 100}, "entries of a few KiB": {300, 5 << 10},
+		"entries of a quarter of a page": {20, 64 << 10}, "entries larger than a page": {4, 600 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := mustStart(t)
+			var mutations []*pb.Mutation
+			flush := func() {
+				if len(mutations) == 0 {
+					return
+				}
+				if _, err := h.kv.BatchWrite(testContext(t), &pb.BatchWriteRequest{Mutations: mutations, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+					t.Fatal(err)
+				}
+				mutations = nil
+			}
+			for i := range test.entries {
+				mutations = append(mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%06d", i), Value: bytes.Repeat([]byte("v"), test.size)})
+				if len(mutations) == 500 || test.size > 10<<10 {
+					flush()
+				}
+			}
+			flush()
+			sc, err := newScan(h.Server, new(pb.ScanRequest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sc.held = sc.pageBytes + pb.BufferBytes(sc.pageBytes)
+			admitted := sc.held
+			sc.access = &access{conn: new(connection)}
+			if sc.executor, err = h.takeExecutor(); err != nil {
+				t.Fatal(err)
+			}
+			if !h.admission.enter(sc.access.conn, shareScans, sc.held) {
+				t.Fatal("no room for a scan")
+			}
+			defer sc.end()
+			if err := sc.begin(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+			pages, entries := 0, 0
+			for more := true; more; pages++ {
+				if more, err = sc.nextPage(testContext(t)); err != nil {
+					t.Fatal(err)
+				}
+				entries += len(sc.page.Entries)
+				arenas := map[*byte]int{}
+				for _, e := range sc.page.Entries {
+					for _, b := range [][]byte{e.Key, e.Value} {
+						if len(b) > 0 {
+							arenas[&b[0]] = len(b)
+						}
+					}
+				}
+				bytes := 0
+				for _, n := range arenas {
+					bytes += n
+				}
+				if holds := bytes + pb.BufferBytes(5+sc.page.SizeVT()); holds > sc.held || bytes > sc.arenaBytes {
+					t.Errorf("page %d holds %d bytes, %d of them in arenas of %d, and is admitted with %d", pages, holds, bytes, sc.arenaBytes, sc.held)
+				}
+			}
+			if entries != test.entries {
+				t.Errorf("%d of %d entries", entries, test.entries)
+			}
+			if test.size < 10<<10 && sc.held > admitted+admitted/16 {
+				t.Errorf("%d bytes were admitted for two pages, and %d at the end", admitted, sc.held)
+			}
+		})
+	}
+}
