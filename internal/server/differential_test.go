@@ -54,8 +54,19 @@ func startTransports(t testing.TB) *twoTransports {
 
 // fieldsThatMayCome are metadata for which the transports must answer alike; see transportCases for the others.
 var fieldsThatMayCome = [][]string{
-	nil, nil, nil, {"content-type", "application/grpc+proto"}, {"content-type", "text/plain"}, {"grpc-encoding", "identity"}, {"grpc-encoding", "gzip"},
-	{"grpc-timeout", "20S"}, {"grpc-timeout", "20x"}, {"some", "thing"}, {"other-bin", "AAEC"}, {":method", "GET"}, {"te", ""}, {"connection", "close"}, {"Some", "thing"},
+	nil, nil, nil,
+	{"content-type", "application/grpc+proto"},
+	{"content-type", "text/plain"},
+	{"grpc-encoding", "identity"},
+	{"grpc-encoding", "gzip"},
+	{"grpc-timeout", "20S"},
+	{"grpc-timeout", "20x"},
+	{"some", "thing"},
+	{"other-bin", "AAEC"},
+	{":method", "GET"},
+	{"te", ""},
+	{"connection", "close"},
+	{"Some", "thing"},
 }
 
 // script is the bytes that choose what is sent. After its end it is zeros.
