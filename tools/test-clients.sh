@@ -127,7 +127,8 @@ curl_requests() {
 	grep -qi '^grpc-status: 0' "$work/head" && grep -qa v "$work/body" || fail "curl: a get ended with $(cat "$work/head")"
 	printf '\0\0\0\0\0' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/Put"
 	grep -qi '^grpc-status: 3' "$work/head" || fail "curl: a put without a key ended with $(cat "$work/head")"
-	printf '\0\0\0\0\0' | "${grpc[@]}" --data-binary @- -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/None"
+	# Without a body: the answer may come before it, and curl takes the reset that follows such an answer for an error.
+	"${grpc[@]}" -X POST -D "$work/head" -o "$work/body" "http://$ENDPOINT/epochkv.v1.KVService/None"
 	grep -qi '^grpc-status: 12' "$work/head" || fail "curl: an unknown method ended with $(cat "$work/head")"
 	[[ $(timeout 20 curl --silent --http2-prior-knowledge -o "$work/body" -w '%{http_code}' "http://$ENDPOINT/") == 415 ]] || fail "curl: GET / was not refused"
 }
