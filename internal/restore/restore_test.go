@@ -26,7 +26,11 @@ import (
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
-var points = flag.Int("restore.points", 6, "random epochs and times that are restored")
+// points are restored into directories, and compared by what a client reads; randomTargets are only replayed from the archive, which takes a
+// millisecond each.
+var points = flag.Int("restore.points", 6, "random epochs and times that are restored; 200 is the long form")
+
+const randomTargets = 200
 
 func check(t testing.TB, err error) {
 	t.Helper()
@@ -218,12 +222,28 @@ func contents(t *testing.T, s *mvcc.Store) uint64 {
 
 func (b *bench) lineage() keys.Lineage { return b.history }
 
-// times are the times of the epochs, as the log of the store has them: each is the latest of all commits up to it.
-func (b *bench) times() (list []struct {
+// moment is an epoch and its time: the latest of all commits up to it.
+type moment struct {
 	epoch keys.Epoch
 	at    time.Time
-},
-) {
+}
+
+// randomTarget is a random epoch or time, and the last epoch that belongs to it. It is not ok if it is the time of the last commit.
+func (b *bench) randomTarget(times []moment, byTime bool) (target archive.Target, at keys.Epoch, ok bool) {
+	one := times[b.rng.IntN(len(times))]
+	if !byTime {
+		return archive.Target{Epoch: one.epoch}, one.epoch, true
+	}
+	for _, other := range times {
+		if !other.at.After(one.at) {
+			at = max(at, other.epoch)
+		}
+	}
+	return archive.Target{Time: one.at}, at, at != times[len(times)-1].epoch
+}
+
+// times are the times of the epochs, as the log of the store has them.
+func (b *bench) times() (list []moment) {
 	b.t.Helper()
 	log := b.store.Changes().ReadLog(1, wal.TailMark{})
 	defer log.Close()
@@ -239,14 +259,12 @@ func (b *bench) times() (list []struct {
 			check(b.t, err)
 			running = max(running, h.Time)
 		}
-		list = append(list, struct {
-			epoch keys.Epoch
-			at    time.Time
-		}{rec.Epoch, time.UnixMicro(int64(running))})
+		list = append(list, moment{rec.Epoch, time.UnixMicro(int64(running))})
 	}
 }
 
-// TestRestoreEqualsTheModelAtRandomEpochsAndTimes: whatever epoch or time is restored, the store has the state of then, and no other
+// TestRestoreEqualsTheModelAtRandomEpochsAndTimes: of 200 random epochs and times, each has in the archive the state of the model, and some
+// are restored (all of them with -restore.points=200): whatever epoch or time is restored, the store has the state of then, and no other
 // one. The original is closed and opened again meanwhile.
 func TestRestoreEqualsTheModelAtRandomEpochsAndTimes(t *testing.T) {
 	b := newBench(t)
@@ -259,24 +277,23 @@ func TestRestoreEqualsTheModelAtRandomEpochsAndTimes(t *testing.T) {
 	b.archived()
 	times := b.times()
 	last := times[len(times)-1]
-	for i := range *points {
-		one := times[b.rng.IntN(len(times))]
-		target := archive.Target{Epoch: one.epoch}
-		if i%2 == 0 {
-			target = archive.Target{Time: one.at}
-			for _, other := range times { // the last epoch of this time
-				if !other.at.After(target.Time) {
-					one = other
-				}
-			}
-			if one.epoch == last.epoch {
-				continue // no later commit proves that the archive has all of this time
-			}
+	for i := range max(*points, randomTargets) {
+		target, at, ok := b.randomTarget(times, i%2 == 0)
+		if !ok {
+			continue // no later commit proves that the archive has all of this time
+		}
+		replayed, reached, err := b.replayed(archive.Point{}, target)
+		check(t, err)
+		if replayed != b.state(at) || reached.Epoch > at {
+			t.Fatalf("%v: the archive leads to epoch %d, which has another state than epoch %d", &target, reached.Epoch, at)
+		}
+		if i >= *points {
+			continue
 		}
 		r, got, err := b.restore(target)
 		check(t, err)
-		if got != b.state(one.epoch) || r.Reached.Epoch > one.epoch {
-			t.Fatalf("%v: restored epoch %d, which has another state than epoch %d", &target, r.Reached.Epoch, one.epoch)
+		if got != b.state(at) || r.Reached.Epoch > at {
+			t.Fatalf("%v: restored epoch %d, which has another state than epoch %d", &target, r.Reached.Epoch, at)
 		}
 	}
 	r, got, err := b.restore(archive.Target{})
