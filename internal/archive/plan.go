@@ -141,7 +141,7 @@ func (p *Plan) try(ctx context.Context, all []file) (unfit string, err error) {
 	if p.Target == (Target{}) && reason == "" && !later(all, p.Last.Epoch) {
 		return "", nil
 	}
-	return "", p.missing(all, reason)
+	return "", p.missing(ctx, all, reason)
 }
 
 func (p *Plan) add(f *file, i *Info) {
@@ -158,11 +158,17 @@ func (p *Plan) reached() bool {
 }
 
 // missing is the error about the first epoch that the plan does not lead to.
-func (p *Plan) missing(all []file, reason string) error {
+func (p *Plan) missing(ctx context.Context, all []file, reason string) error {
 	e := &MissingError{Target: p.Target, From: p.Last.Epoch + 1, Reason: reason, Latest: p.Last}
-	for _, f := range all {
+	var next *file
+	for i, f := range all {
 		if f.first > e.From && (e.Through == 0 || f.first-1 < e.Through) {
-			e.Through = f.first - 1
+			e.Through, next = f.first-1, &all[i]
+		}
+	}
+	if next != nil && reason == "" { // the next file may say why, such as a bulk load
+		if i, err := p.place.info(ctx, next); err == nil && i.Begin != Linked {
+			e.Reason = fmt.Sprintf("%s begins anew: %v", FileName(i.First, i.Last.Epoch), i.Begin)
 		}
 	}
 	if reason != "" && e.Through == 0 {

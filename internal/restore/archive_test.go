@@ -230,7 +230,7 @@ func TestBulkLoadEndsTheChain(t *testing.T) {
 	b.commits(10)
 	b.archived()
 	missing := new(archive.MissingError)
-	if _, _, err := b.replayed(archive.Point{}, archive.Target{}); !errors.As(err, &missing) || missing.From > done.Epoch || missing.Through < done.Epoch || missing.Latest.Epoch < end {
+	if _, _, err := b.replayed(archive.Point{}, archive.Target{}); !errors.As(err, &missing) || missing.From > done.Epoch || missing.Through < done.Epoch || missing.Latest.Epoch < end || !strings.Contains(err.Error(), "a bulk load is before it") {
 		t.Fatalf("bulk load at epoch %d: %v", done.Epoch, err)
 	}
 	if _, _, err := b.replayed(archive.Point{Epoch: done.Epoch}, archive.Target{}); err != nil {
