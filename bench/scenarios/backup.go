@@ -36,13 +36,13 @@ const (
 // The values of backups are long, so that a store of some size is soon made.
 var backedUp = workload.Shape{KeyBytes: 16, ValueBytes: 1000}
 
-// backups are scenarios about backup and restore, against the device.
+// backups are scenarios about backup and restore, against the device, and about the log archive.
 func backups() []harness.Scenario {
 	const load, largeLoad = million / 2, 4 * million
 	const size, largeSize = load * 1016 / mebibyte, largeLoad * 1016 / mebibyte // of keys and values, for the report: the data file's counts
 	large := harness.Sizes{Size: largeSize, Load: largeLoad}
 	one := harness.Axis{Name: "stores", Points: []int{1}}
-	return []harness.Scenario{
+	return append([]harness.Scenario{
 		{
 			Name: "backup-full", About: "A full backup to a target that takes everything at once, against reading the data file from one end to the other; the OS page cache is dropped before (4 GB with -large).",
 			Unit: "MiB", Axis: one, Size: size, Fixed: true, Load: load, Large: large, Stage: backupStage,
@@ -69,7 +69,7 @@ func backups() []harness.Scenario {
 			Arms:    []harness.Arm{{Name: ours.name, Run: runRestoreLog}},
 			Figures: []harness.Figure{{Arm: ours.name, AtLeast: 300_000, Source: "restore at least 300k records/s"}},
 		},
-	}
+	}, archives()...)
 }
 
 // stored is a store with data, and a directory for backups of it.

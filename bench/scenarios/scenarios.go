@@ -20,7 +20,7 @@ var Peers = []string{"github.com/cockroachdb/pebble/v2", "github.com/dgraph-io/b
 
 // All lists every scenario in the order in which they run.
 func All() []harness.Scenario {
-	return slices.Concat(writes(), []harness.Scenario{replay(), idle(), startEmpty()}, reads(), coldReads(), sustained(), backups(), archives(), []harness.Scenario{footprint(), budget(), mixed()})
+	return slices.Concat(writes(), []harness.Scenario{replay(), idle(), startEmpty()}, reads(), coldReads(), sustained(), backups(), []harness.Scenario{footprint(), budget(), mixed()})
 }
 
 const million = 1_000_000
