@@ -3,7 +3,8 @@
 //
 // What is compared is what a user of each gets: a put returns once it may be acknowledged under the durability asked
 // for (for EpochKV: visible, and durable if Sync), values are copied out once, and memory is the same: a cache of CacheBytes, and WriteBuffers
-// buffers of BufferBytes each for what has been written and not yet merged. EpochKV pays its log's buffers out of the latter.
+// buffers of BufferBytes each for what has been written and not yet merged. EpochKV pays its log's buffers out of the latter, and
+// divides the rest into memtables as it does in a server.
 // Each adapter's file says which settings of its engine differ from the default and why.
 package engines
 
@@ -14,6 +15,7 @@ type Options struct {
 	BufferBytes int64 // of one write buffer (memtable); 64 MiB
 	Buffers     int64 // write buffers before writers are stopped; WriteBuffers
 	CacheBytes  int64 // of the page or block cache; 512 MiB
+	Memtable    int64 // EpochKV only: bytes of a memtable and of a log segment; zero: what EpochKV makes of the memory
 	OneMutex    bool  // EpochKV only: the commit path under one mutex; needs a build with the tag `ablation`
 	Direct      bool  // EpochKV only: the data file past the OS page cache
 }

@@ -28,7 +28,7 @@ func EpochKV(o Options) (Engine, error) {
 		return nil, errors.Join(err, files.Close())
 	}
 	options := storage.Options{
-		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + o.Buffers*o.BufferBytes, CacheBytes: o.CacheBytes, MemtableBytes: o.BufferBytes, SegmentBytes: o.BufferBytes,
+		Dir: o.Dir, FS: files, MemoryBytes: o.CacheBytes + o.Buffers*o.BufferBytes, CacheBytes: o.CacheBytes, MemtableBytes: o.Memtable, SegmentBytes: o.Memtable,
 		Ablation: baseline,
 	}
 	if o.Direct {

@@ -58,8 +58,8 @@ func (g *grown) fillCache() error {
 	})
 }
 
-// settle merges what was put before.
-func (g *grown) settle(*harness.Run) error { return g.Settle() }
+// merge merges what was put before.
+func (g *grown) merge(*harness.Run) error { return g.Settle() }
 
 func grownOptions(r *harness.Run, dir string) engines.Options {
 	o := engines.Options{Dir: dir, CacheBytes: 4 << 30}

@@ -42,7 +42,7 @@ func keys() harness.Scenario {
 			{Name: "put", Run: puts.run},
 			{Name: "scan of 100", Run: scans.run, Part: 20},
 			{Name: "batch of 100", Run: batches.run},
-			{Name: "checkpoint", Run: random{first: alone(put), timed: (*grown).settle}.run},
+			{Name: "checkpoint", Run: random{first: alone(put), timed: (*grown).merge}.run},
 			{Name: "restart", Run: restart.run, Part: size},
 			{Name: "pebble, get", Run: ofPebble(gets).run},
 			{Name: "pebble, put", Run: ofPebble(puts).run},

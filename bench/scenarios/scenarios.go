@@ -147,7 +147,7 @@ func sustained() []harness.Scenario {
 func mutex(name string, segment int64) harness.Scenario {
 	small := workload.Shape{KeyBytes: 20, ValueBytes: 12}
 	// The commit path alone is compared with itself: memory for all that a run writes, so that neither arm waits for merges.
-	options := engines.Options{BufferBytes: segment, Buffers: 4 << 30 / segment}
+	options := engines.Options{BufferBytes: segment, Buffers: 4 << 30 / segment, Memtable: segment}
 	oneMutex := options
 	oneMutex.OneMutex = true
 	const source = "the origin's parameters: 20-byte keys, 12-byte values"

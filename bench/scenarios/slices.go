@@ -60,7 +60,7 @@ type path struct {
 
 func (s sliced) run(r *harness.Run) (err error) {
 	open := func(name string, oneMutex bool) (engines.Engine, error) {
-		o := engines.Options{Dir: filepath.Join(r.Dir, name), BufferBytes: s.buffer, Buffers: 8, CacheBytes: 64 << 20, OneMutex: oneMutex}
+		o := engines.Options{Dir: filepath.Join(r.Dir, name), BufferBytes: s.buffer, Buffers: 8, Memtable: s.buffer, CacheBytes: 64 << 20, OneMutex: oneMutex}
 		if err := os.Mkdir(o.Dir, 0o755); err != nil {
 			return nil, err
 		}

@@ -342,7 +342,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.updateThrottleLocked(time.Now())
 	e.memory.rotated.Store(time.Now().UnixNano())
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
-	if e.immutableBytesOf(e.view.Load()) >= e.checkpointAt() {
+	if residentBytes(frozen)-e.throttling.MergingLocked() >= e.checkpointAt() {
 		e.checkpoints.request()
 	}
 	return obstacle{}, refused

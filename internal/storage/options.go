@@ -19,6 +19,9 @@ const (
 	// are merged at once.
 	memtableBytesMax = 16 << 20
 	memtableBytesMin = 1 << 20
+	// memtablePart is the part of the memory for writes, as one over it, that a memtable is to take: a merge then takes several, and
+	// what the log keeps in memory is a quarter at most.
+	memtablePart = 32
 	// checkpointBytesMax bounds the log that a restart replays, a second or two, and the memtables that
 	// readers look into, unless merges are slower than writers. Merges of twice the size write about half as many pages.
 	checkpointBytesMax = 128 << 20
@@ -81,7 +84,8 @@ func (o *Options) setSizes() {
 		o.CacheBytes = min(o.MemoryBytes/2-o.programBytes(), CacheBytesMax(o.PageSize))
 	}
 	if o.MemtableBytes == 0 {
-		o.MemtableBytes = min(max(o.MemoryBytes/64, memtableBytesMin), memtableBytesMax)
+		forWrites := o.MemoryBytes - o.CacheBytes - o.programBytes()
+		o.MemtableBytes = min(max(forWrites/memtablePart, memtableBytesMin), memtableBytesMax)
 	}
 	if o.SegmentBytes == 0 {
 		// A record is a little smaller than the node it becomes, so this fills segment and memtable

@@ -43,6 +43,37 @@ func TestImmutableMemtablesWaitWhileCommitsCome(t *testing.T) {
 	}
 }
 
+// TestMergesWaitForAsMuchAsTheOneBefore: what is being merged counts no more, so that the next merge takes as much and not what
+// happens to be there.
+func TestMergesWaitForAsMuchAsTheOneBefore(t *testing.T) {
+	const most = 512 << 10
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: most})
+	e, next := b.engine, 0
+	asked := func() (bytes int64) { // the size of the immutable memtables when a merge is asked for
+		t.Helper()
+		for ; next < 100_000; next++ {
+			b.put(next, next+1, 100)
+			select {
+			case <-e.CheckpointRequests():
+				return residentBytes(e.view.Load().immutables)
+			default:
+			}
+		}
+		t.Fatal("no merge is asked for")
+		return 0
+	}
+	first := asked()
+	if first < most || first > 2*most {
+		t.Errorf("the first merge begins with %d bytes, want about %d", first, most)
+	}
+	merging := &mergeJob{immutables: e.view.Load().immutables}
+	e.throttleBegin(merging)
+	if second := asked() - first; second < most {
+		t.Errorf("while %d bytes are merged, the next merge is asked for with %d more, want %d", first, second, most)
+	}
+	e.throttleFail()
+}
+
 // TestWorkOfAnIdleStoreEnds: after large deletions each merge that is scheduled makes a checkpoint, and soon none is
 // scheduled: also if a damaged page at the end of the file cannot be moved, so that the file stays as long as it is.
 func TestWorkOfAnIdleStoreEnds(t *testing.T) {

@@ -31,7 +31,7 @@ type throttling struct {
 func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
 	delay := t.Delay()
-	if delay == 0 || t.stopped.Load() {
+	if delay == 0 || t.stopped.Load() || !e.checkpoints.merging.Load() {
 		return 0
 	}
 	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
@@ -96,7 +96,8 @@ func (e *Engine) checkpointAt() int64 {
 
 // updateThrottleLocked is called whenever memory is taken or becomes free.
 func (e *Engine) updateThrottleLocked(now time.Time) {
-	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), e.memory.immutableBytes.Load(), now)
+	limit := e.memory.immutableBytes.Load() + e.memory.memtableBytes // immutableBytesOf has the active memtable, too
+	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), limit, now)
 }
 
 // throttleBegin notes that a merge begins. publish, or throttleFail, ends it.

@@ -55,7 +55,7 @@ func versionsOf(generations []*generation) (n int64) {
 
 // fillMemory makes the limit so small that the delay is the longest one.
 func (b *bench) fillMemory() {
-	b.engine.memory.immutableBytes.Store(1)
+	b.engine.memory.immutableBytes.Store(1 - b.engine.memory.memtableBytes)
 	b.engine.mu.Lock()
 	defer b.engine.mu.Unlock()
 	b.engine.updateThrottleLocked(time.Now())
@@ -185,7 +185,7 @@ func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
 		before := b.engine.pager.Stats().PagesWritten
 		b.put(0, 1, 1)
 		if behind {
-			b.engine.memory.immutableBytes.Store(1)
+			b.engine.memory.immutableBytes.Store(1 - b.engine.memory.memtableBytes)
 		}
 		b.checkpoint()
 		b.engine.memory.immutableBytes.Store(limit)
@@ -210,7 +210,7 @@ func TestStalledWriterGetsCheckpointError(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.put(0, 100, 50)
-		b.engine.memory.immutableBytes.Store(1)
+		b.engine.memory.immutableBytes.Store(1 - b.engine.memory.memtableBytes)
 		waited := make(chan error, 1)
 		go func() { waited <- b.engine.Rotate(context.Background()) }()
 		for b.engine.counters.stalls.Load() == 0 {
@@ -275,6 +275,52 @@ func TestStopThrottlingEndsDelays(t *testing.T) {
 	case <-done:
 	case <-time.After(throttle.WaitMax / 2):
 		t.Fatal("a writer goes on waiting")
+	}
+}
+
+// TestWritersWaitOnlyWhileAMergeRuns: until the active memtable is full there is nothing to merge, and a wait would only put off
+// the merge.
+func TestWritersWaitOnlyWhileAMergeRuns(t *testing.T) {
+	b := newBench(t)
+	b.fillMemory()
+	if b.engine.ThrottleDelayPerKiB() == 0 {
+		t.Fatal("there is no delay")
+	}
+	if waited := b.engine.Throttle(t.Context(), &b.writer, 1, 1<<20); waited != 0 || b.writer.delayOwed != 0 {
+		t.Errorf("a writer waited %v and owes %v while nothing is merged", waited, b.writer.delayOwed)
+	}
+	b.engine.checkpoints.merging.Store(true)
+	go func() {
+		for b.engine.throttling.waiting.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		b.engine.checkpoints.merging.Store(false)
+	}()
+	if waited := b.engine.Throttle(t.Context(), &b.writer, 1, 1<<20); waited == 0 {
+		t.Error("no writer waits while memory is full and a merge runs")
+	}
+}
+
+// TestOneTableThatIsMergedLeavesWritersTheSpeedOfTheMerge: with memory for two immutable memtables, the first is being merged as
+// soon as it is full. Writers that were slower than that merge would leave the next one without work.
+func TestOneTableThatIsMergedLeavesWritersTheSpeedOfTheMerge(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 4 << 20, SegmentBytes: 4 << 20})
+	e := b.engine
+	for i := 0; len(e.view.Load().immutables) == 0; i++ {
+		b.put(i, i+1, 400)
+	}
+	full := e.view.Load().immutables
+	e.memory.immutableBytes.Store(2 * residentBytes(full))
+	now := time.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.throttling.BeginMergeLocked(1<<20, 1000, now.Add(-100*time.Millisecond))
+	e.throttling.MeasureMergeLocked(now) // merges take a tenth of a millisecond for a KiB, about
+	e.throttling.EndMergeLocked()
+	e.throttling.BeginMergeLocked(residentBytes(full), versionsOf(full), now)
+	e.updateThrottleLocked(now)
+	if delay, merge := e.ThrottleDelayPerKiB(), 100*time.Millisecond/1024; delay > 2*merge { // part of the next table is touched already
+		t.Errorf("the delay is %v a KiB, where a merge takes %v", delay, merge)
 	}
 }
 

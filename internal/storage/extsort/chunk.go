@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"math/bits"
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -13,7 +14,8 @@ import (
 type chunk struct {
 	buf       []byte // entries, encoded as in a run
 	entries   []chunkEntry
-	ascending bool // the keys ascend strictly in the order in which they were added
+	spare     []chunkEntry // where distribute puts them
+	ascending bool         // the keys ascend strictly in the order in which they were added
 }
 
 // chunkEntry is the offset of an entry in the chunk, with eight bytes of its key as a number that compares
@@ -28,7 +30,11 @@ const chunkEntryBytes = 16
 
 // bytesWith is about what the chunk takes with one more entry.
 func (c *chunk) bytesWith(key, value []byte) int {
-	return len(c.buf) + len(key) + len(value) + chunkEntryBytes*len(c.entries)
+	entries := chunkEntryBytes * len(c.entries)
+	if !c.ascending {
+		entries *= 2 // to be sorted
+	}
+	return len(c.buf) + len(key) + len(value) + entries
 }
 
 // add appends an entry to the chunk, whose buffer begins with the given capacity.
@@ -77,12 +83,48 @@ func (c *chunk) sort() {
 	for i := range c.entries {
 		c.entries[i].head = keys.WordAfter(key(i), common)
 	}
-	slices.SortFunc(c.entries, func(a, b chunkEntry) int {
-		if a.head != b.head {
-			return cmp.Compare(a.head, b.head)
-		}
-		ka, _ := c.entry(&a)
-		kb, _ := c.entry(&b)
-		return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.offset, b.offset))
-	})
+	from := 0
+	for _, to := range c.distribute() {
+		slices.SortFunc(c.entries[from:to], func(a, b chunkEntry) int {
+			if a.head != b.head {
+				return cmp.Compare(a.head, b.head)
+			}
+			ka, _ := c.entry(&a)
+			kb, _ := c.entry(&b)
+			return cmp.Or(bytes.Compare(ka, kb), cmp.Compare(a.offset, b.offset))
+		})
+		from = int(to)
+	}
+}
+
+// distributeBitsMax keeps the buckets in the processor's cache.
+const distributeBitsMax = 12
+
+// distribute moves the entries to buckets by the first bits in which their heads differ, and returns where each bucket ends. It
+// looks at each entry once, where sorting compares it with others whose order no branch predictor can guess.
+func (c *chunk) distribute() (ends []uint32) {
+	least, most := c.entries[0].head, c.entries[0].head
+	for i := range c.entries {
+		least, most = min(least, c.entries[i].head), max(most, c.entries[i].head)
+	}
+	width := min(bits.Len(uint(len(c.entries))), distributeBitsMax)
+	shift := max(bits.Len64(least^most)-width, 0)
+	mask := uint64(1)<<width - 1
+	ends = make([]uint32, mask+1)
+	for i := range c.entries {
+		ends[c.entries[i].head>>shift&mask]++
+	}
+	end := uint32(0)
+	for i, size := range ends {
+		ends[i] = end
+		end += size
+	}
+	out := slices.Grow(c.spare[:0], len(c.entries))[:len(c.entries)]
+	for i := range c.entries {
+		at := &ends[c.entries[i].head>>shift&mask]
+		out[*at] = c.entries[i]
+		*at++
+	}
+	c.entries, c.spare = out, c.entries
+	return ends
 }

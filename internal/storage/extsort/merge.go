@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+
+	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // fanIn is the number of runs that are merged at once. Their blocks, each of which holds at least one
@@ -61,9 +63,12 @@ func (s *Sorter) merge(ctx context.Context, runs []*Run, replace func(dst, key, 
 	return r, nil
 }
 
-// merger merges runs with a heap of their cursors.
+// merger merges runs with a tree of losers: each inner node has the cursor that lost the comparison there, so that the way of
+// a cursor that has moved takes one comparison a level. Most compare a word of each key.
 type merger struct {
-	heap    []*mergeCursor // by key, then the newest run first
+	cursors []mergeCursor // of the oldest run first
+	losers  []int         // by node, the winner of all first; the leaf of cursor i would be node len(cursors)+i
+	common  int           // bytes with which all keys begin
 	current *Cursor
 	lastKey []byte // of the current entry
 	err     error
@@ -71,76 +76,81 @@ type merger struct {
 
 type mergeCursor struct {
 	*Cursor
-	age int // 0 for the newest run
+	head uint64 // of its key, after the common bytes
 }
 
 func newMerger(runs []*Run) *merger {
-	m := &merger{}
+	m := &merger{cursors: make([]mergeCursor, len(runs)), losers: make([]int, len(runs))}
+	m.common = keys.CommonPrefix(len(runs), func(i int) []byte { return runs[i].common })
 	for i, r := range runs {
-		c := &mergeCursor{Cursor: r.Cursor(), age: len(runs) - 1 - i}
-		if c.Next() {
-			m.heap = append(m.heap, c)
-		}
-		m.err = cmp.Or(m.err, c.Err)
+		m.cursors[i].Cursor = r.Cursor()
+		m.advance(i)
 	}
-	for i := len(m.heap)/2 - 1; i >= 0; i-- {
-		m.down(i)
-	}
+	m.losers[0] = m.play(1)
 	return m
+}
+
+// play plays the games of a node and below, and returns the winner.
+func (m *merger) play(node int) (winner int) {
+	n := len(m.cursors)
+	if node >= n {
+		return node - n
+	}
+	a, b := m.play(2*node), m.play(2*node+1)
+	if m.less(b, a) {
+		a, b = b, a
+	}
+	m.losers[node] = b
+	return a
 }
 
 // next moves to the next key. Of several entries with one key it takes the entry of the newest run.
 func (m *merger) next() bool {
 	for m.err == nil {
+		i := m.losers[0]
 		if m.current != nil {
-			m.advance()
+			m.advance(i)
+			for node := (len(m.cursors) + i) / 2; node > 0; node /= 2 {
+				if m.less(m.losers[node], i) {
+					i, m.losers[node] = m.losers[node], i
+				}
+			}
+			m.losers[0] = i
 		}
-		if len(m.heap) == 0 {
+		c := m.cursors[i].Cursor
+		if !c.Valid {
 			return false
 		}
-		older := m.current != nil && bytes.Equal(m.heap[0].Key, m.lastKey)
-		m.current = m.heap[0].Cursor
+		older := m.current != nil && bytes.Equal(c.Key, m.lastKey)
+		m.current = c
 		if !older {
-			m.lastKey = append(m.lastKey[:0], m.current.Key...)
-			return true
+			m.lastKey = append(m.lastKey[:0], c.Key...)
+			return m.err == nil
 		}
 	}
 	return false
 }
 
-// advance moves the top cursor, whose entry was used.
-func (m *merger) advance() {
-	top := m.heap[0]
-	if !top.Next() {
-		m.err = cmp.Or(m.err, top.Err)
-		n := len(m.heap) - 1
-		m.heap[0] = m.heap[n]
-		m.heap = m.heap[:n]
+// advance moves a cursor.
+func (m *merger) advance(i int) {
+	c := &m.cursors[i]
+	if c.Next() {
+		c.head = keys.WordAfter(c.Key, m.common)
 	}
-	m.down(0)
+	m.err = cmp.Or(m.err, c.Err)
 }
 
-func (m *merger) down(i int) {
-	for {
-		child := 2*i + 1
-		if child >= len(m.heap) {
-			return
-		}
-		if child+1 < len(m.heap) && m.less(child+1, child) {
-			child++
-		}
-		if !m.less(child, i) {
-			return
-		}
-		m.heap[i], m.heap[child] = m.heap[child], m.heap[i]
-		i = child
-	}
-}
-
+// less reports whether the entry of a cursor comes before that of another: by key, then that of the newer run.
 func (m *merger) less(i, j int) bool {
-	a, b := m.heap[i], m.heap[j]
+	a, b := &m.cursors[i], &m.cursors[j]
+	switch {
+	case !a.Valid || !b.Valid:
+		return a.Valid
+	case a.head != b.head:
+		return a.head < b.head
+	}
 	if c := bytes.Compare(a.Key, b.Key); c != 0 {
 		return c < 0
 	}
-	return a.age < b.age
+	return i > j
 }

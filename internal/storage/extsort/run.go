@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"slices"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -35,8 +36,9 @@ type Run struct {
 
 	fs           vfs.FS
 	file         vfs.File
-	root         piece // of the index
-	depth        int   // levels of the index
+	root         piece  // of the index
+	depth        int    // levels of the index
+	common       []byte // with which all keys begin
 	blocks       int
 	longestBlock int // length
 	longestPages int // length of the longest index page of each level, added up
@@ -87,6 +89,7 @@ func (r *Run) remove() error { return errors.Join(r.file.Close(), r.fs.Remove(r.
 type runWriter struct {
 	run       *Run
 	inlineMax int
+	firstKey  []byte
 	lastKey   []byte
 	buf       []byte // blocks to be written at offset; the last one may still be open
 	open      int    // where the open block begins in buf; len(buf) if there is none
@@ -179,6 +182,9 @@ func (w *runWriter) count(value []byte, replaced bool) {
 
 // beginBlock starts a block at offset.
 func (w *runWriter) beginBlock(first []byte, offset int64) {
+	if w.run.blocks == 0 {
+		w.firstKey = slices.Clone(first)
+	}
 	w.block = piece{first: append(w.block.first[:0], first...), offset: offset}
 }
 
@@ -215,6 +221,8 @@ func (w *runWriter) flush() error {
 // finish completes the run.
 func (w *runWriter) finish() (*Run, error) {
 	w.closeBlock()
+	ends := [2][]byte{w.firstKey, w.lastKey}
+	w.run.common = w.firstKey[:keys.CommonPrefix(len(ends), func(i int) []byte { return ends[i] })]
 	w.run.root, w.run.depth = w.index.finish()
 	for _, n := range w.index.longest {
 		w.run.longestPages += n

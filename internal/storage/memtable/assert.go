@@ -1,6 +1,10 @@
 package memtable
 
-import "github.com/epochkv/epochkv/internal/invariants"
+import (
+	"unsafe"
+
+	"github.com/epochkv/epochkv/internal/invariants"
+)
 
 // The checks of this file are compiled in with the tag `invariants` only: they read whole chains and
 // blocks. Release builds find a chain that is out of order when it is merged (btree.ErrInputOrder).
@@ -22,8 +26,31 @@ func (t *Table) checkChain(node uint32) {
 				versionTrailer(base, older).Epoch(), versionTrailer(base, v).Epoch())
 		}
 	}
+	checkSkips(base, node)
 	if count != headIn(word) {
 		invariants.Fail("key %q: a chain of %d versions counts %d", nodeKey(base, node), count, headIn(word))
+	}
+}
+
+// checkSkips checks that every skip link of a chain leads to an older version in it that has one, too.
+func checkSkips(base unsafe.Pointer, node uint32) {
+	place := map[uint32]int{}
+	for v := offsetIn(word64(base, node).Load()); v != 0; v = versionOlder(base, v).Load() {
+		place[v] = len(place)
+	}
+	for v, at := range place {
+		if !hasSkip(base, v) {
+			continue
+		}
+		epoch, target := skipWords(base, v)
+		e, to := epoch.Load(), offsetIn(target.Load())
+		if e == 0 {
+			continue
+		}
+		if there, ok := place[to]; !ok || there <= at || !hasSkip(base, to) || uint64(versionTrailer(base, to).Epoch()) != e {
+			invariants.Fail("key %q: the skip link of version %d leads to %d, which is not in the chain after it", nodeKey(base, node),
+				versionTrailer(base, v).Epoch(), e)
+		}
 	}
 }
 

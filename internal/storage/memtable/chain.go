@@ -9,9 +9,9 @@ import (
 )
 
 // newVersion writes a version into reused or new memory, or returns zero.
-func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value []byte) uint32 {
+func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, flags uint32, value []byte) uint32 {
 	base := t.arena.base
-	class, words := classOf(len(value))
+	class, words := classOf(uint32(len(value)) | flags)
 	var v uint32
 	if in.pooled != 0 && in.pooledClass == class || t.takeRun(in, class) {
 		v = in.pooled
@@ -19,7 +19,7 @@ func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, sync bool, value 
 	} else if v = in.alloc(words, 1); v == 0 {
 		return 0
 	}
-	writeVersion(base, v, trailer, sync, value)
+	writeVersion(base, v, trailer, flags, value)
 	return v
 }
 
@@ -38,9 +38,18 @@ func (t *Table) takeRun(in *Inserter, class int) bool {
 	return true
 }
 
-// install puts a version into the chain of node: at the head, when commits of one key come in their
-// order.
+// install puts a version into the chain of node.
 func (t *Table) install(in *Inserter, node, version uint32) {
+	if hasSkip(t.arena.base, version) {
+		t.installSkipping(in, node, version)
+		return
+	}
+	t.link(in, node, version)
+}
+
+// link links a version into the chain of node: at the head, when commits of one key come in their
+// order.
+func (t *Table) link(in *Inserter, node, version uint32) {
 	base := t.arena.base
 	epoch := versionTrailer(base, version).Epoch()
 	chain := word64(base, node)

@@ -16,9 +16,12 @@ const (
 	classCount = smallWordsMax + (27-6+1)*classesPerDoubling + 1
 )
 
-// classOf is the size class of a version with such a value, and the words it takes.
-func classOf(valueBytes int) (class int, words uint32) {
-	n := uint32(versionHeaderBytes+valueBytes+wordBytes-1) / wordBytes
+// classOf is the size class of a version with such a length word (its flags matter), and the words it takes.
+func classOf(length uint32) (class int, words uint32) {
+	n := (versionHeaderBytes + length&^versionFlags + wordBytes - 1) / wordBytes
+	if length&versionSkips != 0 {
+		n += skipBytes / wordBytes
+	}
 	if n <= smallWordsMax {
 		return int(n), n
 	}
@@ -85,11 +88,11 @@ func (f *freeLists) push(base unsafe.Pointer, class int, v, second uint32) {
 // number.
 func (f *freeLists) pushChain(base unsafe.Pointer, v uint32) (freed int) {
 	for v != 0 {
-		class, words := classOf(versionValueLen(base, v))
+		class, words := classOf(versionLength(base, v))
 		first, second := v, uint32(0)
 		length, last := uint32(1), v
 		for v = versionOlder(base, v).Load(); v != 0 && length < runLengthMax && (length+1)*words <= runWordsMax; length++ {
-			if c, _ := classOf(versionValueLen(base, v)); c != class {
+			if c, _ := classOf(versionLength(base, v)); c != class {
 				break
 			}
 			if last == first {

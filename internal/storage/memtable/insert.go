@@ -10,7 +10,7 @@ import (
 
 const (
 	// entryOverheadBytes is what an operation takes in addition to its key and value: both headers
-	// and their rounding.
+	// and their rounding. A version with a skip link has no node of its own to make.
 	entryOverheadBytes = nodeKeyOffset + versionHeaderBytes + 2*wordBytes
 	// splitBytesMax is what one split takes: two blocks with their alignment, and a tower of full
 	// height.
@@ -206,7 +206,8 @@ func (t *Table) applyFound(in *Inserter, s *splice, key, value []byte, trailer k
 
 // add installs a version of a key that has a node.
 func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, value []byte) {
-	if v := t.newVersion(in, trailer, sync, value); v != 0 {
+	length := headIn(word64(t.arena.base, node).Load()) + 1
+	if v := t.newVersion(in, trailer, flagsOf(sync, length), value); v != 0 {
 		t.install(in, node, v)
 	}
 }
@@ -270,20 +271,20 @@ func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer k
 // newNode writes a node with its first version after it, or returns zero.
 func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) uint32 {
 	n := nodeWords(len(key))
-	_, words := classOf(len(value))
+	_, words := classOf(uint32(len(value)))
 	at := in.alloc(n+words, 1)
 	if at == 0 {
 		return 0
 	}
 	writeNode(t.arena.base, at, key, at+n)
-	writeVersion(t.arena.base, at+n, trailer, sync, value)
+	writeVersion(t.arena.base, at+n, trailer, flagsOf(sync, 1), value)
 	return at
 }
 
 // unmakeNode takes back the memory of a node whose slot another node has taken, if nothing was
 // allocated since.
 func (t *Table) unmakeNode(in *Inserter, node uint32, keyBytes, valueBytes int) {
-	_, words := classOf(valueBytes)
+	_, words := classOf(uint32(valueBytes))
 	if node+nodeWords(keyBytes)+words == in.pos {
 		in.pos = node
 	}

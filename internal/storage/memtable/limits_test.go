@@ -226,14 +226,20 @@ func TestResetTableIsEmptyAndDropsOldInserters(t *testing.T) {
 func TestSizeClassesHoldWhatTheyName(t *testing.T) {
 	last := 0
 	check := func(n int) {
-		class, words := classOf(n)
+		class, words := classOf(uint32(n))
 		need := uint32(versionHeaderBytes+n+wordBytes-1) / wordBytes
 		if class < last || class >= classCount || words < need || words > need+need/classesPerDoubling+1 {
 			t.Fatalf("value of %d bytes: class %d of %d, %d words for %d", n, class, classCount, words, need)
 		}
 		// A class is one size, so a version suits every request of its class.
-		if c, w := classOf(int(words)*wordBytes - versionHeaderBytes); n <= valueBytesMax && (c != class || w != words) {
-			t.Fatalf("class %d of %d words holds class %d of %d", class, words, c, w)
+		if whole := words*wordBytes - versionHeaderBytes; whole <= valueBytesMax {
+			if c, w := classOf(whole); c != class || w != words {
+				t.Fatalf("class %d of %d words holds class %d of %d", class, words, c, w)
+			}
+		}
+		// A skip link takes two words more.
+		if c, w := classOf(uint32(n) | versionSkips); c >= classCount || w < need+skipBytes/wordBytes {
+			t.Fatalf("value of %d bytes with a skip link: class %d of %d, %d words for %d", n, c, classCount, w, need+skipBytes/wordBytes)
 		}
 		last = class
 	}

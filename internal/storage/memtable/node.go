@@ -28,18 +28,21 @@ const (
 // A version is what one commit did to one key.
 //
 //	0          8       12              16
-//	+----------+-------+---------------+-------+
-//	| trailer  | older | value len|flg | value |
-//	+----------+-------+---------------+-------+
+//	+----------+-------+---------------+-------+------------+
+//	| trailer  | older | value len|flg | value | skip link? |
+//	+----------+-------+---------------+-------+------------+
 //
 // The trailer is keys.Trailer. older is the offset of the next older version, zero at the end; free
-// versions are linked there, too (see freeLists). The top bit of the length is a flag.
+// versions are linked there, too (see freeLists). The top bits of the length are flags. A skip link
+// begins at the next word.
 const (
 	versionOlderOffset = 8
 	versionLenOffset   = 12
 	versionHeaderBytes = 16
 
 	versionSync   = 1 << 31 // written by a SYNC commit: a reader may have to wait until it is durable
+	versionSkips  = 1 << 30 // has a skip link
+	versionFlags  = versionSync | versionSkips
 	valueBytesMax = 1<<30 - 1
 )
 
@@ -76,15 +79,27 @@ func nodeHasKey(base unsafe.Pointer, off uint32, key []byte) bool {
 	return string(nodeKey(base, off)) == string(key)
 }
 
-func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, sync bool, value []byte) {
+// flagsOf are the flags of a version in a chain that it makes so long.
+func flagsOf(sync bool, length uint32) (flags uint32) {
+	if sync {
+		flags |= versionSync
+	}
+	if skipsAt(length) {
+		flags |= versionSkips
+	}
+	return flags
+}
+
+func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, flags uint32, value []byte) {
 	p := unsafe.Add(base, uintptr(off)*wordBytes)
 	*(*keys.Trailer)(p) = t
 	setOlder(base, off, 0)
-	n := uint32(len(value))
-	if sync {
-		n |= versionSync
+	*(*uint32)(unsafe.Add(p, versionLenOffset)) = uint32(len(value)) | flags
+	if flags&versionSkips != 0 {
+		epoch, target := skipWords(base, off)
+		epoch.Store(0)
+		target.Store(0)
 	}
-	*(*uint32)(unsafe.Add(p, versionLenOffset)) = n
 	copy(unsafe.Slice((*byte)(unsafe.Add(p, versionHeaderBytes)), len(value)), value)
 }
 
@@ -98,9 +113,13 @@ func versionOlder(base unsafe.Pointer, off uint32) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionOlderOffset))
 }
 
+// versionLength is the length of the value with the flags.
+func versionLength(base unsafe.Pointer, off uint32) uint32 {
+	return *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))
+}
+
 func versionValueLen(base unsafe.Pointer, off uint32) int {
-	n := *(*uint32)(unsafe.Add(base, uintptr(off)*wordBytes+versionLenOffset))
-	return int(n &^ versionSync)
+	return int(versionLength(base, off) &^ versionFlags)
 }
 
 // newestAt walks the chain of node to the newest version that is <= at, and returns its offset, or
@@ -108,6 +127,12 @@ func versionValueLen(base unsafe.Pointer, off uint32) int {
 func newestAt(base unsafe.Pointer, node uint32, at keys.Epoch) uint32 {
 	v := offsetIn(word64(base, node).Load())
 	for v != 0 && versionTrailer(base, v).Epoch() > at {
+		if hasSkip(base, v) {
+			if older := skipPast(base, v, at); older != 0 {
+				v = older
+				continue
+			}
+		}
 		v = versionOlder(base, v).Load()
 	}
 	return v

@@ -33,7 +33,10 @@ func (h *GCWatermarks) visible(from, to keys.Epoch, index *int) bool {
 
 // Retired holds versions that were unlinked from the interior of chains. Readers may still be at
 // them: Reclaim makes their memory usable after every reader that was active has left its guard.
-type Retired struct{ versions []uint32 }
+type Retired struct {
+	versions []uint32
+	skips    []uint32 // memory for skipAnew
+}
 
 // Count is the number of versions held.
 func (r *Retired) Count() int { return len(r.versions) }
@@ -78,8 +81,12 @@ func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	if h.Snapshots != nil {
 		freed = t.pruneInterior(c, h, retired)
 	}
+	interior := freed
 	cut, next := t.cutOlder(c, h.MinVisible)
 	freed += cut
+	if interior > 0 {
+		t.skipAnew(c.node, retired)
+	}
 	if freed > 0 {
 		word64(base, c.node).Add(-(uint64(freed) << 32))
 		t.stripes[0].packed.Add(-uint64(freed))
@@ -90,15 +97,20 @@ func (t *Table) Prune(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 }
 
 // pruneInterior unlinks the versions between the newest one and the newest one <= MinVisible that
-// no snapshot sees.
+// no snapshot sees. It leaves one version with a skip link among skipEvery, whatever sees it.
 func (t *Table) pruneInterior(c Chain, h *GCWatermarks, retired *Retired) (freed int) {
 	base := t.arena.base
 	kept := offsetIn(word64(base, c.node).Load())
 	index, until := len(h.Snapshots)-1, versionTrailer(base, kept).Epoch()
+	without := 0 // versions kept since the last one with a skip link
 	for v := versionOlder(base, kept).Load(); v != 0 && until > h.MinVisible; {
 		from, older := versionTrailer(base, v).Epoch(), versionOlder(base, v).Load()
-		if from <= h.MinVisible || h.visible(from, until, &index) {
+		skips := hasSkip(base, v)
+		if from <= h.MinVisible || h.visible(from, until, &index) || skips && without >= skipEvery {
 			kept = v
+			if without++; skips {
+				without = 0
+			}
 		} else {
 			// v keeps its own link for readers that are at v. The link leads to a version that is
 			// not older than MinVisible's version, or that leads back to it.
@@ -124,7 +136,9 @@ func (t *Table) cutOlder(c Chain, minVisible keys.Epoch) (freed int, next keys.E
 			return 0, next
 		}
 		next = versionTrailer(base, v).Epoch()
+		unskip(base, v, minVisible)
 		v = older
 	}
+	unskip(base, v, minVisible)
 	return t.free.pushChain(base, versionOlder(base, v).Swap(0)), next
 }

@@ -29,7 +29,7 @@ func (r Ref) Sync() bool { return r.length()&versionSync != 0 }
 
 // Value aliases the table's memory. A tombstone has none.
 func (r Ref) Value() []byte {
-	return unsafe.Slice((*byte)(unsafe.Add(r.at, versionHeaderBytes)), r.length()&^versionSync)
+	return unsafe.Slice((*byte)(unsafe.Add(r.at, versionHeaderBytes)), r.length()&^versionFlags)
 }
 
 // Version is the same, unpacked.

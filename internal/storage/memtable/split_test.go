@@ -115,7 +115,7 @@ func TestFreeListDetectsATopThatCameBack(t *testing.T) {
 	class, words := classOf(10)
 	a, b := in.alloc(words, 1), in.alloc(words, 1)
 	for _, v := range []uint32{a, b} {
-		writeVersion(base, v, 0, false, make([]byte, 10))
+		writeVersion(base, v, 0, 0, make([]byte, 10))
 		tab.free.push(base, class, v, 0)
 	}
 	before := tab.free[class].Load()
@@ -146,12 +146,12 @@ func TestRunsGiveBackEveryVersionOnce(t *testing.T) {
 		if rng.IntN(100) == 0 {
 			size = 3000 // larger than half a run
 		}
-		class, words := classOf(size)
+		class, words := classOf(uint32(size))
 		if err := tab.Secure(&in, int(words)*wordBytes); err != nil {
 			t.Fatal(err)
 		}
 		v := in.alloc(words, 1)
-		writeVersion(base, v, 0, false, make([]byte, size))
+		writeVersion(base, v, 0, 0, make([]byte, size))
 		setOlder(base, v, chain)
 		chain, free[v] = v, class
 	}
@@ -159,7 +159,7 @@ func TestRunsGiveBackEveryVersionOnce(t *testing.T) {
 		t.Fatalf("%d of %d versions are freed", n, len(free))
 	}
 	for _, size := range []int{10, 30, 3000} {
-		class, words := classOf(size)
+		class, words := classOf(uint32(size))
 		for run := tab.free.pop(base, class); run != 0; run = tab.free.pop(base, class) {
 			length := uint32(0)
 			for v := run; v != 0; v = versionOlder(base, v).Load() {

@@ -83,6 +83,14 @@ func (t *Throttle) BeginMergeLocked(bytes, versions int64, now time.Time) {
 	t.Merged.Store(0)
 }
 
+// MergingLocked is how many bytes of memtables the running merge processes; zero without one.
+func (t *Throttle) MergingLocked() int64 {
+	if t.began.IsZero() {
+		return 0
+	}
+	return t.bytes
+}
+
 // Processed notes that the running merge has processed so many versions more. It reports whether it is
 // time to update the delay; of several goroutines one gets true.
 func (t *Throttle) Processed(versions int, now time.Time) (update bool) {
