@@ -52,8 +52,32 @@ func (r *Record) WriteMarkdown(w io.Writer) error {
 			o.markdownVerdicts(&b, fmt.Sprintf("| %d ", i+1))
 		}
 	}
+	r.writeGrowth(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeGrowth writes what an operation costs along the axes of growth.
+func (r *Record) writeGrowth(b *strings.Builder) {
+	var rows strings.Builder
+	for i, run := range r.runs {
+		for _, o := range run.Outcomes {
+			for _, s := range o.Series {
+				if s.Growth == nil {
+					continue
+				}
+				var costs []string
+				for _, p := range s.Points {
+					costs = append(costs, fmt.Sprintf("%d: %.4g", p.At, 1e9/p.Rate.Median))
+				}
+				fmt.Fprintf(&rows, "| %d | %s | %s | %s | %s | %.2f (%.2f) |\n", i+1, o.Name, cell(s.Arm), cell(o.Axis), strings.Join(costs, ", "), s.Growth.Slope, s.Growth.R2)
+			}
+		}
+	}
+	if rows.Len() > 0 {
+		b.WriteString("\n## Growth\n\nMedian cost of an operation in nanoseconds at points of an axis, and the power of the axis with which it grows (with R² of the fit).\n" +
+			"\n| run | scenario | arm | axis | cost | power |\n|---|---|---|---|---|---|\n" + rows.String())
+	}
 }
 
 // cell is text that does not end a table's cell.

@@ -29,11 +29,13 @@ func TestRecordKeepsEachScenarioOfItsNewestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	newest := &r.runs[0].Outcomes[0].Series[0]
+	newest.Growth, newest.Points[0].Rate.Median = &Fit{Slope: 0.25, R2: 0.9}, 20
 	var table, lines strings.Builder
 	if err := errors.Join(r.WriteMarkdown(&table), r.WriteBenchstat(&lines)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"| 1 | b |", "20/s [20/s, 20/s]", "| 2 | a |", "10/s [10/s, 10/s]", "Figures: 2 met.", "a processor", "cafe", `epochbench -run ^(a\|b)$`} {
+	for _, want := range []string{"| 1 | b |", "20/s [20/s, 20/s]", "| 2 | a |", "10/s [10/s, 10/s]", "| 1 | b | x | n | 1: 5e+07 | 0.25 (0.90) |", "Figures: 2 met.", "a processor", "cafe", `epochbench -run ^(a\|b)$`} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, &table)
 		}
