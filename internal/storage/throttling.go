@@ -24,14 +24,14 @@ type throttling struct {
 	stopped atomic.Bool  // StopThrottling was called
 }
 
-// Throttle delays a writer after a commit of so many operations and bytes, while checkpoints lag. The writer
+// Throttle delays a writer after a commit of so many operations and bytes, while a merge runs that lags, or while merges fail. The writer
 // should hold nothing that others wait for. When the delay becomes smaller, so does the rest of the wait. The end
 // of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
 // one step of it. It returns how long the writer has waited.
 func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
 	delay := t.Delay()
-	if delay == 0 || t.stopped.Load() || !e.checkpoints.merging.Load() {
+	if delay == 0 || t.stopped.Load() || !e.checkpoints.merging.Load() && e.checkpoints.blocked.Load() == nil {
 		return 0
 	}
 	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
