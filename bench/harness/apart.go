@@ -18,7 +18,7 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	if err != nil {
 		return err
 	}
-	own, written, began := processCPU(), processWritten(process), time.Now()
+	own, written, began := ProcessCPU(), processWritten(process), time.Now()
 	ops, err := section()
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	r.sample.WrittenMiB = mib(processWritten(process) - written)
 	r.sample.ResidentMiB = mib(peakResident(process))
 	r.sample.Apart = true
-	r.Count("client CPU ns/op", float64((processCPU()-own).Nanoseconds())/n)
+	r.Count("client CPU ns/op", float64((ProcessCPU()-own).Nanoseconds())/n)
 	r.timed = true
 	return nil
 }

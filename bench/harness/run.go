@@ -92,13 +92,13 @@ func (r *Run) Time(ops int, section func() error) error {
 func (r *Run) TimeCounted(section func() (ops int, err error)) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	cpu, written, began := processCPU(), processWritten("self"), time.Now()
+	cpu, written, began := ProcessCPU(), processWritten("self"), time.Now()
 	ops, err := section()
 	if err != nil {
 		return err
 	}
 	elapsed := time.Since(began)
-	cpu, written = processCPU()-cpu, processWritten("self")-written
+	cpu, written = ProcessCPU()-cpu, processWritten("self")-written
 	runtime.ReadMemStats(&after)
 	n := float64(max(ops, 1))
 	r.sample.Rate = n / elapsed.Seconds()
@@ -125,9 +125,9 @@ func (r *Run) Quiet() {
 		return
 	}
 	for began, windows := time.Now(), 0; windows < 2 && time.Since(began) < quietMax; {
-		cpu, written := processCPU(), processWritten("self")
+		cpu, written := ProcessCPU(), processWritten("self")
 		time.Sleep(quietEvery)
-		if windows++; processCPU()-cpu > quietCPU || processWritten("self") != written {
+		if windows++; ProcessCPU()-cpu > quietCPU || processWritten("self") != written {
 			windows = 0
 		}
 	}
@@ -164,7 +164,8 @@ func (r *Run) Prove(name string, value, low, high float64) error {
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-func processCPU() time.Duration {
+// ProcessCPU is the processor time that this process has taken.
+func ProcessCPU() time.Duration {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
 		return 0

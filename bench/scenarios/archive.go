@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/epochkv/epochkv/bench/harness"
@@ -185,11 +184,11 @@ func runArchiveCPU(r *harness.Run) (err error) {
 	if _, err := p.putFor(r, span/4); err != nil { // what is done once in the life of a log is not the puts'
 		return err
 	}
-	before, began := processorSeconds(), time.Now()
+	before, began := harness.ProcessCPU(), time.Now()
 	if _, err := p.putFor(r, span); err != nil {
 		return err
 	}
-	alone := (processorSeconds() - before) / time.Since(began).Seconds()
+	alone := (harness.ProcessCPU() - before).Seconds() / time.Since(began).Seconds()
 	stop := p.archiving(r)
 	defer stop()
 	if err := p.await(r, func(s archive.Status) bool { return s.Files > 0 }); err != nil { // the records before are not those of the window
@@ -211,13 +210,6 @@ func runArchiveCPU(r *harness.Run) (err error) {
 // proveFiles proves that files were made since there were some. The last one of a window may be complete after it.
 func (p *steadyPuts) proveFiles(r *harness.Run, before uint64) error {
 	return r.Prove("files", float64(p.archiver.Status().Files-before), 1, math.Inf(1))
-}
-
-// processorSeconds is the processor time of this process.
-func processorSeconds() float64 {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // never fails for the process itself
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
 func runRecoveryPoint(r *harness.Run) (err error) {

@@ -257,7 +257,7 @@ func newOptions() *options {
 	f.BoolVar(&c.TLS.Insecure, "insecure", false, "let other machines reach a listener that has no TLS, or neither requires client certificates nor checks users, with a warning at each start")
 	f.Var(&c.Memory, "memory", fmt.Sprintf("bound of page cache, memtables and log buffers together, at least %v; see docs/operations.md for resident memory", memoryMin))
 	f.Var(&c.CacheSize, "cache-size", derivedText("page cache", derived.Cache))
-	f.Var(&c.MemtableSize, "memtable-size", derivedText("one memtable", derived.Memtable))
+	f.Var(&c.MemtableSize, "memtable-size", derivedText("one memtable, a 32nd part of --memory without the cache", derived.Memtable))
 	f.Var(&c.SegmentSize, "segment-size", derivedText(fmt.Sprintf("one log segment, %v to %v", segmentMin, segmentMax), derived.Segment))
 	f.Var(&c.DiskReserve, "disk-reserve", derivedText(fmt.Sprintf("disk space kept for deletions and checkpoints when the disk is full, at least %v", reserveMin), derived.DiskReserve))
 	f.Var(&c.PageSize, "page-size", fmt.Sprintf("page of the data file, a power of two, %v to %v; fixed when the store is created", pageMin, pageMax))

@@ -8,8 +8,8 @@ import (
 )
 
 // Drill restores a state into a new directory below Options.Dir, which must exist, opens and verifies it as any restore does, and removes
-// it, whether that was successful or not. What killed drills have left there is removed before. With
-// Options.Contents, it has the contents of the original. It proves that the archive leads to a store; nothing else is written but the lease of a restore.
+// it, whether that was successful or not. First it removes what killed drills have left there. It proves that the archive leads to a store,
+// and with Options.Contents that the store has what the original has. Nothing else is written but the lease of a restore.
 func Drill(ctx context.Context, o Options) (r *Report, err error) {
 	if o.PlanOnly {
 		return nil, errors.New("restore: a drill without a restore proves nothing")

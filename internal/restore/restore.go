@@ -165,7 +165,7 @@ func checkDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() || deviceOf(info) != deviceOf(parent) {
+	if !info.IsDir() || DeviceOf(info) != DeviceOf(parent) {
 		return fmt.Errorf("%w: %s is a file, a symbolic link or a mount point, which cannot be replaced; restore into a new directory below it or beside it", ErrDirNotEmpty, dir)
 	}
 	entries, err := os.ReadDir(dir)
@@ -180,8 +180,8 @@ func inUse(partial string) error {
 	return fmt.Errorf("%w: another restore makes %s, or a restore that was killed has left it; remove it if none is running", ErrDirNotEmpty, partial)
 }
 
-// deviceOf is the file system of a file; zero if that is not known.
-func deviceOf(info fs.FileInfo) uint64 {
+// DeviceOf is the file system of a file; zero if that is not known.
+func DeviceOf(info fs.FileInfo) uint64 {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return stat.Dev
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -239,6 +240,12 @@ type connections struct {
 
 	mu  sync.Mutex // a leaf; guards all
 	all map[*countedConn]struct{}
+}
+
+// violated counts and logs what a client did.
+func (c *connections) violated(log *operatorLog, kind transport.Violation, what string, cause error, args ...any) {
+	c.violations[kind].Add(1)
+	log.incident(slog.LevelWarn, "connection "+kind.String(), what, cause, append([]any{"kind", kind.String()}, args...)...)
 }
 
 // violationStats are the counts of each kind.

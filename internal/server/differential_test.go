@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -143,18 +141,8 @@ func (s *script) send(x *exchange, stream uint32, b []byte) {
 
 // play sends what a script says on a connection, several streams of which are open at once, and returns how each ended.
 func (two *twoTransports) play(t testing.TB, address string, s script) map[uint32]string {
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-	x := &exchange{framer: http2.NewFramer(conn, conn)}
-	x.framer.AllowIllegalWrites = true
-	x.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	x.encoder = hpack.NewEncoder(&x.block)
-	_, _ = io.WriteString(conn, http2.ClientPreface)
-	_ = x.framer.WriteSettings()
+	x, end := newExchange(t, address, 20*time.Second)
+	defer end()
 	outcomes := map[uint32]string{}
 	last := uint32(0)
 	for streams := 1 + s.next(5); streams > 0; streams-- {

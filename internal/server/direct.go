@@ -241,21 +241,17 @@ func (c *directClient) report(cause error) {
 	switch s, peer := c.server, c.conn.RemoteAddr().String(); {
 	case !ok:
 	case kind == transport.ViolationUnread:
-		s.connections.violations[kind].Add(1)
-		s.log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", cause, "kind", kind.String(), "peer", peer,
-			"bytes", c.waitingBytes(), "message_timeout", s.config.MessageTimeout)
+		s.connections.violated(&s.log, kind, unreadAnswers, cause, "peer", peer, "bytes", c.waitingBytes(), "message_timeout", s.config.MessageTimeout)
 	default:
-		s.connections.violations[kind].Add(1)
-		s.log.incident(slog.LevelWarn, "connection "+kind.String(), "a connection is closed because of what its client sent", cause, "kind", kind.String(), "peer", peer)
+		s.connections.violated(&s.log, kind, "a connection is closed because of what its client sent", cause, "peer", peer)
 	}
 }
 
 // HeadersRefused implements transport.Client.
 func (c *directClient) HeadersRefused(bytes int) {
-	const kind = transport.ViolationHeaderList
-	c.server.connections.violations[kind].Add(1)
-	c.server.log.incident(slog.LevelWarn, "connection "+kind.String(), "a request is refused because its metadata is too large", errMetadata,
-		"kind", kind.String(), "peer", c.conn.RemoteAddr().String(), "bytes", bytes)
+	s := c.server
+	s.connections.violated(&s.log, transport.ViolationHeaderList, "a request is refused because its metadata is too large", errMetadata,
+		"peer", c.conn.RemoteAddr().String(), "bytes", bytes)
 }
 
 // Lane implements transport.Client.

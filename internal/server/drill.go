@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
+	"os"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
@@ -73,13 +73,15 @@ func (b *backupState) drillsOn(scratch, data string) {
 
 // sameDevice reports whether two directories are on one file system.
 func sameDevice(a, b string) (bool, error) {
-	var stats [2]syscall.Stat_t
+	var devices [2]uint64
 	for i, dir := range []string{a, b} {
-		if err := syscall.Stat(dir, &stats[i]); err != nil {
-			return false, fmt.Errorf("%s: %w", dir, err)
+		info, err := os.Stat(dir)
+		if err != nil {
+			return false, err
 		}
+		devices[i] = restore.DeviceOf(info)
 	}
-	return stats[0].Dev == stats[1].Dev, nil
+	return devices[0] == devices[1], nil
 }
 
 // archivedWithin is how long a drill waits until the archive has the state with which it is compared.

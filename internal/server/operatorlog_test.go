@@ -92,7 +92,7 @@ func TestViolationsAreLoggedOnceAndCounted(t *testing.T) {
 		}
 	}
 	for kind := range attacks {
-		eventually(t, kind.String()+" is counted", func() bool { return h.stats().Violations[kind].Count == rounds })
+		eventually(t, kind.String()+" is counted", func() bool { return h.stats().Refusals.Violations[kind].Count == rounds })
 	}
 	log := h.log.String()
 	if n := strings.Count(log, "a connection is closed because of what its client sent"); n != len(attacks) {
@@ -124,7 +124,7 @@ func TestHeaderListsThatAreTooLargeAreLoggedOnce(t *testing.T) {
 		c := h.dialRaw(t)
 		c.send(frame(frameHeaders, flagEndHeaders|flagEndStream, 1, block.Bytes()))
 	}
-	eventually(t, "all are refused", func() bool { return h.stats().Violations[transport.ViolationHeaderList].Count == 3 })
+	eventually(t, "all are refused", func() bool { return h.stats().Refusals.Violations[transport.ViolationHeaderList].Count == 3 })
 	log := h.log.String()
 	if n := strings.Count(log, "a request is refused because its metadata is too large"); n != 1 || !strings.Contains(log, "kind=header_list peer=127.0.0.1") {
 		t.Errorf("%d lines:\n%s", n, log)

@@ -279,7 +279,7 @@ func (s *Server) stats() telemetry.ServerStats {
 		Draining:         s.drain.active.Load(),
 		Deduplicated:     s.admission.deduplicated.Load(),
 		RequestCutoff:    s.store.RequestCutoff(),
-		RefusalStats: telemetry.RefusalStats{
+		Refusals: telemetry.RefusalStats{
 			Violations:  s.connections.violationStats(),
 			Connections: s.connections.refused.Load(),
 			Requests:    s.admission.refused.Load() + s.receiving.refused.Load(),

@@ -246,20 +246,27 @@ func TestTransportsAnswerAlike(t *testing.T) {
 	}
 }
 
-func exchangeWith(t *testing.T, address string, send func(x *exchange)) string {
+// newExchange connects and sends what a connection begins with. The connection ends after a timeout.
+func newExchange(t testing.TB, address string, timeout time.Duration) (x *exchange, end func()) {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-	x := &exchange{framer: http2.NewFramer(conn, conn)}
+	_ = conn.SetDeadline(time.Now().Add(timeout))
+	x = &exchange{framer: http2.NewFramer(conn, conn)}
 	x.framer.AllowIllegalWrites = true
 	x.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	x.encoder = hpack.NewEncoder(&x.block)
 	_, _ = io.WriteString(conn, http2.ClientPreface)
 	_ = x.framer.WriteSettings()
+	return x, func() { _ = conn.Close() }
+}
+
+func exchangeWith(t *testing.T, address string, send func(x *exchange)) string {
+	t.Helper()
+	x, end := newExchange(t, address, 10*time.Second)
+	defer end()
 	send(x)
 	outcome := x.outcomeOf(t, 1)
 	if outcome == "RST CANCEL" || strings.HasPrefix(outcome, "200 4 ") {

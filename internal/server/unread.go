@@ -1,7 +1,6 @@
 package server
 
 import (
-	"log/slog"
 	"runtime"
 	"time"
 
@@ -39,6 +38,9 @@ func (c *countedConn) checkUnread() (suspect, stuck bool) {
 	return checks > stallSteps, checks > stallSteps+1
 }
 
+// unreadAnswers is the line in the log.
+const unreadAnswers = "a connection is closed because its client does not take its answers"
+
 // endUnread closes the connections whose clients take nothing of their answers. Some buffers of
 // cancelled streams are counted until the collector finds them, so it runs before a connection is
 // judged.
@@ -50,8 +52,7 @@ func (c *connections) endUnread(all []*countedConn, timeout time.Duration, log *
 		if !stuck {
 			continue
 		}
-		c.violations[transport.ViolationUnread].Add(1)
-		log.incident(slog.LevelWarn, "unread", "a connection is closed because its client does not take its answers", transport.ErrUnread, "kind", transport.ViolationUnread.String(),
+		c.violated(log, transport.ViolationUnread, unreadAnswers, transport.ErrUnread,
 			"peer", conn.RemoteAddr().String(), "bytes", conn.info.waitingBytes(), "message_timeout", timeout)
 		_ = conn.Close() // gRPC meets the same error
 	}

@@ -31,7 +31,7 @@ type ServerStats struct {
 	Sessions         int   // engine sessions, in use or pooled
 	Draining         bool
 
-	RefusalStats
+	Refusals RefusalStats
 
 	Deduplicated  uint64 // requests whose answer was that of an earlier attempt
 	RequestCutoff uint64 // up to which time request ids are refused, in milliseconds since 1970
@@ -100,10 +100,10 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, answerBytesDesc, float64(s.AnswerBytes))
 	gauge(ch, sessionsDesc, float64(s.Sessions))
 	gauge(ch, drainingDesc, oneIf(s.Draining))
-	counter(ch, rejectionsDesc, float64(s.RefusalStats.Connections), "connections")
-	counter(ch, rejectionsDesc, float64(s.RefusalStats.Requests), "inflight")
-	counter(ch, rejectionsDesc, float64(s.RefusalStats.Expired), "deadline")
-	for _, v := range s.Violations {
+	counter(ch, rejectionsDesc, float64(s.Refusals.Connections), "connections")
+	counter(ch, rejectionsDesc, float64(s.Refusals.Requests), "inflight")
+	counter(ch, rejectionsDesc, float64(s.Refusals.Expired), "deadline")
+	for _, v := range s.Refusals.Violations {
 		counter(ch, violationsDesc, float64(v.Count), v.Kind)
 	}
 	counter(ch, slowRequestsDesc, float64(s.SlowRequests))

@@ -36,7 +36,7 @@ func testSources() Sources {
 	return Sources{
 		Requests: requests,
 		Server: func() ServerStats {
-			s := ServerStats{Connections: 3, RefusalStats: RefusalStats{Violations: []Violation{{Kind: "protocol", Count: 1}}}, Feed: FeedStats{Delays: delays}, TLS: TLSStats{Listeners: []string{"grpc"}}, Archive: ArchiveStats{Enabled: true}, Backups: BackupStats{Full: BackupSuccess{Time: time.Unix(1, 0), Duration: time.Second}, Drills: DrillStats{Expected: true, Success: time.Unix(1, 0)}}}
+			s := ServerStats{Connections: 3, Refusals: RefusalStats{Violations: []Violation{{Kind: "protocol", Count: 1}}}, Feed: FeedStats{Delays: delays}, TLS: TLSStats{Listeners: []string{"grpc"}}, Archive: ArchiveStats{Enabled: true}, Backups: BackupStats{Full: BackupSuccess{Time: time.Unix(1, 0), Duration: time.Second}, Drills: DrillStats{Expected: true, Success: time.Unix(1, 0)}}}
 			fill(reflect.ValueOf(&s).Elem())
 			return s
 		},

@@ -72,21 +72,28 @@ func skipTarget(base unsafe.Pointer, version uint32) (target, depth uint32) {
 	return offsetIn(w), headIn(w)
 }
 
+// newSkip is where the link of the version after before leads, and its depth.
+func newSkip(base unsafe.Pointer, before uint32) (to, depth uint32) {
+	if before == 0 {
+		return 0, 0
+	}
+	first, d := skipTarget(base, before)
+	if first == 0 {
+		return before, d + 1
+	}
+	second, f := skipTarget(base, first)
+	if second == 0 {
+		return before, d + 1
+	}
+	if _, s := skipTarget(base, second); d-f == f-s {
+		return second, d + 1
+	}
+	return before, d + 1
+}
+
 // setSkip links a version, given the next older one with a link, or zero. The caller holds the busy bit.
 func setSkip(base unsafe.Pointer, version, before uint32) {
-	to, depth := before, uint32(0)
-	if before != 0 {
-		first, d := skipTarget(base, before)
-		depth = d + 1
-		if first != 0 {
-			middle, f := skipTarget(base, first)
-			if middle != 0 {
-				if _, m := skipTarget(base, middle); d-f == f-m {
-					to = middle
-				}
-			}
-		}
-	}
+	to, depth := newSkip(base, before)
 	epoch, target := skipWords(base, version)
 	epoch.Store(0)
 	target.Store(pack(depth, to))
@@ -104,17 +111,23 @@ func (t *Table) installSkipping(in *Inserter, node, version uint32) {
 		t.link(in, node, version)
 		return
 	}
-	before := offsetIn(word64(base, node).Load())
-	if versionTrailer(base, before).Epoch() < versionTrailer(base, version).Epoch() {
-		for i := 0; before != 0 && !hasSkip(base, before); i++ {
-			if before = versionOlder(base, before).Load(); i == skipSearchMax {
-				before = 0
-			}
-		}
-		setSkip(base, version, before)
+	newest := offsetIn(word64(base, node).Load())
+	if versionTrailer(base, newest).Epoch() < versionTrailer(base, version).Epoch() {
+		setSkip(base, version, nearestSkip(base, newest))
 	}
 	t.link(in, node, version)
 	bound.Store(known)
+}
+
+// nearestSkip is the first version with a link, from v on; zero if it is not near.
+func nearestSkip(base unsafe.Pointer, v uint32) uint32 {
+	for range skipSearchMax {
+		if v == 0 || hasSkip(base, v) {
+			return v
+		}
+		v = versionOlder(base, v).Load()
+	}
+	return 0
 }
 
 // unskip takes away the link of a version if it leads to one that is not newer than epoch. The caller holds the busy bit.
