@@ -243,7 +243,7 @@ func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p := s.Stats().Storage.Pages; !full || p.Free < 16 {
+	if p := s.Stats().Storage.Pages; !full || p.Free+p.Pending < 16 { // the collector may not have come to some of them
 		t.Fatalf("the test needs refused deletions and free pages: %v, pages %+v", full, p)
 	}
 	reader.CloseSnapshot()

@@ -41,7 +41,13 @@ func TestSessionsKnowWhereTheyWaited(t *testing.T) {
 	if err := s.latches.lock(t.Context(), &key, other.parker); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(hold, func() { s.latches.unlock(&key) })
+	go func() {
+		for s.latches.table[key.only].state.Load()&latchWanted == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(hold)
+		s.latches.unlock(&key)
+	}()
 	mustWrite("key", "value")
 	if w := waits(); w.Latch < hold/2 || w.Memory != 0 {
 		t.Errorf("after a wait for a latch: %+v", w)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -239,6 +240,13 @@ func TestAClientThatTakesNothingKeepsNoOtherWaiting(t *testing.T) {
 func TestAStalledWatchKeepsNoPreviousValues(t *testing.T) {
 	const values, size, feedMemory = 300, 100 << 10, 1 << 20
 	h := mustStart(t, func(c *config.Config) { c.Retention, c.Feed.Memory = time.Minute, feedMemory })
+	measured := make(chan struct{})
+	defer close(measured)
+	h.disk.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") {
+			<-measured // no merge ends: the data file is in the heap, too
+		}
+	})
 	for i := range values {
 		h.put(t, fmt.Sprintf("k%03d", i), string(make([]byte, size)))
 	}

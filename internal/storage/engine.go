@@ -342,7 +342,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.updateThrottleLocked(time.Now())
 	e.memory.rotated.Store(time.Now().UnixNano())
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
-	if residentBytes(frozen)-e.throttling.MergingLocked() >= e.checkpointAt() {
+	if e.dueLocked() {
 		e.checkpoints.request()
 	}
 	return obstacle{}, refused

@@ -28,5 +28,8 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	o.CacheBytes = bytes
 	e.memory.immutableBytes.Store(o.immutableBytes())
 	e.signalRoom()
+	if e.throttling.due.Load() {
+		e.checkpoints.request()
+	}
 	return e.memory.cacheBytes.Swap(bytes), nil
 }

@@ -22,16 +22,17 @@ type throttling struct {
 	throttle.Throttle
 	waiting atomic.Int64 // writers that are delayed
 	stopped atomic.Bool  // StopThrottling was called
+	due     atomic.Bool  // what waits has the size of a merge, which was asked for; written under Engine.mu
 }
 
-// Throttle delays a writer after a commit of so many operations and bytes, while a merge runs that lags, or while merges fail. The writer
+// Throttle delays a writer after a commit of so many operations and bytes, while a merge that lags runs or is due, or while merges fail. The writer
 // should hold nothing that others wait for. When the delay becomes smaller, so does the rest of the wait. The end
 // of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
 // one step of it. It returns how long the writer has waited.
 func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
 	delay := t.Delay()
-	if delay == 0 || t.stopped.Load() || !e.checkpoints.merging.Load() && e.checkpoints.blocked.Load() == nil {
+	if delay == 0 || t.stopped.Load() || !e.mergeHelps() && e.checkpoints.blocked.Load() == nil {
 		return 0
 	}
 	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
@@ -53,11 +54,27 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 		if now := t.Delay(); now < delay {
 			w.delayOwed, delay = time.Duration(float64(w.delayOwed)*float64(now)/float64(delay)), now
 		}
-		if !e.checkpoints.merging.Load() || t.stopped.Load() {
-			w.delayOwed = min(w.delayOwed, 0) // no merge is running that the wait could help
+		if !e.mergeHelps() || t.stopped.Load() {
+			w.delayOwed = min(w.delayOwed, 0) // there is no merge that the wait could help
 		}
 	}
 	return waited
+}
+
+// mergeHelps reports whether a merge runs, or will as soon as what is before it has ended.
+func (e *Engine) mergeHelps() bool { return e.checkpoints.merging.Load() || e.throttling.due.Load() }
+
+// dueLocked reports whether what waits to be merged, without what is being merged, has the size of a merge.
+func (e *Engine) dueLocked() bool {
+	frozen := e.view.Load().immutables
+	return len(frozen) > 0 && residentBytes(frozen)-e.throttling.MergingLocked() >= e.checkpointAt()
+}
+
+// throttleLimit is how much memory is in use when writers are stopped: when the active memtable, which counts, is full, and the immutable
+// ones with it take more than they may have. Memory for a part of a memtable is of no use.
+func (m *memory) throttleLimit() int64 {
+	immutable := m.immutableBytes.Load()
+	return immutable - max(immutable, 0)%m.memtableBytes + m.memtableBytes
 }
 
 // sleep returns true after d, and false when ctx has ended.
@@ -96,8 +113,8 @@ func (e *Engine) checkpointAt() int64 {
 
 // updateThrottleLocked is called whenever memory is taken or becomes free.
 func (e *Engine) updateThrottleLocked(now time.Time) {
-	limit := e.memory.immutableBytes.Load() + e.memory.memtableBytes // immutableBytesOf has the active memtable, too
-	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), limit, now)
+	e.throttling.UpdateLocked(e.immutableBytesOf(e.view.Load()), e.memory.throttleLimit(), now)
+	e.throttling.due.Store(e.dueLocked())
 }
 
 // throttleBegin notes that a merge begins. publish, or throttleFail, ends it.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -365,5 +366,76 @@ func TestDeadlineEndsTheThrottle(t *testing.T) {
 	}
 	if waiting := e.throttling.waiting.Load(); waiting != 0 {
 		t.Errorf("%d writers count as waiting", waiting)
+	}
+}
+
+// TestWritersWaitWhileAMergeIsDue: after a merge the reserve of the disk is filled, and before the next one log and watermark are waited
+// for. Writers that did not wait meanwhile would fill the memory, and be stopped.
+func TestWritersWaitWhileAMergeIsDue(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10})
+	for i := 0; len(b.engine.CheckpointRequests()) == 0; i++ {
+		b.put(i, i+1, 100)
+	}
+	b.fillMemory()
+	if waited := b.engine.Throttle(t.Context(), &b.writer, 1, 1<<20); waited == 0 {
+		t.Error("no writer waits while memory is full and a merge is due")
+	}
+}
+
+// TestMergeThatEndsEarlyLeavesNothingDue: a checkpoint of an operator, which ends, has taken the memtables on which a merge was to begin.
+// They wait for another one, for which writers wait, so it is asked for.
+func TestMergeThatEndsEarlyLeavesNothingDue(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10})
+	e, next := b.engine, 0
+	for ; len(e.CheckpointRequests()) == 0; next++ {
+		b.put(next, next+1, 100)
+	}
+	<-e.CheckpointRequests()
+	ctx, cancel := context.WithCancel(t.Context())
+	b.fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpWrite && strings.HasSuffix(name, ".ekv") {
+			cancel()
+		}
+	})
+	defer b.fs.SetHook(nil)
+	at := keys.Epoch(b.visible.Load())
+	if err := e.Checkpoint(ctx, GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("the checkpoint: %v", err)
+	}
+	if due, asked := e.throttling.due.Load(), len(e.CheckpointRequests()) > 0; !due || !asked {
+		t.Errorf("a merge is due: %v; one is asked for: %v", due, asked)
+	}
+}
+
+// TestSmallerMemoryForMemtablesAsksForTheMergeThatIsDue: what waits already may have the size of a merge now.
+func TestSmallerMemoryForMemtablesAsksForTheMergeThatIsDue(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 8 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10})
+	for i := 0; residentBytes(b.engine.view.Load().immutables) < 1<<20; i++ {
+		b.put(i, i+1, 100)
+	}
+	if len(b.engine.CheckpointRequests()) > 0 {
+		t.Fatal("a merge is asked for too early")
+	}
+	if _, err := b.engine.ResizeCache(5 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.engine.CheckpointRequests()) == 0 {
+		t.Error("no merge is asked for")
+	}
+}
+
+// TestThrottleKnowsWhereWritersAreStopped: the memory that it takes for free is never more than what writers can fill.
+func TestThrottleKnowsWhereWritersAreStopped(t *testing.T) {
+	const table = 1 << 20
+	for _, immutable := range []int64{2 * table, 3*table - 1, 3 * table, 29 * table / 10, 100*table + 5} {
+		m := memory{memtableBytes: table}
+		m.immutableBytes.Store(immutable)
+		stop := int64(table)
+		for frozen := int64(0); frozen+table <= immutable; stop = frozen + table { // see advanceGeneration
+			frozen += table
+		}
+		if got := m.throttleLimit(); got != stop {
+			t.Errorf("%d for immutable memtables of %d: a limit of %d, and writers are stopped at %d", immutable, table, got, stop)
+		}
 	}
 }
