@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -149,7 +150,7 @@ func (h *harness) verify(t testing.TB) *pb.VerifyReport {
 }
 
 // mustStartDamaged starts a server with 3000 keys of which one leaf was damaged while it was down.
-func mustStartDamaged(t *testing.T) *harness {
+func mustStartDamaged(t *testing.T, adjust ...func(*config.Config)) *harness {
 	t.Helper()
 	disk := vfs.NewMem()
 	h := mustStartOn(t, disk)
@@ -160,7 +161,7 @@ func mustStartDamaged(t *testing.T) *harness {
 		t.Fatal(err)
 	}
 	flip(t, disk, "data/data.ekv", 10)
-	return mustStartOn(t, disk)
+	return mustStartOn(t, disk, adjust...)
 }
 
 // TestDamagedPageIsServedAsDataLossAndCounted damages one leaf while the server runs on a cold

@@ -288,7 +288,7 @@ func TestAStalledWatchKeepsNoPreviousValues(t *testing.T) {
 // TestDamageBeforeAChangeEndsItsWatchOnly: what the key was cannot be read. What comes before it is sent, and the other watches of the
 // stream go on.
 func TestDamageBeforeAChangeEndsItsWatchOnly(t *testing.T) {
-	h := mustStartDamaged(t)
+	h := mustStartDamaged(t, func(c *config.Config) { c.Retention = time.Minute }) // else what was before may be gone when it is read
 	lost := ""
 	for i := 0; lost == ""; i++ {
 		key := fmt.Sprintf("key-%05d", i)
@@ -305,6 +305,9 @@ func TestDamageBeforeAChangeEndsItsWatchOnly(t *testing.T) {
 	for out := w.of(1); ; out = w.of(1) {
 		for _, c := range out.GetChanges().GetCommits() {
 			sound = sound || string(c.Events[0].Key) == "key-"
+			if string(c.Events[0].Key) == lost {
+				t.Fatalf("the watch goes on: %v", c.Events[0])
+			}
 		}
 		if out.GetEnded() != nil {
 			failureOf(t, status.ErrorProto(out.GetEnded().Error)).want(t, codes.DataLoss, pb.ErrorReason_ERROR_REASON_CORRUPTION, h.damageFields()...)
