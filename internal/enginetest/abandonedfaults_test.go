@@ -224,3 +224,57 @@ func TestBulkLoadWhileARepairTreeIsGivenBack(t *testing.T) {
 		t.Errorf("the disk was full %d times, %d bulk loads: this tests too little", fired, loaded)
 	}
 }
+
+// TestAFailedCheckpointLeavesTheMapExact damages an inner node of the repair tree or of its mirror so that it cannot be corrected, and
+// fills the disk at each operation. A checkpoint that frees the abandoned tree would leave pages allocated, and fails: what it would have
+// freed is live as before. If no checkpoint was committed until the node can be read again, the tree is freed as a whole, and the root of
+// the store's tree is rebuilt.
+func TestAFailedCheckpointLeavesTheMapExact(t *testing.T) {
+	files, want := skippingStore(t, 20)
+	pageSize, before, failed := modelOptions(nil).Storage.PageSize, lastCheckpoint(t, files.files(t)), 0
+	for _, id := range repairTreePages(t, files.files(t)) {
+		if page.ReadHeader(files[dataFile][int(id)*pageSize:]).Type != page.TypeInner {
+			continue
+		}
+		for nth, met := 1, true; met && !t.Failed(); nth += exhaustiveStep {
+			a := &abandoning{t: t, files: files, want: maps.Clone(want), page: id, nth: nth, what: fmt.Sprintf("page %d, operation %d", id, nth)}
+			var o mvcc.Options
+			s, disk, full := a.open(&o, vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Err: vfs.ErrNoSpace, Sticky: true})
+			flipMore := func() {
+				for i := range 20 {
+					flip(t, disk, int64(int(id)*pageSize+101+i))
+				}
+			}
+			flipMore()
+			a.write(s, "first ")
+			if met = full.Fired() > 0; !met || a.failed || lastCheckpoint(t, disk) != before { // the node is not live any more
+				_ = s.Close()
+				continue
+			}
+			flipMore()
+			flip(t, disk, int64(int(id)*pageSize+100))             // the node is intact
+			a.failed = stopped(s.Checkpoint(context.Background())) // now a checkpoint in the background has ended, too
+			full.Remove()
+			a.write(s, "second ")
+			if err := s.Close(); err != nil && !a.failed {
+				t.Fatalf("%s: close: %v", a.what, err)
+			}
+			failed++
+			a.finish(o, disk)
+		}
+	}
+	if failed == 0 {
+		t.Error("no checkpoint failed before one was committed: this tests nothing")
+	}
+}
+
+// lastCheckpoint is the number of the last durable checkpoint.
+func lastCheckpoint(t testing.TB, fs vfs.FS) uint64 {
+	t.Helper()
+	p, err := pager.OpenSnapshot(fs, dataFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	return p.Checkpoint()
+}

@@ -100,7 +100,7 @@ type bulkLoadBuild struct {
 	root         btree.Root
 	skippedPages *repairtree.Tree
 	copies       map[page.Ref]page.Ref // of blobs that go into the repair tree: for each, the copy for its mirror
-	mapExact     bool                  // checkpointState.mapExact before it
+	mapExact     bool                  // of this state
 	freed        []page.ID
 	stats        btree.Stats
 	taken        int           // how many of the immutable generations, the oldest ones, are in it
@@ -324,7 +324,7 @@ func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.Me
 		return err
 	}
 	b.ck.Free(result.Freed...)
-	e.checkpoints.mapExact = e.checkpoints.mapExact && complete
+	b.mapExact = b.mapExact && complete
 	b.root, b.skippedPages, b.freed = result.Root, known, append(b.freed, result.Freed...)
 	b.stats.Add(&result.Stats)
 	return b.sink.Flush() // the next merge reads it

@@ -57,6 +57,7 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
 	l.durable = true
+	e.checkpoints.mapExact = b.mapExact
 	e.replaceRepairTree(b.skippedPages)
 	e.counters.merged(&b.stats)
 	l.bounds.Epoch, l.bounds.Keys = l.epoch, l.run.Count
@@ -84,7 +85,7 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	if err := e.log.WaitDurable(ctx, last); err != nil { // what the tree holds must not be ahead of the log
 		return err
 	}
-	state := e.nextState(b.root, b.skippedPages, &b.stats, l.epoch)
+	state := e.nextState(b.root, b.skippedPages, &b.stats, l.epoch, b.mapExact)
 	setEpochHistory(&state, e.log.TermOf(l.epoch), b.commitTime)
 	return b.ck.Commit(ctx, state)
 }
@@ -135,7 +136,6 @@ func (e *Engine) CancelBulkLoad(l *BulkLoad) {
 	if l.build.ck != nil {
 		l.build.ck.Abort()
 	}
-	e.checkpoints.mapExact = l.build.mapExact // what it would have freed is as it was
 	l.build = nil
 	e.mu.Lock()
 	e.bulkLoads.switching, e.bulkLoads.sealed = false, false

@@ -153,6 +153,7 @@ type mergeJob struct {
 	span       *keySpan // of a step; nil for a whole merge
 
 	quarantine quarantinePlan // of the current attempt
+	mapExact   bool           // of the state that the current attempt makes
 }
 
 // cut is the epoch up to which the tree has every commit after the merge.
@@ -274,7 +275,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		ck.Abort()
 		return 0, nil, err
 	}
-	state := e.nextState(result.Root, known, &result.Stats, cut)
+	state := e.nextState(result.Root, known, &result.Stats, cut, job.mapExact)
 	if err := e.broken(checkCut(e.pager.State().Epoch, cut)); err != nil {
 		ck.Abort()
 		return 0, nil, err
@@ -287,6 +288,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 		e.dropQuarantine(aside)
 		return 0, nil, err
 	}
+	e.checkpoints.mapExact = job.mapExact
 	e.replaceRepairTree(known)
 	e.completeQuarantine(aside, file)
 	if job.span == nil {
@@ -298,7 +300,7 @@ func (e *Engine) tryMerge(ctx context.Context, base btree.Root, job *mergeJob, c
 }
 
 // nextState is the state after the pager's newest one, with another tree.
-func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btree.Stats, cut keys.Epoch) pager.State {
+func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btree.Stats, cut keys.Epoch, mapExact bool) pager.State {
 	state := e.pager.State()
 	state.Epoch, state.Root, state.Height = cut, root.ID, uint32(root.Level+1)
 	if root.Empty() {
@@ -310,7 +312,7 @@ func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btre
 	side, mirror := known.Roots()
 	encodeRepairTreeRoots(&state, side, mirror)
 	setNewestEpoch(&state, 0)
-	setMapExact(&state, e.checkpoints.mapExact)
+	setMapExact(&state, mapExact)
 	if e.log != nil { // else it is being replayed
 		setLogSegment(&state, e.log.NewestDurableHeader())
 	}
@@ -345,9 +347,11 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := e.freeRepairTrees(ctx, ck, batch, rebuild, &result.Stats); err != nil {
+	complete, err := e.freeRepairTrees(ctx, ck, batch, rebuild, &result.Stats)
+	if err != nil {
 		return nil, nil, err
 	}
+	job.mapExact = e.checkpoints.mapExact && complete
 	if err := sink.Flush(); err != nil {
 		return nil, nil, err
 	}
@@ -366,16 +370,17 @@ func (e *Engine) replaceRepairTree(next *repairtree.Tree) {
 }
 
 // freeRepairTrees frees the repair trees that the merge does not use any more. Pages that a damaged inner node of one of them
-// hides stay allocated: from then on the allocation map is not exact.
-func (e *Engine) freeRepairTrees(ctx context.Context, ck *pager.Checkpoint, batch *blob.Batch, rebuild *nodeRebuild, counts *btree.Stats) error {
+// hides stay allocated. Then it reports false: the allocation map of the new state is not exact.
+func (e *Engine) freeRepairTrees(
+	ctx context.Context, ck *pager.Checkpoint, batch *blob.Batch, rebuild *nodeRebuild, counts *btree.Stats,
+) (complete bool, err error) {
 	blobs := repairtree.Blobs{Drop: batch, Store: e.blobs}
 	unused, err := e.checkpoints.skippedPages.FreeUnused(ctx, &e.pager.Reader, ck, blobs)
 	if err != nil {
-		return err
+		return false, err
 	}
 	replaced, err := rebuild.finish(ctx, ck, blobs, counts)
-	e.checkpoints.mapExact = e.checkpoints.mapExact && unused && replaced
-	return err
+	return unused && replaced, err
 }
 
 // relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none.

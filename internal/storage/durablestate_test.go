@@ -138,7 +138,7 @@ func TestACancelledBulkLoadLeavesTheMapExact(t *testing.T) {
 	if err := e.BuildBulkLoad(t.Context(), load, GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
 		t.Fatal(err)
 	}
-	e.checkpoints.mapExact = false // as mergeForBulkLoad notes it
+	load.build.mapExact = false // as mergeForBulkLoad notes it
 	if e.CancelBulkLoad(load); !exact || !e.checkpoints.mapExact {
 		t.Errorf("exact before: %v, afterwards: %v", exact, e.checkpoints.mapExact)
 	}

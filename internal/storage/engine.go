@@ -93,7 +93,7 @@ type checkpointState struct {
 	// Guarded by mu, but for the atomics in vacuum and fileEnd.
 	slot         *pin.Slot
 	skippedPages *repairtree.Tree // what merges skip: what the view names, and what was found since
-	mapExact     bool             // every live tree page is reachable
+	mapExact     bool             // every live tree page is reachable: of the durable state, so that a checkpoint that fails leaves it as it is
 	quarantine   quarantineState
 	fileEnd      fileEnd
 	vacuum       vacuum
