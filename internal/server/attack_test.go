@@ -280,3 +280,27 @@ func TestBatchGetAnswersWhatFits(t *testing.T) {
 		t.Errorf("%d values were read", read)
 	}
 }
+
+// TestBatchGetCountsOnlyWhatItAnswers: a value that the answer has no room for is not counted. Two
+// connections hold two thirds of the share of answers, and the rest is enough for the one value that
+// fits into an answer, but not for the two that are asked for.
+func TestBatchGetCountsOnlyWhatItAnswers(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 << 20 })
+	h.putLarge(t, 2, 4<<20-1<<10)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	for i := range 2 {
+		ask(ctx, t, h.dialDeaf(t), "Get", &pb.GetRequest{Key: []byte("large/000")})
+		eventually(t, "the answer is held", func() bool {
+			_, _, answers := h.admission.inflight()
+			return answers >= int64(i+1)*(4<<20-1<<10)
+		})
+	}
+	out, err := h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: [][]byte{[]byte("large/000"), []byte("large/001")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !out.Results[0].Found || !out.Results[1].Unread {
+		t.Errorf("found %v and %v, unread %v and %v", out.Results[0].Found, out.Results[1].Found, out.Results[0].Unread, out.Results[1].Unread)
+	}
+}

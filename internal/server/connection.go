@@ -135,8 +135,7 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	if c.ended {
 		return must
 	}
-	if !c.fitsLocked(w, delta, bytes, c.answers) && !must {
-		w.word.Add(-delta)
+	if !c.addLocked(w, delta, bytes, c.answers, must) {
 		return false
 	}
 	c.answers += bytes
@@ -144,11 +143,21 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	return true
 }
 
-// fitsLocked adds bytes to the share of answers, and reports whether they fit beside those that the
-// connection has.
-func (*connection) fitsLocked(w *admissionWord, delta uint64, bytes, has int64) bool {
-	after := w.word.Add(delta)
-	return w.limit.allows(after) && (has == 0 || has+bytes <= w.limit.free(after))
+// addLocked adds delta to the share of answers if the bytes fit beside those that the connection has,
+// or if they must. Bytes that do not fit are never counted, not even for a moment: they would take
+// room from an answer that fits.
+func (*connection) addLocked(w *admissionWord, delta uint64, bytes, has int64, must bool) bool {
+	for {
+		before := w.word.Load()
+		after := before + delta
+		fits := w.limit.allows(after) && (has == 0 || has+bytes <= w.limit.free(after))
+		if !fits && !must {
+			return false
+		}
+		if w.word.CompareAndSwap(before, after) {
+			return true
+		}
+	}
 }
 
 // resize changes the bytes of a charge. More may be refused, like a charge; but a number that a
@@ -161,8 +170,7 @@ func (c *connection) resize(d *chargedBytes, bytes int64, must bool) bool {
 	if c.ended || more >= 0 && more < countedBytesMin {
 		return true
 	}
-	if more > 0 && !c.fitsLocked(w, uint64(more), more, c.answers-d.bytes) && !must {
-		w.word.Add(-uint64(more))
+	if more > 0 && !c.addLocked(w, uint64(more), more, c.answers-d.bytes, must) {
 		return false
 	}
 	if more < 0 {

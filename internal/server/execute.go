@@ -203,6 +203,8 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		r.Unread, r.Found, r.Epoch, r.Value, r.ExpiresAtMs = true, false, 0, r.Value[:0], 0
 	}
 	var values valueArena
+	c.heldMax = batchGetBytesMax
+	defer func() { c.heldMax = 0 }()
 	err = c.session.ReadAll(ctx, req.Keys, func(i int, v mvcc.Value) error {
 		if size += len(req.Keys[i]) + len(v.Data); size > batchGetBytesMax && left < n {
 			return errAnswerFull

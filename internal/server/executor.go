@@ -18,6 +18,7 @@ type executor struct {
 	ctx       context.Context // of the current request; its connection is charged
 	held      *memoryCharge   // for large values that the current request has read, until its answer is charged
 	heldBytes int
+	heldMax   int                   // an answer with large values of more bytes is full; 0: no bound
 	admit     func(bytes int) error // admitLarge of this executor
 	attempt   attempt
 	access    *access                           // of the current request; nil if users were not checked when it began
@@ -180,6 +181,9 @@ func (c *executor) admitLarge(bytes int) error {
 	if c.attempt.begun && c.attempt.limit != readAny {
 		c.attempt.large = true
 		return mvcc.ErrWouldWait
+	}
+	if c.heldMax > 0 && c.heldBytes > 0 && c.heldBytes+bytes > c.heldMax {
+		return errAnswerFull
 	}
 	return c.admitAnswer(c.heldBytes + bytes)
 }
