@@ -88,8 +88,8 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		} else if doesNotFit(err) || errors.Is(err, ErrDamaged) {
 			e.checkpoints.blocked.Store(&err)
 			e.CheckSpace()
-		} else if ctx.Err() != nil && e.throttling.due.Load() {
-			e.checkpoints.request() // a rotation during this merge may have asked for none
+		} else if ctx.Err() != nil {
+			e.requestIfDue() // a rotation during this merge may have asked for none
 		}
 		e.refuseWaiters()
 		return 0, err

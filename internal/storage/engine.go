@@ -342,9 +342,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.updateThrottleLocked(time.Now())
 	e.memory.rotated.Store(time.Now().UnixNano())
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
-	if e.dueLocked() {
-		e.checkpoints.request()
-	}
+	e.requestIfDue()
 	return obstacle{}, refused
 }
 

@@ -28,8 +28,6 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	o.CacheBytes = bytes
 	e.memory.immutableBytes.Store(o.immutableBytes())
 	e.signalRoom()
-	if e.throttling.due.Load() {
-		e.checkpoints.request()
-	}
+	e.requestIfDue()
 	return e.memory.cacheBytes.Swap(bytes), nil
 }

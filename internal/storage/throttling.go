@@ -25,9 +25,9 @@ type throttling struct {
 	due     atomic.Bool  // what waits has the size of a merge, which was asked for; written under Engine.mu
 }
 
-// Throttle delays a writer after a commit of so many operations and bytes, while a merge that lags runs or is due, or while merges fail. The writer
-// should hold nothing that others wait for. When the delay becomes smaller, so does the rest of the wait. The end
-// of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
+// Throttle delays a writer after a commit of so many operations and bytes. It does so while checkpoints lag, if a
+// merge runs or is due, or if merges fail. The writer should hold nothing that others wait for. When the delay
+// becomes smaller, so does the rest of the wait. The end of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
 // one step of it. It returns how long the writer has waited.
 func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
@@ -68,6 +68,13 @@ func (e *Engine) mergeHelps() bool { return e.checkpoints.merging.Load() || e.th
 func (e *Engine) dueLocked() bool {
 	frozen := e.view.Load().immutables
 	return len(frozen) > 0 && residentBytes(frozen)-e.throttling.MergingLocked() >= e.checkpointAt()
+}
+
+// requestIfDue asks for the merge that is due. A merge that is due delays writers, so it must have been asked for.
+func (e *Engine) requestIfDue() {
+	if e.throttling.due.Load() {
+		e.checkpoints.request()
+	}
 }
 
 // throttleLimit is how much memory is in use when writers are stopped: when the active memtable, which counts, is full, and the immutable
