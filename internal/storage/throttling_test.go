@@ -409,14 +409,14 @@ func TestMergeThatEndsEarlyLeavesNothingDue(t *testing.T) {
 
 // TestSmallerMemoryForMemtablesAsksForTheMergeThatIsDue: what waits already may have the size of a merge now.
 func TestSmallerMemoryForMemtablesAsksForTheMergeThatIsDue(t *testing.T) {
-	b := openBench(t, Options{PageSize: 512, MemoryBytes: 8 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10})
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 9 << 20, CacheBytes: 2 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10})
 	for i := 0; residentBytes(b.engine.view.Load().immutables) < 1<<20; i++ {
 		b.put(i, i+1, 100)
 	}
 	if len(b.engine.CheckpointRequests()) > 0 {
 		t.Fatal("a merge is asked for too early")
 	}
-	if _, err := b.engine.ResizeCache(5 << 20); err != nil {
+	if _, err := b.engine.ResizeCache(6 << 20); err != nil {
 		t.Fatal(err)
 	}
 	if len(b.engine.CheckpointRequests()) == 0 {
