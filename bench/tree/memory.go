@@ -84,7 +84,7 @@ func (m *memory) WritePage(id page.ID, p []byte) error {
 func (m *memory) input(base btree.Root, workers int) btree.MergeInput {
 	return btree.MergeInput{
 		Base: base, Checkpoint: 1, PageSize: m.size, Policy: btree.Policy{MinVisible: keys.MaxEpoch},
-		Source: func() btree.Source { return m }, Sink: m, Values: &m.rows, Workers: workers,
+		Source: func() btree.Source { return m }, Sink: m, Values: &m.rows, Workers: btree.Always(workers),
 	}
 }
 

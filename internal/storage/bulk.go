@@ -311,7 +311,7 @@ func (e *Engine) prepareBulkLoad(ctx context.Context, b *bulkLoadBuild) error {
 // mergeForBulkLoad merges into the state of the bulk load.
 func (e *Engine) mergeForBulkLoad(ctx context.Context, l *BulkLoad, in *btree.MergeInput) error {
 	b := l.build
-	in.Workers = max(in.Workers, runtime.GOMAXPROCS(0))
+	in.Workers = btree.Always(max(e.mergeWorkers(), runtime.GOMAXPROCS(0)))
 	result, known, err := mergeBoth(ctx, in, b.skippedPages, b.copies, l.epoch)
 	if err != nil {
 		if !inBulkLoadPages(b.ck, err) {

@@ -332,7 +332,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		limit, in.Relocate = e.relocation(ck)
 	}
 	if job.recovering {
-		in.Written, in.Workers = nil, runtime.GOMAXPROCS(0) // replay has the memory of the cache, too
+		in.Written, in.Workers = nil, btree.Always(runtime.GOMAXPROCS(0)) // replay has the memory of the cache, too
 		in.Progress = nil
 	}
 	var err error
@@ -408,7 +408,7 @@ func (e *Engine) mergeInput(
 		Sink:      sink,
 		Written:   e.pages.AdmitWritten,
 		Values:    blobWriter{batch},
-		Workers:   e.mergeWorkers(), Unreadable: IsDamage, Progress: e.throttleProgress,
+		Workers:   e.mergeWorkers, Unreadable: IsDamage, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 {
 		in.Cuts.Keys = sample(frozen, page.KeySizeMax(e.pager.PageSize()))
@@ -435,18 +435,6 @@ func mergeBoth(
 	result.Freed = append(result.Freed, beside.Freed...)
 	result.Stats.Add(&beside.Stats)
 	return result, next, nil
-}
-
-// mergeWorkers is how many goroutines the next merge should have.
-func (e *Engine) mergeWorkers() int {
-	switch {
-	case e.options.CheckpointWorkers > 0:
-		return e.options.CheckpointWorkers
-	case e.lagging(): // writers are delayed, so processors are idle
-		return runtime.GOMAXPROCS(0)
-	default:
-		return max(1, runtime.GOMAXPROCS(0)/2)
-	}
 }
 
 // publishedError is why log or data file could not shrink after a checkpoint. The checkpoint is durable and its

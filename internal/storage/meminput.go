@@ -30,7 +30,7 @@ func newMemInput(frozen []*generation) *memInput {
 // SeekGE implements btree.Input.
 func (in *memInput) SeekGE(key []byte) {
 	for i := range in.tables {
-		in.live[i] = in.tables[i].SeekGE(key)
+		in.live[i] = in.tables[i].SeekNearGE(key)
 	}
 }
 

@@ -68,7 +68,7 @@ func (s spanInput) Next(e *btree.Entry) bool {
 func (span *keySpan) within(in *btree.MergeInput) {
 	input := in.Input
 	in.Input = func() btree.Input { return newSpanInput(input(), span) }
-	in.Lookahead, in.Cuts, in.Workers, in.Progress = in.Input, btree.Cuts{}, 1, nil
+	in.Lookahead, in.Cuts, in.Workers, in.Progress = in.Input, btree.Cuts{}, nil, nil
 }
 
 // stepper merges generations in steps.

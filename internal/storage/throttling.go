@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -112,6 +113,18 @@ func (e *Engine) ThrottleDelayPerKiB() time.Duration { return e.throttling.Delay
 
 // lagging reports whether checkpoints are slower than writers. Checkpoints then only do what frees memory.
 func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 }
+
+// mergeWorkers is how many goroutines a merge should have now. While writers are delayed, processors are idle.
+func (e *Engine) mergeWorkers() int {
+	switch {
+	case e.options.CheckpointWorkers > 0:
+		return e.options.CheckpointWorkers
+	case e.lagging():
+		return runtime.GOMAXPROCS(0)
+	default:
+		return max(1, runtime.GOMAXPROCS(0)/2)
+	}
+}
 
 // checkpointAt is how many bytes in immutable memtables start a checkpoint: before a writer is delayed.
 func (e *Engine) checkpointAt() int64 {

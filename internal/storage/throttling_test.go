@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -299,6 +300,23 @@ func TestWritersWaitOnlyWhileAMergeRuns(t *testing.T) {
 	}()
 	if waited := b.engine.Throttle(t.Context(), &b.writer, 1, 1<<20); waited == 0 {
 		t.Error("no writer waits while memory is full and a merge runs")
+	}
+}
+
+// TestMergesTakeTheProcessorsOfDelayedWriters: also while a merge goes on, and not against the configuration.
+func TestMergesTakeTheProcessorsOfDelayedWriters(t *testing.T) {
+	b := newBench(t)
+	e, processors := b.engine, runtime.GOMAXPROCS(0)
+	if n := e.mergeWorkers(); n > max(1, processors/2) {
+		t.Errorf("%d workers while no writer is delayed", n)
+	}
+	b.fillMemory()
+	if n := e.mergeWorkers(); n != processors {
+		t.Errorf("%d workers on %d processors while writers are delayed", n, processors)
+	}
+	e.options.CheckpointWorkers = 1
+	if n := e.mergeWorkers(); n != 1 {
+		t.Errorf("%d workers where one is configured", n)
 	}
 }
 

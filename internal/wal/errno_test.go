@@ -152,7 +152,7 @@ func tryAgain(t *testing.T, op vfs.Op, fault vfs.Fault, errno syscall.Errno, nam
 	e := mustStartErrnoLog(t)
 	truncated := keys.Epoch(0)
 	if name != "new file" {
-		e.mustRotate(t, 6)
+		e.mustRotate(t, recyclableMax+6) // more than are kept
 		waitForPreallocated(t, e.log)
 		truncated = e.acknowledged - 4
 	}
@@ -339,7 +339,7 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	rotated := make(chan struct{})
 	go func() {
 		defer close(rotated)
-		e.mustRotate(t, 6)
+		e.mustRotate(t, recyclableMax+6) // more than are kept
 	}()
 	within(t, rotated, "rotations with a file that cannot be opened")
 	if rule.Fired() == 0 {

@@ -13,9 +13,12 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// recyclableMax bounds the old files that are kept to become new segments: a checkpoint frees a few at
-// once, a rotation takes one at a time. More files would only hold disk space.
-const recyclableMax = 2
+// Old files are kept to become new segments. A checkpoint frees several at once, and rotations take one at a time, so as many are
+// kept as the last truncation freed: until the next one, the log will need about as many again. More files would only hold disk space.
+const (
+	recyclableMin = 2
+	recyclableMax = 12 // what a checkpoint frees while writers wait for merges
+)
 
 // preallocator keeps segments ready, so that a rotation neither creates a file nor touches a page, and does
 // not wait while a slow device delays the preparation of the next segment. It keeps one segment ready until
@@ -39,6 +42,7 @@ type preallocator struct {
 	assigned   *preallocated   // to the rotation that comes next: the preparing goroutine does not touch it
 	target     int             // how many are to be ready; at most buffers.max - 2, so that one can be filled and one flushed
 	recyclable []string        // recyclable files of standard size
+	mayRecycle int             // how many of them are kept
 	toRemove   []string        // files to be removed
 
 	reserve reserve
@@ -287,6 +291,18 @@ func (p *preallocator) next() *preallocated {
 	return &preallocated{number: p.number, path: path.Join(p.dir, FileName(p.number))}
 }
 
+// truncated says how many segments a truncation frees. If they are fewer than before, half of the files for more are kept:
+// truncations of one segment come between those of many.
+func (p *preallocator) truncated(segments int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mayRecycle = min(max(segments, p.mayRecycle/2, recyclableMin), recyclableMax)
+	if extra := len(p.recyclable) - p.mayRecycle; extra > 0 {
+		p.toRemove = append(p.toRemove, p.recyclable[:extra]...)
+		p.recyclable = slices.Delete(p.recyclable, 0, extra)
+	}
+}
+
 // recycle keeps an old file to become a new segment, or schedules its removal, and reports whether it was
 // kept. The names need no directory sync: an old segment that comes back after a crash is older than the
 // epoch from which replay starts.
@@ -296,7 +312,7 @@ func (p *preallocator) recycle(name string, size int64) (kept bool) {
 	if invariants.Enabled {
 		p.assertOneUseLocked(name)
 	}
-	if size == int64(p.buffers.size) && len(p.recyclable) < recyclableMax {
+	if size == int64(p.buffers.size) && len(p.recyclable) < max(p.mayRecycle, recyclableMin) {
 		p.recyclable = append(p.recyclable, name)
 		return true
 	}

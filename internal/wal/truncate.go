@@ -142,6 +142,7 @@ func (l *Log) recycle(taken []completedSegment) error {
 	if err := l.checkUnused(taken); err != nil {
 		return l.broken(err)
 	}
+	l.preallocator.truncated(len(taken))
 	for _, s := range taken {
 		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycle(s.info.File, s.size) {
 			l.counts.recycled.Add(1)

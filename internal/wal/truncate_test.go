@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -38,12 +39,70 @@ func TestTruncatedSegmentsAreUsedAgainAndTheirNumberIsBounded(t *testing.T) {
 	if s.Recycled < s.Rotations/2 {
 		t.Fatalf("%d of %d segments recycled", s.Recycled, s.Rotations)
 	}
-	if s.Segments > 4 || fileCount(t, fs) > s.Segments+recyclableMax+1 {
+	if s.Segments > 4 || fileCount(t, fs) > s.Segments+recyclableMin+1 {
 		t.Fatalf("%d files for %d segments", fileCount(t, fs), s.Segments)
 	}
 	if s.Records != 600 || s.Syncs == 0 || s.Bytes != 600*(recordHeaderSize+200) {
 		t.Fatalf("%+v", s)
 	}
+}
+
+// creations counts the files that are created.
+type creations struct {
+	vfs.FS
+	count *atomic.Int64
+}
+
+func (f creations) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	if mode == vfs.Create {
+		f.count.Add(1)
+	}
+	return f.FS.Open(name, mode)
+}
+
+// TestAsManyFilesAreKeptAsATruncationFrees: a checkpoint frees several segments at once, and all of them become new ones. When
+// truncations free fewer, fewer are kept.
+func TestAsManyFilesAreKeptAsATruncationFrees(t *testing.T) {
+	mem, made := vfs.NewMem(), new(atomic.Int64)
+	a := mustStart(t, testOptions(creations{mem, made}, SegmentBytesMin))
+	var last keys.Epoch
+	fill := func(segments uint64) {
+		for from := a.log.Stats().Rotations; a.log.Stats().Rotations < from+segments; {
+			e, err := a.put(bodyOf(1, 200))
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = e
+		}
+		if err := a.log.TruncateBefore(last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(12)
+	waitForPreallocated(t, a.log)
+	before := made.Load()
+	for range 5 {
+		fill(12)
+	}
+	waitForPreallocated(t, a.log)
+	if n := made.Load() - before; n > 5*2 { // one that is filled and one that is ready are not free in time
+		t.Errorf("%d files were created for 60 segments", n)
+	}
+	if n := fileCount(t, mem); n < 10 {
+		t.Errorf("%d files after a truncation of twelve segments", n)
+	}
+	fill(1)
+	if n := fileCount(t, mem); n < 7 {
+		t.Errorf("%d files after a truncation of one segment between those of twelve", n)
+	}
+	for range 4 {
+		fill(1)
+	}
+	waitForPreallocated(t, a.log)
+	if n, s := fileCount(t, mem), a.log.Stats(); n > s.Segments+recyclableMin+1 {
+		t.Errorf("%d files for %d segments after truncations of one", n, s.Segments)
+	}
+	mustClose(t, a.log)
 }
 
 // TestRecycledFileNeverYieldsItsOldRecords fills recycled files with records of one size, so that the old records are
@@ -127,7 +186,7 @@ func TestSegmentsThatHoldNewerRecordsAreNotTruncated(t *testing.T) {
 
 func TestOldSegmentsOfEarlierRunsAreTruncatedToo(t *testing.T) {
 	fs := vfs.NewMem()
-	for range 4 {
+	for range 8 {
 		a := mustStart(t, testOptions2(fs))
 		for i := range 60 {
 			if _, err := a.put(bodyOf(uint64(i), 200)); err != nil {
@@ -139,14 +198,14 @@ func TestOldSegmentsOfEarlierRunsAreTruncatedToo(t *testing.T) {
 	a := mustStart(t, testOptions2(fs))
 	waitForPreallocated(t, a.log)
 	many := fileCount(t, fs)
-	if err := a.log.TruncateBefore(241); err != nil {
+	if err := a.log.TruncateBefore(481); err != nil {
 		t.Fatal(err)
 	}
 	if n := fileCount(t, fs); n > 2+recyclableMax || n >= many {
 		t.Fatalf("%d files of %d left", n, many)
 	}
 	mustClose(t, a.log)
-	if rec, _ := mustReplay(t, fs, 240); rec.Last != 240 {
+	if rec, _ := mustReplay(t, fs, 480); rec.Last != 480 {
 		t.Fatalf("last %d", rec.Last)
 	}
 }
@@ -168,8 +227,8 @@ func TestStalledRotationsAreCounted(t *testing.T) {
 func TestReplayFromBeforeATruncationFails(t *testing.T) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions2(fs))
-	for i := range 100 {
-		if _, err := a.append(bodyOf(uint64(i), 200)); err != nil {
+	for i := range 100 { // more segments than are kept
+		if _, err := a.append(bodyOf(uint64(i), 5*pageSize)); err != nil {
 			t.Fatal(err)
 		}
 	}

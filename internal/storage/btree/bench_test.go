@@ -64,7 +64,7 @@ func (a *arrayStore) merge(b testing.TB, base Root, entries []Entry, workers, fi
 		Base: base, Checkpoint: 1, PageSize: a.size, Policy: Policy{MinVisible: keys.MaxEpoch},
 		Input:  func() Input { return &SliceInput{Entries: entries} },
 		Source: func() Source { return a },
-		Sink:   a, Workers: workers,
+		Sink:   a, Workers: Always(workers),
 		Cuts: Cuts{Keys: sample(entries, 64)},
 	}, fill)
 	if err != nil {

@@ -18,7 +18,7 @@ func TestLeavesThatTakeMuchAreDivided(t *testing.T) {
 		for i := every; i < len(entries); i += every {
 			in.Cuts.Keys = append(in.Cuts.Keys, entries[i].Key)
 		}
-		in.Workers, in.Cuts.Least = 2, least
+		in.Workers, in.Cuts.Least = Always(2), least
 		var seen atomic.Int64
 		in.Progress = func(int) { seen.Add(1) }
 		s.check(t, s.apply(t, in).Root)

@@ -98,7 +98,7 @@ func TestInvokeAllReadsAndWritesInOneDescent(t *testing.T) {
 	for round := range 4 {
 		some := all[round*100:]
 		in := s.mergeInput(root, nil, policy)
-		in.Workers = 2
+		in.Workers = Always(2)
 		root = s.replace(t, func() (*Result, error) {
 			return invokeAll(ctx, *in, some, keys.Epoch(round+1), add)
 		}).Root

@@ -45,8 +45,10 @@ type MergeInput struct {
 	Written func(id, old page.ID, p []byte)
 	Values  Values // may be nil if no value is longer than page.InlineMax
 
-	// Workers is how many goroutines merge. The result does not depend on it. Zero means one.
-	Workers int
+	// Workers, if set, is how many goroutines should merge now; less than one, or nil, means one. Each asks before
+	// each of its partitions, so that their number can follow how many processors are idle. The result does
+	// not depend on it.
+	Workers func() int
 	// Cuts are keys at which the work is divided in addition to the tree's own separators: a sample
 	// of the input's keys lets many workers share a merge into a small tree, or into a few leaves of
 	// a large one. The pages of the result depend on them.
@@ -168,10 +170,16 @@ type merge struct {
 	unreadablePages unreadablePages
 	refused         refused
 
-	planMu sync.Mutex // guards next and plan; no lock is taken while it is held
-	plan   planner
-	next   func() (*partition, bool)
+	planMu  sync.Mutex // guards what follows; no lock is taken while it is held
+	plan    planner
+	next    func() (*partition, bool)
+	running int       // workers that have or ask for a partition
+	idle    []*worker // of those that ended, to be used again
+	wg      sync.WaitGroup
 }
+
+// Always is a number of workers that does not change.
+func Always(n int) func() int { return func() int { return n } }
 
 // Merge writes a new tree that has the base and the input without the versions that the policy
 // drops. It shares with the base the pages that nothing changed. After an error the sink has to
@@ -203,28 +211,22 @@ func mergeFilling(ctx context.Context, in *MergeInput, percent int) (*Result, er
 	return m.ordered.finish(m.plan.events)
 }
 
-// work runs the workers until the plan has no more partitions.
+// work runs workers until the plan has no more partitions. The first one starts the others.
 func (m *merge) work(ctx context.Context) error {
-	if m.Workers <= 1 {
-		m.ordered.fail(m.workPartitions(ctx))
-		return m.ordered.err()
-	}
-	var wg sync.WaitGroup
-	for range m.Workers {
-		wg.Go(func() { m.ordered.fail(m.workPartitions(ctx)) })
-	}
-	wg.Wait()
+	m.running = 1
+	m.ordered.fail(m.workPartitions(ctx))
+	m.wg.Wait()
 	return m.ordered.err()
 }
 
-// workPartitions merges one partition after the other.
+// workPartitions merges one partition after the other, until there is none or others suffice for the rest.
 func (m *merge) workPartitions(ctx context.Context) error {
 	var w *worker
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		p, err := m.nextPartition()
+		p, err := m.nextPartition(ctx, &w)
 		if p == nil || err != nil {
 			return err
 		}
@@ -244,11 +246,34 @@ func (m *merge) workPartitions(ctx context.Context) error {
 	}
 }
 
-func (m *merge) nextPartition() (*partition, error) {
+// nextPartition returns the next partition, and the worker for it if one is idle. It returns nil at the end of the plan, and
+// if more workers run than should. If more should run, it starts one.
+func (m *merge) nextPartition(ctx context.Context, w **worker) (*partition, error) {
+	wanted := 1
+	if m.Workers != nil {
+		wanted = max(m.Workers(), 1)
+	}
 	m.planMu.Lock()
 	defer m.planMu.Unlock()
+	if m.running > wanted {
+		m.running--
+		if *w != nil {
+			m.idle = append(m.idle, *w)
+		}
+		return nil, nil
+	}
 	p, _ := m.next()
-	return p, m.plan.err
+	if p == nil || m.plan.err != nil {
+		return nil, m.plan.err
+	}
+	if last := len(m.idle) - 1; *w == nil && last >= 0 {
+		*w, m.idle = m.idle[last], m.idle[:last]
+	}
+	if m.running < wanted {
+		m.running++
+		m.wg.Go(func() { m.ordered.fail(m.workPartitions(ctx)) })
+	}
+	return p, nil
 }
 
 func (m *merge) writePage(id, old page.ID, p []byte) error {

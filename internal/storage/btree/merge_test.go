@@ -8,7 +8,9 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -67,10 +69,13 @@ func TestWorkersDoNotChangeAByte(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var want *store
 			var wantResult *Result
-			for _, workers := range []int{1, 3} {
+			for _, workers := range []int{1, 3, 0} {
 				s := base.clone()
 				in := s.mergeInput(root, entries, allVisible)
-				in.Workers = workers
+				in.Workers = Always(workers)
+				if workers == 0 {
+					in.Workers = func() int { return rand.IntN(5) }
+				}
 				in.Cuts.Keys = [][]byte{[]byte("key00000700"), []byte("key000123"), []byte("key0004"), []byte("key00086")}
 				in.Relocate = Relocation{From: 500, Max: 50}
 				res := s.apply(t, in)
@@ -87,6 +92,47 @@ func TestWorkersDoNotChangeAByte(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWorkersComeAndGo: a merge has as many workers as it should have, from one partition to the next.
+func TestWorkersComeAndGo(t *testing.T) {
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 30000, 1, 12), allVisible)).Root
+	in := s.mergeInput(root, numbered(0, 30000, 2, 12), allVisible)
+	var asked, most, late, now atomic.Int32
+	in.Workers = func() int {
+		switch n := asked.Add(1); {
+		case n < 20:
+			return 1
+		case n < 40, 60 <= n && n < 80:
+			return 4
+		default:
+			return 2
+		}
+	}
+	source := in.Source
+	workers := 0
+	in.Source = func() Source {
+		workers++ // those of the planner and of the upper levels, too
+		return source()
+	}
+	in.Written = func(page.ID, page.ID, []byte) {
+		running := now.Add(1)
+		most.Store(max(most.Load(), running))
+		if asked.Load() > 100 {
+			late.Store(max(late.Load(), running))
+		}
+		time.Sleep(20 * time.Microsecond)
+		now.Add(-1)
+	}
+	res := s.apply(t, in)
+	s.check(t, res.Root)
+	if workers > 2+4 {
+		t.Errorf("%d workers were made, of which four were to run at once", workers-2)
+	}
+	if asked.Load() < 140 || most.Load() < 2 || late.Load() > 2 {
+		t.Errorf("asked %d times; %d goroutines wrote at once, %d when there should be two", asked.Load(), most.Load(), late.Load())
 	}
 }
 
@@ -437,7 +483,7 @@ func TestFailedMergeReturnsItsError(t *testing.T) {
 		f := &faulty{store: base.clone(), left: n}
 		in := f.mergeInput(root, entries, allVisible)
 		in.Source = func() Source { return f }
-		in.Sink, in.Values, in.Workers = f, f, 1+n%3
+		in.Sink, in.Values, in.Workers = f, f, Always(1+n%3)
 		_, err := Merge(context.Background(), in)
 		if err == nil {
 			break

@@ -136,7 +136,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 			var stats Stats
 			for range 12 {
 				in := s.mergeInput(root, w.entries(rng.IntN(400)), w.policy())
-				in.Workers = 1 + rng.IntN(3)
+				in.Workers = Always(1 + rng.IntN(3))
 				percent := 50 + rng.IntN(51)
 				for range rng.IntN(4) {
 					in.Cuts.Keys = append(in.Cuts.Keys, []byte(w.key()))

@@ -116,10 +116,11 @@ func (d *damaged) checkUnreadable(t *testing.T, found *UnreadableError, in *Merg
 			t.Fatalf("page %d is sound", p.ID)
 		}
 	}
-	in.Workers = 3 - in.Workers%2
+	workers := 3 - in.Workers()%2
+	in.Workers = Always(workers)
 	var again *UnreadableError
 	if _, err := d.attempt(t, in); !errors.As(err, &again) || !slices.EqualFunc(found.Pages, again.Pages, sameLoss) {
-		t.Fatalf("with %d workers: %v; before: %v", in.Workers, err, found)
+		t.Fatalf("with %d workers: %v; before: %v", workers, err, found)
 	}
 }
 
@@ -209,7 +210,7 @@ func TestMergesSkipUnreadablePages(t *testing.T) {
 		}
 		configure := func(in *MergeInput) {
 			r := rand.New(rand.NewPCG(seed, uint64(d.epoch))) // the same for each attempt
-			in.Workers = 1 + r.IntN(3)
+			in.Workers = Always(1 + r.IntN(3))
 			for range r.IntN(4) {
 				in.Cuts.Keys = append(in.Cuts.Keys, fmt.Appendf(nil, "%c%03d", 'a'+r.IntN(3), r.IntN(100)))
 			}

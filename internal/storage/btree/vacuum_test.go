@@ -42,7 +42,7 @@ func (s *store) vacuumAll(t testing.TB, root Root, find *VacuumSearch, stats *St
 		}
 		in := s.mergeInput(root, nil, find.Policy)
 		in.Vacuum = found
-		in.Workers = 1 + rounds%2
+		in.Workers = Always(1 + rounds%2)
 		res := s.apply(t, in)
 		if res.Stats.VersionsDropped < int64(found.Versions) {
 			t.Fatalf("%d versions dropped, the search promised %d", res.Stats.VersionsDropped, found.Versions)
@@ -195,7 +195,7 @@ func TestWorkersDoNotChangeAByteOfAVacuum(t *testing.T) {
 			if err != nil || found.Leaves < 100 {
 				t.Fatalf("%+v, %v", found, err)
 			}
-			in.Vacuum, in.Workers = found, workers
+			in.Vacuum, in.Workers = found, Always(workers)
 			res := s.apply(t, in)
 			s.check(t, res.Root)
 			if want == nil {

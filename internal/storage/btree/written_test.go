@@ -15,7 +15,7 @@ func TestWrittenNamesTheLeafThatAPageReplaces(t *testing.T) {
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 5000, 1, 12), allVisible)).Root
 	changed := append(numbered(500, 1000, 2, 40), numbered(3000, 1000, 2, 1)...) // leaves are split, and joined
 	in := s.mergeInput(root, changed, allVisible)
-	in.Workers = 2
+	in.Workers = Always(2)
 	var mu sync.Mutex
 	replaced := map[page.ID]page.ID{}
 	in.Written = func(id, old page.ID, p []byte) {

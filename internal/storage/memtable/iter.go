@@ -57,6 +57,21 @@ func (it *Iter) First() bool { return it.seekGE(nil) }
 // SeekGE moves to the newest version of the first key that is >= key.
 func (it *Iter) SeekGE(key []byte) bool { return it.seekGE(key) }
 
+// SeekNearGE is SeekGE in an immutable table. It is fast if the key is in the block at which the iterator is.
+func (it *Iter) SeekNearGE(key []byte) bool {
+	if it.count == 0 {
+		return it.seekGE(key)
+	}
+	head := it.table.heads.of(key)
+	if it.compare(0, key, head) > 0 || it.compare(it.count-1, key, head) < 0 {
+		return it.enter(it.table.descend(key, head, upTo), key, head, true)
+	}
+	if it.at, it.version = it.lowerBound(key, head), 0; it.at >= it.prefetched {
+		it.prefetch()
+	}
+	return true
+}
+
 // Last moves to the last key's oldest version.
 func (it *Iter) Last() bool { return it.LastKey() && it.toOldest() }
 

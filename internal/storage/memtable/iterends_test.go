@@ -57,7 +57,7 @@ func walk(t *testing.T, seed uint64, random *rand.Rand, it *Iter, m model) {
 	at := -1 // in m, one out at either end
 	for step := range 300 {
 		key := fmt.Sprintf("p%02d", random.IntN(14)-1)
-		n := random.IntN(8)
+		n := random.IntN(9)
 		if step == 0 {
 			n %= 4
 		}
@@ -71,6 +71,8 @@ func walk(t *testing.T, seed uint64, random *rand.Rand, it *Iter, m model) {
 			ok, at = it.First(), 0
 		case 3:
 			ok, at = it.Last(), len(m)-1
+		case 8:
+			ok, at = it.SeekNearGE([]byte(key)), m.lower(key)
 		case 4:
 			ok, at = it.Next(), min(at+1, len(m))
 		case 5:

@@ -148,7 +148,7 @@ func (s *Tree) Merge(ctx context.Context, all *btree.MergeInput, copies map[page
 
 func (s *Tree) mergeInto(ctx context.Context, base btree.Root, all *btree.MergeInput, cut keys.Epoch) (*btree.Result, error) {
 	in, records := *all, s.records(cut)
-	in.Base, in.Cuts, in.Vacuum, in.Unreadable, in.Workers = base, btree.Cuts{}, nil, nil, 1
+	in.Base, in.Cuts, in.Vacuum, in.Unreadable, in.Workers = base, btree.Cuts{}, nil, nil, nil
 	in.Policy.RetainTombstones = true
 	in.Input = func() btree.Input {
 		return &recordInput{btree.SliceInput{Entries: records}, newRangeInput(all.Input(), s, true)}
