@@ -128,7 +128,7 @@ func (e *Engine) mergeWorkers() int {
 
 // checkpointAt is how many bytes in immutable memtables start a checkpoint: before a writer is delayed.
 func (e *Engine) checkpointAt() int64 {
-	return min(e.options.CheckpointBytes, int64(throttle.FreeShare*float64(e.memory.immutableBytes.Load())))
+	return min(e.options.CheckpointBytes, throttle.Free(e.memory.immutableBytes.Load()))
 }
 
 // updateThrottleLocked is called whenever memory is taken or becomes free.

@@ -6,8 +6,8 @@
 // them rewrites a page. So the delay is measured and not configured. Two values decide it:
 //
 //	backlog   memory in use, minus the part that the running merge has already processed. It changes
-//	          smoothly, while memory falls in steps. Up to FreeShare of memory, writers are not delayed.
-//	          From there on the delay rises linearly; at FreeShare + band of memory a KiB costs a writer
+//	          smoothly, while memory falls in steps. Up to Free of memory, writers are not delayed.
+//	          From there on the delay rises linearly; at Free + band of memory a KiB costs a writer
 //	          what it costs a merge, so writers and merges keep step.
 //	deadline  remaining time of the running merge ÷ memory that is free until it ends: the least delay.
 //	          In step it is below the delay of the backlog. It decides where a merge takes longer than
@@ -29,9 +29,14 @@ import (
 )
 
 const (
-	// FreeShare is the part of the memory for immutable memtables that may be used before writers are
-	// delayed. A checkpoint is running by then in any case.
-	FreeShare = 5.0 / 16
+	// freeShare is the part of the memory for immutable memtables that may be used before writers are delayed. A checkpoint is
+	// running by then in any case. Merges take about as much, and the memory for as much again must suffice until they end, also if
+	// that is half again as long as expected.
+	freeShare = 5.0 / 16
+	// freeShareLarge is that part of memory of largeBytes and more, of which what writers commit between two looks at the delay is a
+	// small part.
+	freeShareLarge = 6.0 / 16
+	largeBytes     = 64 << 20
 	// WaitMax is the longest wait for one commit. A commit of a MiB, or one among a thousand writers, may
 	// take that.
 	WaitMax = 5 * time.Second
@@ -66,6 +71,16 @@ type Throttle struct {
 	versions   int64     // in those memtables
 	floor      int64     // of the delay, in nanoseconds for each KiB, until the running merge ends
 }
+
+func share(limit int64) float64 {
+	if limit >= largeBytes {
+		return freeShareLarge
+	}
+	return freeShare
+}
+
+// Free is how many bytes of so much memory may be used before writers are delayed.
+func Free(limit int64) int64 { return int64(share(limit) * float64(limit)) }
 
 // Delay is what each KiB costs a writer now; zero while merges keep up.
 func (t *Throttle) Delay() time.Duration { return time.Duration(t.delay.Load()) }
@@ -118,7 +133,7 @@ func (t *Throttle) SetFloorLocked(perKiB time.Duration) { t.floor = int64(min(pe
 func (t *Throttle) UpdateLocked(used, limit int64, now time.Time) {
 	done, left := t.progress(now)
 	backlog := float64(used) - done*float64(t.bytes)
-	over := min(backlog/float64(limit), 1) - FreeShare
+	over := min(backlog/float64(limit), 1) - share(limit)
 	if over <= 0 {
 		t.delay.Store(t.floor)
 		return

@@ -96,7 +96,7 @@ func (p *model) advance(now int64) {
 		p.UpdateLocked(p.used, p.limit, p.at(now))
 	}
 	switch {
-	case p.merge.ends == 0 && p.used >= int64(FreeShare*float64(p.limit)):
+	case p.merge.ends == 0 && p.used >= Free(p.limit):
 		takes := min(p.used, p.limit/2)
 		p.BeginMergeLocked(takes, takes/p.record, p.at(now))
 		factor := 1 + p.varies*(2*p.random.Float64()-1)
@@ -114,13 +114,19 @@ func (p *model) advance(now int64) {
 // TestWritersAreDelayedAndNotStopped: for any cost of merges, any variation of it, and any number of writers and size of commits, no writer
 // finds memory full after the first ones, each waits for its share only, and merges are kept busy.
 func TestWritersAreDelayedAndNotStopped(t *testing.T) {
+	for _, limit := range []int64{12 << 20, 64 << 20} {
+		testDelays(t, limit)
+	}
+}
+
+func testDelays(t *testing.T, limit int64) {
 	for _, perKiB := range []time.Duration{2 * time.Microsecond, 50 * time.Microsecond, 800 * time.Microsecond} {
 		for _, load := range []struct {
 			writers int
 			record  int64
 		}{{1, 512}, {3, 512}, {64, 512}, {16, 16 << 10}, {64, 16 << 10}, {4, 256 << 10}, {16, 64 << 10}} {
 			for _, varies := range []float64{0, 0.6} {
-				p := &model{limit: 12 << 20, table: 512 << 10, perKiB: int64(perKiB), writers: load.writers, record: load.record, varies: varies}
+				p := &model{limit: limit, table: limit / 24, perKiB: int64(perKiB), writers: load.writers, record: load.record, varies: varies}
 				whole := time.Duration(p.limit / 1024 * p.perKiB)
 				p.fixed = int64(whole) / 20
 				p.run(2 * whole) // learns
@@ -129,11 +135,11 @@ func TestWritersAreDelayedAndNotStopped(t *testing.T) {
 				sustained := 1024 / perKiB.Seconds()
 				busy := float64(p.merge.total) / float64(rounds*whole)
 				turn := time.Duration(load.record/1024+1) * perKiB * time.Duration(load.writers) // what a round of all writers costs merges
-				t.Logf("%v a KiB, varying by %.1f, %d writers of %d: %.2f of what merges can take, busy %.2f, longest wait %v, a round %v, stopped %d times",
-					perKiB, varies, load.writers, load.record, rate/sustained, busy, p.longest, turn, p.stops)
+				t.Logf("%d MiB, %v a KiB, varying by %.1f, %d writers of %d: %.2f of what merges can take, busy %.2f, longest wait %v, a round %v, stopped %d times",
+					limit>>20, perKiB, varies, load.writers, load.record, rate/sustained, busy, p.longest, turn, p.stops)
 				if p.longest > 12*turn+2*waitMin || p.stops > 0 || busy < 0.8 && rate < 0.8*float64(p.writers)*float64(p.record)/2e-6 {
-					t.Errorf("%v a KiB, varying by %.1f, %d writers of %d: busy %.2f, longest wait %v, a round %v, stopped %d times",
-						perKiB, varies, load.writers, load.record, busy, p.longest, turn, p.stops)
+					t.Errorf("%d MiB, %v a KiB, varying by %.1f, %d writers of %d: busy %.2f, longest wait %v, a round %v, stopped %d times",
+						limit>>20, perKiB, varies, load.writers, load.record, busy, p.longest, turn, p.stops)
 				}
 			}
 		}
@@ -200,7 +206,7 @@ func slow(used int64) *Throttle {
 
 // TestWritersShareByBytes: a writer of many bytes waits long, and a writer of few bytes does not wait for it.
 func TestWritersShareByBytes(t *testing.T) {
-	f := slow(375 * (100 << 20) / 1000) // where writers and merges keep step
+	f := slow(Free(100<<20) + (100<<20)/16) // where writers and merges keep step
 	if got := f.Owed(0, 1<<20, 0); got < 1000*time.Millisecond || got > 1050*time.Millisecond {
 		t.Errorf("a lone writer waits %v for a MiB", got)
 	}
