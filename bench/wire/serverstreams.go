@@ -30,7 +30,7 @@ func serverStreams() []harness.Scenario {
 		return s
 	}
 	return []harness.Scenario{
-		scenario("wire-scan", "Scans of 100,000 entries, counted per entry.", "entries", 32*loaded, scanAll),
+		scenario("wire-scan", "Scans of 100,000 entries, 128 in a run, counted per entry.", "entries", 128*loaded, scanAll),
 		scenario("wire-transact", "Interactive transactions, a stream each, that read a key, write it and commit asynchronously.", "transactions", 24_000, transact),
 	}
 }
