@@ -3,7 +3,6 @@ package tracing
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -28,10 +27,10 @@ type Options struct {
 	Failed func(error) // is told that spans were lost
 }
 
-// TLSFiles are PEM files of the connection to a receiver with TLS.
+// TLSFiles are PEM files of the connection to a receiver with TLS. They are read again for each connection.
 type TLSFiles struct {
 	CA        string // authorities that the receiver is checked with; empty: those of the system
-	Cert, Key string // of the server as a client; empty: none. They are read again for each connection
+	Cert, Key string // of the server as a client; empty: none
 }
 
 // sender sends a batch over one of the protocols.
@@ -51,7 +50,7 @@ func (o *Options) exporter() (sdktrace.SpanExporter, error) {
 	}
 	var config *tls.Config
 	if u.Scheme == "grpcs" || u.Scheme == "https" {
-		if config, err = o.config(); err != nil {
+		if config, err = o.config(u.Hostname()); err != nil {
 			return nil, err
 		}
 	}
@@ -129,31 +128,4 @@ func parseHeaders(text string) (http.Header, error) {
 		headers.Set(name, value)
 	}
 	return headers, nil
-}
-
-// config loads the files.
-func (f TLSFiles) config() (*tls.Config, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.CA != "" {
-		text, err := os.ReadFile(f.CA)
-		if err != nil {
-			return nil, err
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(text) {
-			return nil, errors.New(f.CA + " has no certificate in PEM form")
-		}
-	}
-	if f.Cert == "" {
-		return config, nil
-	}
-	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-		return &pair, err
-	}
-	if _, err := load(nil); err != nil { // now, rather than at each connection
-		return nil, err
-	}
-	config.GetClientCertificate = load
-	return config, nil
 }
