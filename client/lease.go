@@ -128,6 +128,22 @@ func (c *Client) Leases(ctx context.Context) (all []*kvpb.Lease, err error) {
 	return all, nil
 }
 
+// Locks describes the locks with names that have a prefix, in the order of their names.
+func (c *Client) Locks(ctx context.Context, prefix []byte) (all []*kvpb.Lock, err error) {
+	request := &kvpb.ListLocksRequest{Start: prefix, End: successor(prefix)}
+	for more := true; more; {
+		response, err := call(ctx, c, safe, c.locks.ListLocks, request)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, response.GetLocks()...)
+		if more = response.GetMore() && len(response.GetLocks()) > 0; more {
+			request.After = all[len(all)-1].GetName()
+		}
+	}
+	return all, nil
+}
+
 // Attach makes the puts of a write belong to a lease: their keys are deleted when it ends.
 func Attach(l *Lease) WriteOption { return AttachTo(l.id) }
 

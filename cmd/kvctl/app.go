@@ -120,7 +120,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),
 		a.watchCommand(), a.feedCommand(), a.incrCommand(), a.casCommand(), a.touchCommand(), a.persistCommand(), a.txnCommand(), a.shellCommand(),
-		a.leaseCommand(), a.lockCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.backupCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.restoreCommand(), a.archiveCommand(), a.historyCommand(), a.diffCommand(), a.holdsCommand(), a.slowCommand(), a.auditCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
+		a.leaseCommand(), a.lockCommand(), a.locksCommand(), a.electCommand(), a.snapshotsCommand(), a.outcomeCommand(), a.verifyCommand(), a.backupCommand(), a.salvageCommand(), a.repairLogCommand(), a.checkpointCommand(), a.spaceCommand(), a.resizeCacheCommand(), a.upgradeCommand(), a.clockCommand(), a.restoreKeyCommand(), a.restoreCommand(), a.archiveCommand(), a.historyCommand(), a.diffCommand(), a.holdsCommand(), a.slowCommand(), a.auditCommand(), a.logCommand(), a.tlsCommand(), a.contextCommand(),
 		a.loginCommand(), a.logoutCommand(), a.authCommand(), a.userCommand(), a.roleCommand(), a.tokenCommand(), a.offlineCommand(),
 		a.configCommand(), a.benchCommand(), a.checkCommand(), a.statusCommand(), a.topCommand(), a.debugCommand(), a.healthCommand(), a.doctorCommand(), a.versionCommand(), a.completionCommand(),
 	)

@@ -86,6 +86,7 @@ var reads = []string{
 	"epochkv.v1.LeaseService/ListLeases",
 	"epochkv.v1.LeaseService/GetLease",
 	"epochkv.v1.LockService/GetLock",
+	"epochkv.v1.LockService/ListLocks",
 }
 
 // changes are the methods by which an operator ends what holds up others, and takes access from users.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -126,6 +127,45 @@ func (s *lockService) ObserveLock(req *pb.ObserveLockRequest, stream grpc.Server
 			return stream.Send(&pb.ObserveLockResponse{Holder: holderMessage(&held)})
 		})
 	})
+}
+
+// ListLocks implements Locks.
+func (s *lockService) ListLocks(ctx context.Context, req *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
+	out := new(pb.ListLocksResponse)
+	return out, s.serveAdmin(ctx, telemetry.MethodListLocks, func() error {
+		b, err := toBounds(&pb.KeyRange{Start: req.GetStart(), End: req.GetEnd()})
+		if err != nil {
+			return err
+		}
+		limit := int(req.GetLimit())
+		if limit == 0 || limit > leaseListMax {
+			limit = leaseListMax
+		}
+		lower := b.lower
+		if after := req.GetAfter(); len(after) > 0 && bytes.Compare(after, lower) >= 0 { // never before the range, whose rights were checked
+			lower = append(bytes.Clone(after), 0)
+		}
+		if len(b.upper) > 0 && bytes.Compare(lower, b.upper) >= 0 {
+			return nil
+		}
+		found, more, await, err := s.leases.ListLocks(ctx, lower, b.upper, limit)
+		if err != nil {
+			return err
+		}
+		out.More = more
+		for i := range found {
+			out.Locks = append(out.Locks, lockMessage(&found[i]))
+		}
+		return ackRead(await).wait(ctx, s.store)
+	})
+}
+
+func lockMessage(l *lease.LockInfo) *pb.Lock {
+	m := &pb.Lock{Name: l.Name, Holder: holderMessage(&l.Held), Waiters: uint32(l.Waiters)} //nolint:gosec // bounded by the requests that wait
+	for _, id := range l.Waiting {
+		m.WaitingLeases = append(m.WaitingLeases, uint64(id))
+	}
+	return m
 }
 
 func holderMessage(h *lease.Held) *pb.LockHolder {

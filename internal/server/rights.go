@@ -75,6 +75,7 @@ var rpcTable = []rpcRow{
 	{method: pb.LockService_ReleaseLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfReleaseLock), needs: "lease the name"},
 	{method: pb.LockService_GetLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetLock), needs: "read the name"},
 	{method: pb.LockService_ObserveLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
+	{method: pb.LockService_ListLocks_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
 
 	{method: pb.AdminService_Status_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_ListTransactions_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
@@ -391,6 +392,10 @@ func footprintOfReleaseLock(f *footprint, r *pb.ReleaseLockRequest) {
 }
 func footprintOfGetLock(f *footprint, r *pb.GetLockRequest)         { f.read(r.GetName()) }
 func footprintOfObserveLock(f *footprint, r *pb.ObserveLockRequest) { f.read(r.GetName()) }
+
+func footprintOfListLocks(f *footprint, r *pb.ListLocksRequest) {
+	f.span(auth.RightRead, &pb.KeyRange{Start: r.GetStart(), End: r.GetEnd()})
+}
 
 func footprintOfClock(f *footprint, r *pb.ClockRequest) {
 	if r.GetAccept() {

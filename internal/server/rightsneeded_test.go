@@ -237,6 +237,9 @@ func neededRows() []neededRow {
 		{"get a lock", []auth.Grant{r}, unary(func(c *clients) func(context.Context, *pb.GetLockRequest, ...grpc.CallOption) (*pb.GetLockResponse, error) {
 			return c.lock.GetLock
 		}, &pb.GetLockRequest{Name: k})},
+		{"list locks", []auth.Grant{r}, unary(func(c *clients) func(context.Context, *pb.ListLocksRequest, ...grpc.CallOption) (*pb.ListLocksResponse, error) {
+			return c.lock.ListLocks
+		}, &pb.ListLocksRequest{Start: k, End: []byte("k\x00")})},
 		{"observe a lock", []auth.Grant{r}, func(ctx context.Context, c *clients) error {
 			stream, err := c.lock.ObserveLock(ctx, &pb.ObserveLockRequest{Name: k})
 			if err == nil {

@@ -51,6 +51,7 @@ const (
 	MethodReleaseLock
 	MethodGetLock
 	MethodObserveLock // a whole stream, from opening to end
+	MethodListLocks
 	MethodWatch       // a whole stream, from opening to end
 	MethodHistory
 	MethodDiff
@@ -90,7 +91,7 @@ var methodNames = [methodCount]string{
 	"Get", "Put", "Delete", "BatchGet", "BatchWrite", "DeleteRange", "Scan",
 	"Invoke", "InvokeAll", "Execute", "Commit", "Transact", "Pipeline", "BulkLoad", "Status",
 	"Verify", "Checkpoint", "ResizeCache", "Space", "GetOutcome", "FinalizeUpgrade", "Clock", "ReloadTLS", "SetConfig", "ReloadConfig", "SlowRequests",
-	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "Watch",
+	"GrantLease", "RevokeLease", "KeepAlive", "GetLease", "ListLeases", "AcquireLock", "ReleaseLock", "GetLock", "ObserveLock", "ListLocks", "Watch",
 	"History", "Diff", "ListHolds", "TakeHold", "EndHold", "CreateBackup", "GetBackupStatus", "ListBackups", "VerifyBackup", "PruneBackups", "ArchiveStatus", "GetStream",
 	"Login", "Logout", "Bootstrap", "WhoAmI", "Enable", "Disable", "Explain", "CreateUser", "UpdateUser", "DeleteUser", "ListUsers", "SetPassword", "CreateRole", "UpdateRole", "DeleteRole", "ListRoles", "CreateToken", "ListTokens", "RevokeToken",
 }

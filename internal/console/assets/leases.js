@@ -1,4 +1,4 @@
-import { call, encodeKey, seconds, showBytes } from './api.js';
+import { call, encodeKey, fromBase64, seconds, showBytes, toBase64 } from './api.js';
 import { moment, time } from './format.js';
 import { Confirmed, html, Problem, Table, useLoad } from './ui.js';
 import { useState } from './vendor/hooks.js';
@@ -25,17 +25,41 @@ async function lookUp(name) {
   try { return { name, held, lease: (await call('LeaseService/GetLease', { id: held.leaseId })).lease }; } catch (error) { return { name, held, error }; }
 }
 
-// Lock shows the holder of a lock. The server does not list locks, and does not tell which leases wait for one.
-function Lock({ changes, changed }) {
-  const [name, setName] = useState(null);
+// boundsOf are the bounds of the names that begin with a prefix.
+function boundsOf(prefix) {
+  let end = fromBase64(prefix);
+  while (end.length > 0 && end[end.length - 1] === 255) end = end.slice(0, -1);
+  if (end.length > 0) end[end.length - 1]++;
+  return { start: prefix, end: toBase64(end) };
+}
+
+// Locks lists the locks whose names begin with a text.
+function Locks({ round, chosen }) {
+  const [prefix, setPrefix] = useState('');
+  const [after, setAfter] = useState('');
+  const { value, error } = useLoad(() => call('LockService/ListLocks', { ...boundsOf(prefix), after, limit: listed }), 5, [prefix, after, round]);
+  const rows = value && value.locks;
+  const submit = (e) => { e.preventDefault(); setPrefix(encodeKey(new FormData(e.target).get('prefix'))); setAfter(''); };
+  const waiting = (l) => (l.waiters ? `${l.waiters}: ${l.waitingLeases.join(', ')}${l.waiters > l.waitingLeases.length ? ', …' : ''}` : '–');
+  return html`<h2>Locks</h2>
+    <form class="bar" onSubmit=${submit}><label>Names that begin with <input name="prefix" spellcheck="false" /></label><button>List</button></form>
+    <${Problem} error=${error} />
+    ${value && !error ? html`<${Table} caption="Locks that are held or waited for" rows=${rows} columns=${[
+      { title: 'Name', value: (l) => html`<button class="link bytes" aria-label=${`Lock ${showBytes(l.name)}`} onClick=${() => chosen(l.name)}>${showBytes(l.name)}</button>` },
+      { title: 'Held by lease', number: true, value: (l) => (l.holder.leaseId === '0' ? '–' : l.holder.leaseId) },
+      { title: 'Token', number: true, value: (l) => l.holder.token }, { title: 'Waiting leases', value: waiting }]} />` : ''}
+    ${after ? html`<button onClick=${() => setAfter('')}>First locks</button> ` : ''}
+    ${value && value.more ? html`<button onClick=${() => setAfter(rows[rows.length - 1].name)}>Next locks</button>` : ''}`;
+}
+
+// Lock shows the holder of a lock.
+function Lock({ changes, changed, name, setName }) {
   const [round, again] = useState(0);
   const { value, error } = useLoad(() => (name === null ? null : lookUp(name)), 5, [name, round]);
   const submit = (e) => { e.preventDefault(); setName(encodeKey(new FormData(e.target).get('lock'))); again(round + 1); };
   const shown = value && value.name === name ? value : null;
   const lock = shown && showBytes(shown.name);
-  return html`<h2>Locks</h2>
-    <form class="bar" onSubmit=${submit}><label>Name of a lock <input name="lock" required spellcheck="false" /></label><button>Look up</button>
-      <span class="dim">The server does not list locks, and does not tell which leases wait for one.</span></form>
+  return html`<form class="bar" onSubmit=${submit}><label>Name of a lock <input name="lock" required spellcheck="false" /></label><button>Look up</button></form>
     <${Problem} error=${error} />
     <div aria-live="polite">${shown && !error ? (shown.held ? html`<section class="panel"><h3>Lock <span class="bytes">${lock}</span></h3>
       <p>Held by lease ${shown.held.leaseId} with token ${shown.held.token}${shown.held.value ? html`, and the value <span class="bytes">${showBytes(shown.held.value)}</span>` : ''}.</p>
@@ -51,6 +75,7 @@ export function Leases({ changes }) {
   const [round, again] = useState(0);
   const [after, setAfter] = useState('0');
   const [chosen, choose] = useState(null);
+  const [lock, setLock] = useState(null);
   const { value, error } = useLoad(() => call('LeaseService/ListLeases', { after, limit: listed }), 5, [after, round]);
   const rows = value && value.leases;
   const revoke = { title: 'Revoke', value: (l) => html`<${Confirmed} text="Revoke" what=${`lease ${l.id}`} ask="Its keys are deleted, and its locks are released."
@@ -65,5 +90,6 @@ export function Leases({ changes }) {
     ${after !== '0' ? html`<button onClick=${() => setAfter('0')}>First leases</button> ` : ''}
     ${value && value.more ? html`<button onClick=${() => setAfter(rows[rows.length - 1].id)}>Next leases</button>` : ''}
     ${chosen ? html`<div aria-live="polite"><${Keys} id=${chosen} round=${round} /></div>` : ''}
-    <${Lock} changes=${changes} changed=${() => again(round + 1)} />`;
+    <${Locks} round=${round} chosen=${setLock} />
+    <${Lock} changes=${changes} changed=${() => again(round + 1)} name=${lock} setName=${setLock} />`;
 }

@@ -1195,6 +1195,202 @@ func (x *LockHolder) GetValue() []byte {
 	return nil
 }
 
+type ListLocksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The names, from start up to but not including end; empty for no bound.
+	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	End   []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
+	// List the locks after this name; the last one of the former response.
+	After []byte `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	// At most this many; 0 or more than 1000 is 1000.
+	Limit         uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLocksRequest) Reset() {
+	*x = ListLocksRequest{}
+	mi := &file_epochkv_v1_leases_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLocksRequest) ProtoMessage() {}
+
+func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_leases_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
+func (*ListLocksRequest) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_leases_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListLocksRequest) GetStart() []byte {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *ListLocksRequest) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *ListLocksRequest) GetAfter() []byte {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *ListLocksRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListLocksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Locks []*Lock                `protobuf:"bytes,1,rep,name=locks,proto3" json:"locks,omitempty"`
+	// There are more locks.
+	More          bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLocksResponse) Reset() {
+	*x = ListLocksResponse{}
+	mi := &file_epochkv_v1_leases_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLocksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLocksResponse) ProtoMessage() {}
+
+func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_leases_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
+func (*ListLocksResponse) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_leases_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListLocksResponse) GetLocks() []*Lock {
+	if x != nil {
+		return x.Locks
+	}
+	return nil
+}
+
+func (x *ListLocksResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// Lock is a lock that is held, or that requests wait for.
+type Lock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  []byte                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Without a holder all its fields are empty: the lock is about to be acquired by the first that waits.
+	Holder *LockHolder `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
+	// How many requests wait for the lock.
+	Waiters uint32 `protobuf:"varint,3,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	// The leases of the first 16 of them, in the order in which they will have the lock.
+	WaitingLeases []uint64 `protobuf:"varint,4,rep,packed,name=waiting_leases,json=waitingLeases,proto3" json:"waiting_leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lock) Reset() {
+	*x = Lock{}
+	mi := &file_epochkv_v1_leases_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lock) ProtoMessage() {}
+
+func (x *Lock) ProtoReflect() protoreflect.Message {
+	mi := &file_epochkv_v1_leases_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lock.ProtoReflect.Descriptor instead.
+func (*Lock) Descriptor() ([]byte, []int) {
+	return file_epochkv_v1_leases_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Lock) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *Lock) GetHolder() *LockHolder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *Lock) GetWaiters() uint32 {
+	if x != nil {
+		return x.Waiters
+	}
+	return 0
+}
+
+func (x *Lock) GetWaitingLeases() []uint64 {
+	if x != nil {
+		return x.WaitingLeases
+	}
+	return nil
+}
+
 var File_epochkv_v1_leases_proto protoreflect.FileDescriptor
 
 const file_epochkv_v1_leases_proto_rawDesc = "" +
@@ -1269,7 +1465,20 @@ const file_epochkv_v1_leases_proto_rawDesc = "" +
 	"LockHolder\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x04R\x05token\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\fR\x05value2\x8d\x03\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\"f\n" +
+	"\x10ListLocksRequest\x12\x14\n" +
+	"\x05start\x18\x01 \x01(\fR\x05start\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\fR\x03end\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\fR\x05after\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"O\n" +
+	"\x11ListLocksResponse\x12&\n" +
+	"\x05locks\x18\x01 \x03(\v2\x10.epochkv.v1.LockR\x05locks\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\x8b\x01\n" +
+	"\x04Lock\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\fR\x04name\x12.\n" +
+	"\x06holder\x18\x02 \x01(\v2\x16.epochkv.v1.LockHolderR\x06holder\x12\x18\n" +
+	"\awaiters\x18\x03 \x01(\rR\awaiters\x12%\n" +
+	"\x0ewaiting_leases\x18\x04 \x03(\x04R\rwaitingLeases2\x8d\x03\n" +
 	"\fLeaseService\x12K\n" +
 	"\n" +
 	"GrantLease\x12\x1d.epochkv.v1.GrantLeaseRequest\x1a\x1e.epochkv.v1.GrantLeaseResponse\x12N\n" +
@@ -1277,12 +1486,13 @@ const file_epochkv_v1_leases_proto_rawDesc = "" +
 	"\tKeepAlive\x12\x1c.epochkv.v1.KeepAliveRequest\x1a\x1d.epochkv.v1.KeepAliveResponse(\x010\x01\x12E\n" +
 	"\bGetLease\x12\x1b.epochkv.v1.GetLeaseRequest\x1a\x1c.epochkv.v1.GetLeaseResponse\x12K\n" +
 	"\n" +
-	"ListLeases\x12\x1d.epochkv.v1.ListLeasesRequest\x1a\x1e.epochkv.v1.ListLeasesResponse2\xc3\x02\n" +
+	"ListLeases\x12\x1d.epochkv.v1.ListLeasesRequest\x1a\x1e.epochkv.v1.ListLeasesResponse2\x8d\x03\n" +
 	"\vLockService\x12N\n" +
 	"\vAcquireLock\x12\x1e.epochkv.v1.AcquireLockRequest\x1a\x1f.epochkv.v1.AcquireLockResponse\x12N\n" +
 	"\vReleaseLock\x12\x1e.epochkv.v1.ReleaseLockRequest\x1a\x1f.epochkv.v1.ReleaseLockResponse\x12B\n" +
 	"\aGetLock\x12\x1a.epochkv.v1.GetLockRequest\x1a\x1b.epochkv.v1.GetLockResponse\x12P\n" +
-	"\vObserveLock\x12\x1e.epochkv.v1.ObserveLockRequest\x1a\x1f.epochkv.v1.ObserveLockResponse0\x01B=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
+	"\vObserveLock\x12\x1e.epochkv.v1.ObserveLockRequest\x1a\x1f.epochkv.v1.ObserveLockResponse0\x01\x12H\n" +
+	"\tListLocks\x12\x1c.epochkv.v1.ListLocksRequest\x1a\x1d.epochkv.v1.ListLocksResponseB=P\x01Z9github.com/epochkv/epochkv/api/proto/epochkv/v1;epochkvv1b\x06proto3"
 
 var (
 	file_epochkv_v1_leases_proto_rawDescOnce sync.Once
@@ -1296,7 +1506,7 @@ func file_epochkv_v1_leases_proto_rawDescGZIP() []byte {
 	return file_epochkv_v1_leases_proto_rawDescData
 }
 
-var file_epochkv_v1_leases_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_epochkv_v1_leases_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_epochkv_v1_leases_proto_goTypes = []any{
 	(*GrantLeaseRequest)(nil),     // 0: epochkv.v1.GrantLeaseRequest
 	(*GrantLeaseResponse)(nil),    // 1: epochkv.v1.GrantLeaseResponse
@@ -1319,44 +1529,51 @@ var file_epochkv_v1_leases_proto_goTypes = []any{
 	(*ObserveLockRequest)(nil),    // 18: epochkv.v1.ObserveLockRequest
 	(*ObserveLockResponse)(nil),   // 19: epochkv.v1.ObserveLockResponse
 	(*LockHolder)(nil),            // 20: epochkv.v1.LockHolder
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*ListLocksRequest)(nil),      // 21: epochkv.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),     // 22: epochkv.v1.ListLocksResponse
+	(*Lock)(nil),                  // 23: epochkv.v1.Lock
+	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
 }
 var file_epochkv_v1_leases_proto_depIdxs = []int32{
-	21, // 0: epochkv.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	21, // 1: epochkv.v1.GrantLeaseResponse.ttl:type_name -> google.protobuf.Duration
+	24, // 0: epochkv.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	24, // 1: epochkv.v1.GrantLeaseResponse.ttl:type_name -> google.protobuf.Duration
 	6,  // 2: epochkv.v1.KeepAliveResponse.leases:type_name -> epochkv.v1.LeaseAlive
 	9,  // 3: epochkv.v1.GetLeaseResponse.lease:type_name -> epochkv.v1.Lease
-	21, // 4: epochkv.v1.Lease.ttl:type_name -> google.protobuf.Duration
-	21, // 5: epochkv.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	22, // 6: epochkv.v1.Lease.granted:type_name -> google.protobuf.Timestamp
+	24, // 4: epochkv.v1.Lease.ttl:type_name -> google.protobuf.Duration
+	24, // 5: epochkv.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	25, // 6: epochkv.v1.Lease.granted:type_name -> google.protobuf.Timestamp
 	9,  // 7: epochkv.v1.ListLeasesResponse.leases:type_name -> epochkv.v1.Lease
-	21, // 8: epochkv.v1.AcquireLockRequest.wait:type_name -> google.protobuf.Duration
+	24, // 8: epochkv.v1.AcquireLockRequest.wait:type_name -> google.protobuf.Duration
 	20, // 9: epochkv.v1.GetLockResponse.holder:type_name -> epochkv.v1.LockHolder
 	20, // 10: epochkv.v1.ObserveLockResponse.holder:type_name -> epochkv.v1.LockHolder
-	0,  // 11: epochkv.v1.LeaseService.GrantLease:input_type -> epochkv.v1.GrantLeaseRequest
-	2,  // 12: epochkv.v1.LeaseService.RevokeLease:input_type -> epochkv.v1.RevokeLeaseRequest
-	4,  // 13: epochkv.v1.LeaseService.KeepAlive:input_type -> epochkv.v1.KeepAliveRequest
-	7,  // 14: epochkv.v1.LeaseService.GetLease:input_type -> epochkv.v1.GetLeaseRequest
-	10, // 15: epochkv.v1.LeaseService.ListLeases:input_type -> epochkv.v1.ListLeasesRequest
-	12, // 16: epochkv.v1.LockService.AcquireLock:input_type -> epochkv.v1.AcquireLockRequest
-	14, // 17: epochkv.v1.LockService.ReleaseLock:input_type -> epochkv.v1.ReleaseLockRequest
-	16, // 18: epochkv.v1.LockService.GetLock:input_type -> epochkv.v1.GetLockRequest
-	18, // 19: epochkv.v1.LockService.ObserveLock:input_type -> epochkv.v1.ObserveLockRequest
-	1,  // 20: epochkv.v1.LeaseService.GrantLease:output_type -> epochkv.v1.GrantLeaseResponse
-	3,  // 21: epochkv.v1.LeaseService.RevokeLease:output_type -> epochkv.v1.RevokeLeaseResponse
-	5,  // 22: epochkv.v1.LeaseService.KeepAlive:output_type -> epochkv.v1.KeepAliveResponse
-	8,  // 23: epochkv.v1.LeaseService.GetLease:output_type -> epochkv.v1.GetLeaseResponse
-	11, // 24: epochkv.v1.LeaseService.ListLeases:output_type -> epochkv.v1.ListLeasesResponse
-	13, // 25: epochkv.v1.LockService.AcquireLock:output_type -> epochkv.v1.AcquireLockResponse
-	15, // 26: epochkv.v1.LockService.ReleaseLock:output_type -> epochkv.v1.ReleaseLockResponse
-	17, // 27: epochkv.v1.LockService.GetLock:output_type -> epochkv.v1.GetLockResponse
-	19, // 28: epochkv.v1.LockService.ObserveLock:output_type -> epochkv.v1.ObserveLockResponse
-	20, // [20:29] is the sub-list for method output_type
-	11, // [11:20] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	23, // 11: epochkv.v1.ListLocksResponse.locks:type_name -> epochkv.v1.Lock
+	20, // 12: epochkv.v1.Lock.holder:type_name -> epochkv.v1.LockHolder
+	0,  // 13: epochkv.v1.LeaseService.GrantLease:input_type -> epochkv.v1.GrantLeaseRequest
+	2,  // 14: epochkv.v1.LeaseService.RevokeLease:input_type -> epochkv.v1.RevokeLeaseRequest
+	4,  // 15: epochkv.v1.LeaseService.KeepAlive:input_type -> epochkv.v1.KeepAliveRequest
+	7,  // 16: epochkv.v1.LeaseService.GetLease:input_type -> epochkv.v1.GetLeaseRequest
+	10, // 17: epochkv.v1.LeaseService.ListLeases:input_type -> epochkv.v1.ListLeasesRequest
+	12, // 18: epochkv.v1.LockService.AcquireLock:input_type -> epochkv.v1.AcquireLockRequest
+	14, // 19: epochkv.v1.LockService.ReleaseLock:input_type -> epochkv.v1.ReleaseLockRequest
+	16, // 20: epochkv.v1.LockService.GetLock:input_type -> epochkv.v1.GetLockRequest
+	18, // 21: epochkv.v1.LockService.ObserveLock:input_type -> epochkv.v1.ObserveLockRequest
+	21, // 22: epochkv.v1.LockService.ListLocks:input_type -> epochkv.v1.ListLocksRequest
+	1,  // 23: epochkv.v1.LeaseService.GrantLease:output_type -> epochkv.v1.GrantLeaseResponse
+	3,  // 24: epochkv.v1.LeaseService.RevokeLease:output_type -> epochkv.v1.RevokeLeaseResponse
+	5,  // 25: epochkv.v1.LeaseService.KeepAlive:output_type -> epochkv.v1.KeepAliveResponse
+	8,  // 26: epochkv.v1.LeaseService.GetLease:output_type -> epochkv.v1.GetLeaseResponse
+	11, // 27: epochkv.v1.LeaseService.ListLeases:output_type -> epochkv.v1.ListLeasesResponse
+	13, // 28: epochkv.v1.LockService.AcquireLock:output_type -> epochkv.v1.AcquireLockResponse
+	15, // 29: epochkv.v1.LockService.ReleaseLock:output_type -> epochkv.v1.ReleaseLockResponse
+	17, // 30: epochkv.v1.LockService.GetLock:output_type -> epochkv.v1.GetLockResponse
+	19, // 31: epochkv.v1.LockService.ObserveLock:output_type -> epochkv.v1.ObserveLockResponse
+	22, // 32: epochkv.v1.LockService.ListLocks:output_type -> epochkv.v1.ListLocksResponse
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_epochkv_v1_leases_proto_init() }
@@ -1370,7 +1587,7 @@ func file_epochkv_v1_leases_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epochkv_v1_leases_proto_rawDesc), len(file_epochkv_v1_leases_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -300,6 +300,7 @@ const (
 	LockService_ReleaseLock_FullMethodName = "/epochkv.v1.LockService/ReleaseLock"
 	LockService_GetLock_FullMethodName     = "/epochkv.v1.LockService/GetLock"
 	LockService_ObserveLock_FullMethodName = "/epochkv.v1.LockService/ObserveLock"
+	LockService_ListLocks_FullMethodName   = "/epochkv.v1.LockService/ListLocks"
 )
 
 // LockServiceClient is the client API for LockService service.
@@ -318,6 +319,9 @@ type LockServiceClient interface {
 	// ObserveLock tells which lease holds a lock, now and after each change. If the holder changes several times before the
 	// client has read a response, it gets the newest only.
 	ObserveLock(ctx context.Context, in *ObserveLockRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObserveLockResponse], error)
+	// ListLocks describes the locks that are held or waited for, in the order of their names. Each one is described as of a moment of
+	// its own.
+	ListLocks(ctx context.Context, in *ListLocksRequest, opts ...grpc.CallOption) (*ListLocksResponse, error)
 }
 
 type lockServiceClient struct {
@@ -377,6 +381,16 @@ func (c *lockServiceClient) ObserveLock(ctx context.Context, in *ObserveLockRequ
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockService_ObserveLockClient = grpc.ServerStreamingClient[ObserveLockResponse]
 
+func (c *lockServiceClient) ListLocks(ctx context.Context, in *ListLocksRequest, opts ...grpc.CallOption) (*ListLocksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListLocksResponse)
+	err := c.cc.Invoke(ctx, LockService_ListLocks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LockServiceServer is the server API for LockService service.
 // All implementations must embed UnimplementedLockServiceServer
 // for forward compatibility.
@@ -393,6 +407,9 @@ type LockServiceServer interface {
 	// ObserveLock tells which lease holds a lock, now and after each change. If the holder changes several times before the
 	// client has read a response, it gets the newest only.
 	ObserveLock(*ObserveLockRequest, grpc.ServerStreamingServer[ObserveLockResponse]) error
+	// ListLocks describes the locks that are held or waited for, in the order of their names. Each one is described as of a moment of
+	// its own.
+	ListLocks(context.Context, *ListLocksRequest) (*ListLocksResponse, error)
 	mustEmbedUnimplementedLockServiceServer()
 }
 
@@ -414,6 +431,9 @@ func (UnimplementedLockServiceServer) GetLock(context.Context, *GetLockRequest) 
 }
 func (UnimplementedLockServiceServer) ObserveLock(*ObserveLockRequest, grpc.ServerStreamingServer[ObserveLockResponse]) error {
 	return status.Error(codes.Unimplemented, "method ObserveLock not implemented")
+}
+func (UnimplementedLockServiceServer) ListLocks(context.Context, *ListLocksRequest) (*ListLocksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListLocks not implemented")
 }
 func (UnimplementedLockServiceServer) mustEmbedUnimplementedLockServiceServer() {}
 func (UnimplementedLockServiceServer) testEmbeddedByValue()                     {}
@@ -501,6 +521,24 @@ func _LockService_ObserveLock_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockService_ObserveLockServer = grpc.ServerStreamingServer[ObserveLockResponse]
 
+func _LockService_ListLocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListLocksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).ListLocks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_ListLocks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).ListLocks(ctx, req.(*ListLocksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LockService_ServiceDesc is the grpc.ServiceDesc for LockService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -519,6 +557,10 @@ var LockService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetLock",
 			Handler:    _LockService_GetLock_Handler,
+		},
+		{
+			MethodName: "ListLocks",
+			Handler:    _LockService_ListLocks_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,98 @@
+package lease
+
+import (
+	"bytes"
+	"context"
+	"slices"
+
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// WaitingShown is how many of the requests that wait for a lock are named.
+const WaitingShown = 16
+
+// LockInfo describes a lock that is held, or that requests wait for.
+type LockInfo struct {
+	Name    []byte
+	Held    Held
+	Waiters int
+	Waiting []ID // the leases of the first waiters, in the order of the queue
+}
+
+// ListLocks describes up to limit locks with names from lower up to but not including upper, in their order, but not many more bytes
+// than keysBytesMax; an empty upper is no bound. More says that there may be others. Each lock is read by itself, under its latch, so
+// the list is not that of one moment: a lock that was released meanwhile has no holder. The answer may be sent once await is durable.
+func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int) (found []LockInfo, more bool, await keys.Epoch, err error) {
+	x, err := m.store.SessionOf(ctx)
+	if err != nil {
+		return nil, false, 0, err
+	}
+	defer x.Close()
+	end := []byte{keys.SystemLock + 1}
+	if len(upper) > 0 {
+		end = lockKey(nil, upper)
+	}
+	names := m.locks.waitedFor(lower, upper)
+	var last []byte // where the scan was ended, if it was: names after it belong to the next list
+	held, size := 0, 0
+	err = x.ScanSystem(ctx, lockKey(nil, lower), end, func(key, _ []byte, _ keys.Epoch) bool {
+		name := bytes.Clone(key[1:])
+		names = append(names, name)
+		if held, size = held+1, size+len(name); held > limit || size >= keysBytesMax {
+			last = name
+		}
+		return last == nil
+	})
+	if err != nil {
+		return nil, false, 0, err
+	}
+	slices.SortFunc(names, bytes.Compare)
+	names = slices.CompactFunc(names, bytes.Equal)
+	if last != nil {
+		names = slices.DeleteFunc(names, func(name []byte) bool { return bytes.Compare(name, last) > 0 })
+	}
+	size = 0
+	for _, name := range names {
+		if len(found) == limit || size >= keysBytesMax {
+			return found, true, x.Await(), nil
+		}
+		n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(nil, name)))
+		if err != nil {
+			return nil, false, 0, err
+		}
+		info := LockInfo{Name: name}
+		if n.Found {
+			info.Held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: n.Value}
+		}
+		info.Waiters, info.Waiting = m.locks.waiting(name)
+		found = append(found, info)
+		size += len(name) + len(n.Value)
+	}
+	return found, last != nil, x.Await(), nil
+}
+
+// waitedFor are the names of locks in a range that requests wait for.
+func (t *lockTable) waitedFor(lower, upper []byte) (names [][]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, q := range t.queues {
+		if len(q.waiters) > 0 && name >= string(lower) && (len(upper) == 0 || name < string(upper)) {
+			names = append(names, []byte(name))
+		}
+	}
+	return names
+}
+
+// waiting is how many requests wait for a lock, and the leases of the first ones.
+func (t *lockTable) waiting(name []byte) (count int, first []ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	q := t.queues[string(name)]
+	if q == nil {
+		return 0, nil
+	}
+	for _, w := range q.waiters[:min(len(q.waiters), WaitingShown)] {
+		first = append(first, w.attempt.lease)
+	}
+	return len(q.waiters), first
+}
