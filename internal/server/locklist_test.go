@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -64,8 +65,12 @@ func TestLocksAreListedWithTheirWaiters(t *testing.T) {
 	if out, err := locks.ListLocks(as(ctx, "jobs"), inside); err != nil || len(out.GetLocks()) != 3 {
 		t.Errorf("%v, %v", out, err)
 	}
-	for user, request := range map[string]*pb.ListLocksRequest{"jobs": {}, "writer": inside} {
-		_, err := locks.ListLocks(as(ctx, user), request)
-		wantReason(t, err, codes.PermissionDenied, pb.ErrorReason_ERROR_REASON_PERMISSION_DENIED)
+	_, err = locks.ListLocks(as(ctx, "jobs"), &pb.ListLocksRequest{})
+	if code := status.Code(err); code != codes.PermissionDenied {
+		t.Errorf("%v", err)
+	}
+	_, err = locks.ListLocks(as(ctx, "writer"), inside)
+	if code := status.Code(err); code != codes.PermissionDenied {
+		t.Errorf("%v", err)
 	}
 }
