@@ -39,7 +39,7 @@ func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (fou
 // Locks are names of locks that a lease holds, like Keys.
 func (m *Manager) Locks(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
 	if after != nil {
-		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(nil, after)))
+		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(after)))
 	}
 	return m.held(ctx, id, after, limit, lockName)
 }

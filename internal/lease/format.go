@@ -101,7 +101,7 @@ func attachmentBounds(id ID) (lower, upper []byte) {
 func attached(key []byte) []byte { return key[9:] }
 
 // lockKey is the key of a lock, without the keyspace.
-func lockKey(dst, name []byte) []byte { return append(append(dst, keys.SystemLock), name...) }
+func lockKey(name []byte) []byte { return append([]byte{keys.SystemLock}, name...) }
 
 // lockName is the name of the lock with an internal key; false if it is not that of a lock.
 func lockName(internal []byte) (name []byte, ok bool) {

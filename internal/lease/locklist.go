@@ -30,12 +30,12 @@ func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int)
 	defer x.Close()
 	end := []byte{keys.SystemLock + 1}
 	if len(upper) > 0 {
-		end = lockKey(nil, upper)
+		end = lockKey(upper)
 	}
 	names := m.locks.waitedFor(lower, upper)
 	var last []byte // where the scan was ended, if it was: names after it belong to the next list
 	held, size := 0, 0
-	err = x.ScanSystem(ctx, lockKey(nil, lower), end, func(key, _ []byte, _ keys.Epoch) bool {
+	err = x.ScanSystem(ctx, lockKey(lower), end, func(key, _ []byte, _ keys.Epoch) bool {
 		name := bytes.Clone(key[1:])
 		names = append(names, name)
 		if held, size = held+1, size+len(name); held > limit || size >= keysBytesMax {
@@ -56,7 +56,7 @@ func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int)
 		if len(found) == limit || size >= keysBytesMax {
 			return found, true, x.Await(), nil
 		}
-		n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(nil, name)))
+		n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(name)))
 		if err != nil {
 			return nil, false, 0, err
 		}

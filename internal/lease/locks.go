@@ -90,7 +90,7 @@ func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID
 
 // lockWrite is a write that holds the latch of a lock, with the lock's key in SpaceSystem, and its internal key.
 func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
-	key = lockKey(nil, name)
+	key = lockKey(name)
 	internal = keys.Append(nil, keys.SpaceSystem, key)
 	w = &mvcc.Write{Durability: mvcc.DurabilitySync}
 	w.SetOwn()
@@ -203,7 +203,7 @@ func (m *Manager) holder(ctx context.Context, name []byte) (held Held, since, aw
 		return Held{}, 0, 0, err
 	}
 	defer x.Close()
-	n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(nil, name)))
+	n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(name)))
 	if err == nil && n.Found {
 		held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: n.Value}
 	}

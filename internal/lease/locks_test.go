@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -288,5 +289,38 @@ func (h *harness) checkTokens(ctx context.Context, key string) {
 			h.t.Fatalf("a write with token %d after one with %d", token, last)
 		}
 		last = token
+	}
+}
+
+// TestAListOfLocksHasABoundInBytes: of the values as well as of the names, and the next list goes on after it.
+func TestAListOfLocksHasABoundInBytes(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	value := make([]byte, 1024)
+	const count, long = 700, 1200
+	name := func(i int) []byte { return fmt.Appendf(nil, "%0*d", long, i) }
+	for i := range count {
+		if _, err := h.Acquire(t.Context(), NewAttempt(), name(i), 1, value, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var after []byte
+	seen, lists := 0, 0
+	for more := true; more; lists++ {
+		found, left, _, err := h.ListLocks(t.Context(), after, nil, 1000)
+		if err != nil || len(found) == 0 || (len(found)-1)*(long+len(value)) >= keysBytesMax {
+			t.Fatalf("%d locks in a list: %v", len(found), err)
+		}
+		for _, l := range found {
+			if !bytes.Equal(l.Name, name(seen)) || len(l.Held.Value) != len(value) {
+				t.Errorf("lock %d is %s, with %d bytes", seen, l.Name, len(l.Held.Value))
+			}
+			seen++
+		}
+		more, after = left, append(found[len(found)-1].Name, 0)
+	}
+	if seen != count || lists != 2 {
+		t.Errorf("%d locks in %d lists", seen, lists)
 	}
 }

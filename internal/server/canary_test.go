@@ -482,7 +482,11 @@ func (w *twins) anyRequest() (string, func(context.Context, *twin) answers) {
 		return w.transaction()
 	case 11:
 		key := w.anyKey()
-		switch w.rnd.IntN(3) {
+		switch w.rnd.IntN(4) {
+		case 3:
+			b, _ := toBounds(w.anyRange())
+			r := &pb.ListLocksRequest{Start: b.lower, End: b.upper, Limit: uint32(w.rnd.IntN(3))}
+			return fmt.Sprint("list locks ", r), func(ctx context.Context, s *twin) answers { return one(s.c.lock.ListLocks(ctx, r)) }
 		case 0:
 			return "get lock", func(ctx context.Context, s *twin) answers {
 				return one(s.c.lock.GetLock(ctx, &pb.GetLockRequest{Name: key}))

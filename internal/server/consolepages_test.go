@@ -112,6 +112,7 @@ func TestTheConsoleShowsAndEndsLeasesAndLocks(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	lock := fmt.Sprintf(`{"name":"%s"}`, base64Of("ann/lock"))
+	inside := fmt.Sprintf(`{"start":"%s","end":"%s"}`, base64Of("ann/"), base64Of("ann0"))
 	release := fmt.Sprintf(`{"name":"%s","token":"%d"}`, base64Of("ann/lock"), token)
 	holder := fmt.Sprintf(`"leaseId":"7","token":"%d"`, token)
 	for _, c := range []struct {
@@ -126,6 +127,11 @@ func TestTheConsoleShowsAndEndsLeasesAndLocks(t *testing.T) {
 		{"ann", "LockService/GetLock", lock, http.StatusOK, holder},
 		{"reader", "LockService/GetLock", lock, http.StatusOK, holder},
 		{"bob", "LockService/GetLock", lock, http.StatusForbidden, ""},
+		{"ann", "LockService/ListLocks", inside, http.StatusOK, holder},
+		{"reader", "LockService/ListLocks", inside, http.StatusOK, `"waiters":0`},
+		{"bob", "LockService/ListLocks", inside, http.StatusForbidden, ""},
+		{"operator", "LockService/ListLocks", inside, http.StatusForbidden, ""},
+		{"ann", "LockService/ListLocks", `{}`, http.StatusForbidden, ""},
 		{"reader", "LockService/ReleaseLock", release, http.StatusForbidden, ""},
 		{"bob", "LockService/ReleaseLock", release, http.StatusForbidden, ""},
 		{"ann", "LockService/ReleaseLock", release, http.StatusOK, `"released":true`},

@@ -65,9 +65,10 @@ func TestLocksAreListedWithTheirWaiters(t *testing.T) {
 	if out, err := locks.ListLocks(as(ctx, "jobs"), inside); err != nil || len(out.GetLocks()) != 3 {
 		t.Errorf("%v, %v", out, err)
 	}
-	_, err = locks.ListLocks(as(ctx, "jobs"), &pb.ListLocksRequest{})
-	if code := status.Code(err); code != codes.PermissionDenied {
-		t.Errorf("%v", err)
+	for _, beyond := range []*pb.ListLocksRequest{{}, {Start: []byte("jobs/")}, {Start: []byte("jobs/"), End: []byte("jobs1")}, {Start: []byte("jobs"), End: []byte("jobs0")}} {
+		if _, err = locks.ListLocks(as(ctx, "jobs"), beyond); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%v: %v", beyond, err)
+		}
 	}
 	_, err = locks.ListLocks(as(ctx, "writer"), inside)
 	if code := status.Code(err); code != codes.PermissionDenied {

@@ -52,7 +52,7 @@ const (
 	MethodGetLock
 	MethodObserveLock // a whole stream, from opening to end
 	MethodListLocks
-	MethodWatch       // a whole stream, from opening to end
+	MethodWatch // a whole stream, from opening to end
 	MethodHistory
 	MethodDiff
 	MethodListHolds

@@ -155,6 +155,7 @@ kvserver_requests_total{code="OK",method="KeepAlive"} 1
 kvserver_requests_total{code="OK",method="ListBackups"} 1
 kvserver_requests_total{code="OK",method="ListHolds"} 1
 kvserver_requests_total{code="OK",method="ListLeases"} 1
+kvserver_requests_total{code="OK",method="ListLocks"} 1
 kvserver_requests_total{code="OK",method="ListRoles"} 1
 kvserver_requests_total{code="OK",method="ListTokens"} 1
 kvserver_requests_total{code="OK",method="ListUsers"} 1
