@@ -33,9 +33,9 @@ BENCH_BUDGET ?= 20m
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
 GRPC_GO_TESTS      := '(?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)'
 GRPC_GO_RACE_TESTS := '(?i:pipeline|inbound|unread|drain|stop)'
-# internal/lint reads the tree with one goroutine: the race detector only makes it slower. The tests of internal/e2e drive binaries without the
+# internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.
-RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/e2e')
+RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/storage/throttle$$' -e '/internal/e2e')
 PEERS_BUDGET ?= 10m
 
 ##@ Use
@@ -64,7 +64,7 @@ test: ## Run every test of the server module
 	$(call beside,$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER),$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS) && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls,$(GO) test)
 	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
 
-race: ## Run every test under the race detector and with the expensive assertions, but internal/lint and the storm (and internal/e2e in its short form)
+race: ## Run every test under the race detector and with the expensive assertions, but internal/lint, the throttle and the storm (and internal/e2e in its short form)
 	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 15m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
 
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's with users checked

@@ -131,6 +131,7 @@ func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
 // TestSecondCopyOfAStoreSaysThatItIsNotArchived: of two servers with copies of one data directory and one archive, the second one says in
 // its status, its log and its metrics that it is not archived, and why; it serves, and the first one archives.
 func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
+	t.Parallel() // it waits for an owner to answer
 	dir, disk := t.TempDir(), vfs.NewMem()
 	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
 	h := mustStartOn(t, disk, adjust)

@@ -74,6 +74,7 @@ func TestFailedPipelineAnswersWhatItExecuted(t *testing.T) {
 // TestHalfAMessageCutsNoAnswer: the rest of a message does not come in time, while what was executed before waits for the disk. The
 // answers come before the error.
 func TestHalfAMessageCutsNoAnswer(t *testing.T) {
+	t.Parallel() // it waits for messages that do not come
 	const n = 20
 	message := func(m interface{ MarshalVT() ([]byte, error) }) []byte {
 		encoded, err := m.MarshalVT()

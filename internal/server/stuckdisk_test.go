@@ -24,6 +24,7 @@ import (
 // the log needs. The server gives up requests at their deadlines, answers reads, says that it is
 // not healthy if writes are held up, and is as before when the operation has returned.
 func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
+	t.Parallel() // it waits for a device
 	for name, c := range map[string]struct {
 		op      vfs.Op
 		holds   bool // writes, in the end

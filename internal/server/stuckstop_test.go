@@ -20,6 +20,7 @@ import (
 // says what may be lost. Metrics and health answer until then, and what is under way in memory
 // ends.
 func TestServerStopsWithAStuckDevice(t *testing.T) {
+	t.Parallel() // it waits for servers that stop
 	for name, c := range map[string]struct {
 		op      vfs.Op
 		name    string
