@@ -25,6 +25,8 @@ type abandoning struct {
 	nth   int // the operation that fails
 	what  string
 
+	reserve bool // the store has a disk reserve, so that a merge that does not fit is made in steps
+
 	failed  bool              // the store writes no more until it is opened again
 	unknown map[string]string // a write at that time, which may have been durable or not
 }
@@ -54,6 +56,9 @@ func eachAbandoned(t *testing.T, step int, do func(*abandoning) (met bool)) {
 func (a *abandoning) open(o *mvcc.Options, rule vfs.Rule) (s *mvcc.Store, disk vfs.FS, injected *vfs.Injected) {
 	a.t.Helper()
 	*o = modelOptions(a.files.files(a.t))
+	if a.reserve {
+		o.Storage.DiskReserve = storage.DiskReserveDerived
+	}
 	disk = o.Storage.FS
 	flip(a.t, disk, int64(int(a.page)*o.Storage.PageSize+100))
 	faulty := vfs.NewFaulty(disk)
@@ -184,6 +189,32 @@ func TestFullDiskWhileARepairTreeIsGivenBack(t *testing.T) {
 	}
 	if fired < max(20/exhaustiveStep, 2) {
 		t.Errorf("the disk was full %d times: this tests too little", fired)
+	}
+}
+
+// TestStepsGiveBackAnAbandonedRepairTree: a merge that does not fit is made in steps, and the first of them frees the abandoned tree. No page
+// and no value stays allocated, and none is freed twice.
+func TestStepsGiveBackAnAbandonedRepairTree(t *testing.T) {
+	inSteps := 0
+	eachAbandoned(t, 2*exhaustiveStep, func(a *abandoning) bool {
+		a.reserve = true
+		var o mvcc.Options
+		s, disk, full := a.open(&o, vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Err: vfs.ErrNoSpace})
+		a.write(s, "first ")
+		met := full.Fired() > 0
+		if met && !a.failed && s.Stats().Storage.Checkpoints.Finished == 1 { // the checkpoint that met the full disk
+			inSteps++
+		}
+		a.write(s, "second ")
+		full.Remove()
+		if err := s.Close(); err != nil && !a.failed && !errors.Is(err, vfs.ErrNoSpace) {
+			t.Fatalf("%s: close: %v", a.what, err)
+		}
+		a.finish(o, disk)
+		return met
+	})
+	if inSteps < max(10/exhaustiveStep, 2) {
+		t.Errorf("%d merges were made in steps: this tests too little", inSteps)
 	}
 }
 
