@@ -2,6 +2,7 @@ package interop
 
 import (
 	"context"
+	"errors"
 	"net"
 	"testing"
 	"time"
@@ -77,7 +78,9 @@ func serve(t *testing.T, services *transport.Services) *grpc.ClientConn {
 	t.Cleanup(func() {
 		_ = conn.Close()
 		server.Close()
-		<-served
+		if err := <-served; !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("Serve returned %v", err)
+		}
 	})
 	return conn
 }
