@@ -136,7 +136,7 @@ func TestReadsOvertakeWritesThatWaitForTheDisk(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "old", "v")
 	eventually(t, "the first write is durable", func() bool { return h.store.Durable() == h.store.Visible() })
-	h.slowSyncs(200 * time.Millisecond)
+	release := h.holdSyncs(t)
 	stream := h.pipeline(t, testContext(t))
 	mustSend(t, stream, putRequest(1, "k", "v", pb.Durability_DURABILITY_SYNC), getRequest(2, "old"), putRequest(3, "l", "v", pb.Durability_DURABILITY_ASYNC))
 	if got := mustRecv(t, stream); got.Id != 2 {
@@ -145,6 +145,7 @@ func TestReadsOvertakeWritesThatWaitForTheDisk(t *testing.T) {
 	if got := mustRecv(t, stream); got.Id != 3 {
 		t.Errorf("second came %v, want the async write", got)
 	}
+	release()
 	if got := mustRecv(t, stream); got.Id != 1 {
 		t.Errorf("last came %v, want the sync write", got)
 	}
@@ -296,7 +297,7 @@ func TestClosedPipelineAnswersWhatItReceived(t *testing.T) {
 
 func TestFullAckQueueStopsReceivingRequests(t *testing.T) {
 	h := mustStart(t)
-	slow := h.slowSyncs(time.Second)
+	release := h.holdSyncs(t)
 	ctx := testContext(t)
 	stream := h.pipeline(t, ctx)
 	const n = 3 * ackQueueMax
@@ -317,7 +318,7 @@ func TestFullAckQueueStopsReceivingRequests(t *testing.T) {
 	if v := h.store.Visible(); v > 2*ackQueueMax+1 {
 		t.Errorf("%d writes were taken with none acknowledged", v)
 	}
-	slow.Remove()
+	release()
 	for range n {
 		mustRecv(t, stream)
 	}

@@ -322,7 +322,7 @@ func (watched) Rest() {}
 
 func (w watched) Execute(Request, []byte) {
 	for begin := time.Now(); !w.c.watched.Load(); {
-		if time.Since(begin) > 2*time.Second {
+		if time.Since(begin) > 30*time.Second {
 			w.t.Error("a request is executed and not watched")
 			return
 		}

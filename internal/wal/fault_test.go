@@ -79,7 +79,7 @@ func waitForPreallocated(t *testing.T, l *Log) {
 	l.preparer.begun.Store(true)
 	l.requestSegment()
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		l.preallocator.mu.Lock()
 		ready := len(l.preallocator.ready) > 0
 		l.preallocator.mu.Unlock()
@@ -202,7 +202,7 @@ func TestFailureWakesQueuedWaiters(t *testing.T) {
 	}
 	select {
 	case <-w.signal:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("not woken")
 	}
 	if err := a.log.WaitDurable(context.Background(), 1); !errors.Is(err, ErrFailed) {

@@ -285,7 +285,7 @@ func TestRequestFlushMakesDurableWithoutWaiting(t *testing.T) {
 	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
 	e := a.mustAppend(t, bodyOf(1, 40))
 	a.log.RequestFlush(e)
-	for deadline := time.Now().Add(5 * time.Second); a.log.Durable() < e; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); a.log.Durable() < e; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not durable")
 		}

@@ -11,9 +11,17 @@ import (
 // preallocated after a writer has found none.
 func TestMoreSegmentsArePreallocatedAfterAStall(t *testing.T) {
 	const segment = 64 << 10
-	options := testOptions(vfs.NewMem(), segment)
+	gate := make(chan struct{}, 10_000)
+	open := func() {
+		for len(gate) < cap(gate) {
+			gate <- struct{}{}
+		}
+	}
+	open()
+	options := testOptions(gatedFS{vfs.NewMem(), gate}, segment)
 	options.Buffers = 8
 	l := mustStart(t, options).log
+	defer open()
 	waitForPreallocated(t, l)
 	time.Sleep(20 * time.Millisecond) // for whatever a background goroutine might do
 	if n := l.buffers.mappedBytes(); n != 2*segment {
@@ -25,13 +33,16 @@ func TestMoreSegmentsArePreallocatedAfterAStall(t *testing.T) {
 		return len(l.preallocator.ready)
 	}
 	for _, want := range []int{1, 2, 4, 6} {
-		for deadline := time.Now().Add(5 * time.Second); ready() < want && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(30 * time.Second); ready() < want && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			l.requestSegment()
 		}
 		l.requestSegment()
 		time.Sleep(5 * time.Millisecond)
 		if got := ready(); got != want {
 			t.Fatalf("%d segments are ready, want %d", got, want)
+		}
+		for len(gate) > 0 { // none of those that are taken is replaced
+			<-gate
 		}
 		var taken []*preallocated
 		for range want + 1 { // one more than there are
@@ -40,6 +51,7 @@ func TestMoreSegmentsArePreallocatedAfterAStall(t *testing.T) {
 				t.Fatalf("segment %d of %d: ready %v", len(taken)+1, want, attempt == nil)
 			}
 			if attempt != nil {
+				open()
 				<-attempt.Done()
 			}
 			if b := l.preallocator.takeAssigned(); b != nil {
@@ -118,7 +130,7 @@ func TestReadySegmentIsTakenWhileAnotherIsMade(t *testing.T) {
 		if !ok {
 			t.Error("the segment that was ready was not taken")
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Error("a rotation waits for the segment that is being made")
 	}
 }
