@@ -175,6 +175,54 @@ func TestDeletionsOfOneKeyInEachLeafAreMergedOnAFullDisk(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
+// TestOldLogFilesAreGivenUpOnAFullDisk: a checkpoint frees many segments, whose files the log keeps. When the disk is full, their space
+// is worth more than that.
+func TestOldLogFilesAreGivenUpOnAFullDisk(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.DiskReserve = 1 << 20
+	o.Storage.CheckpointBytes = 64 << 20 // no checkpoint before the first one here
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	fillSmall(t, s, want, 8000, strings.Repeat("v", 100))
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := logBytes(t, fs)
+	fillOthers(t, fs, 0)
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 120 { // sixty of them have room without the old files
+		key := fmt.Sprintf("new%05d", i)
+		want[key] = strings.Repeat("w", 1000)
+		if _, err := put(x, key, want[key], mvcc.DurabilitySync); err != nil {
+			t.Fatalf("put %d: %v; %d bytes of log, %d before", i, err, logBytes(t, fs), before)
+		}
+	}
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustHold(t, s, want)
+	mustClose(t, s)
+}
+
+// logBytes is the size of all files of the log.
+func logBytes(t *testing.T, fs *vfs.Mem) (sum int64) {
+	t.Helper()
+	names, err := fs.List("db/wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		size, err := fs.Size("db/wal/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += size
+	}
+	return sum
+}
+
 // fillOthers lets other programs take all but so much of the disk.
 func fillOthers(t *testing.T, fs *vfs.Mem, left int64) {
 	t.Helper()

@@ -87,15 +87,19 @@ func (e *Engine) CheckSpace() {
 	close(*e.reserve.checked.Swap(newSpaceCheck()))
 }
 
-// fillReserve fills all parts of the reserve. If the disk is full, the holders of the log that yield give up their segments,
-// the largest first.
+// fillReserve fills all parts of the reserve. If the disk is full, the log gives up its old files, and then the holders of the log
+// that yield give up their segments, the largest first.
 func (e *Engine) fillReserve() error {
 	for {
 		err := errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
 		if !errors.Is(err, vfs.ErrNoSpace) {
 			return err
 		}
-		if _, dropped, failed := e.log.DropLargestHolder(); !dropped || failed != nil {
+		more, failed := e.log.ReleaseOldFiles()
+		if !more && failed == nil {
+			_, more, failed = e.log.DropLargestHolder()
+		}
+		if !more || failed != nil {
 			return errors.Join(err, failed)
 		}
 	}

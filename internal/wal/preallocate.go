@@ -297,10 +297,24 @@ func (p *preallocator) truncated(segments int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mayRecycle = min(max(segments, p.mayRecycle/2, recyclableMin), recyclableMax)
-	if extra := len(p.recyclable) - p.mayRecycle; extra > 0 {
-		p.toRemove = append(p.toRemove, p.recyclable[:extra]...)
-		p.recyclable = slices.Delete(p.recyclable, 0, extra)
-	}
+	p.keepRecyclableLocked(p.mayRecycle)
+}
+
+// keepRecyclableLocked schedules the removal of all old files but so many, and reports whether there were more.
+func (p *preallocator) keepRecyclableLocked(most int) (fewer bool) {
+	extra := max(len(p.recyclable)-most, 0)
+	p.toRemove = append(p.toRemove, p.recyclable[:extra]...)
+	p.recyclable = slices.Delete(p.recyclable, 0, extra)
+	return extra > 0
+}
+
+// releaseOld removes the old files that are kept to become segments, but for the few without which the log could not go on, and
+// reports whether there were any.
+func (p *preallocator) releaseOld() (released bool, err error) {
+	p.mu.Lock()
+	released = p.keepRecyclableLocked(recyclableMin)
+	p.mu.Unlock()
+	return released, p.removeScheduled()
 }
 
 // recycle keeps an old file to become a new segment, or schedules its removal, and reports whether it was

@@ -138,6 +138,10 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 	return l.recycle(taken)
 }
 
+// ReleaseOldFiles removes old files that are kept to become segments, because the device is full, and reports whether there were any.
+// A few stay.
+func (l *Log) ReleaseOldFiles() (released bool, err error) { return l.preallocator.releaseOld() }
+
 func (l *Log) recycle(taken []completedSegment) error {
 	if err := l.checkUnused(taken); err != nil {
 		return l.broken(err)
