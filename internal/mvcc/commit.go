@@ -154,6 +154,9 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 	if w.load != nil {
 		return x.publishBulkLoad(ctx, w.load)
 	}
+	if w.request != nil {
+		x.store.requests.note(&w.request.ID)
+	}
 	x.slot.Enter()
 	epoch, err := x.reserve(ctx, w)
 	if epoch == 0 {
@@ -189,7 +192,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 			x.assertWritten(w)
 		}
 		if w.request != nil {
-			x.store.requests.note(&w.request.ID, w.record)
+			x.store.requests.count(w.record)
 		}
 		x.store.engine.Stamp(&x.committing.writer, w.body, x.store.clock.Latest()) // prepare has called Now
 		x.store.engine.Record(&x.committing.writer, w.body)

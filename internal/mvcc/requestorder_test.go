@@ -121,3 +121,37 @@ func TestSecondAttemptWaitsForTheFirstOne(t *testing.T) {
 		}
 	}
 }
+
+// TestRotationDuringAnAttemptDoesNotHideIt: an epoch is reserved, the memtable rotates, and the next look-up learns how new the ids in the
+// immutable one are. The record that is installed there afterwards is found.
+func TestRotationDuringAnAttemptDoesNotHideIt(t *testing.T) {
+	s := mustOpen(t, quiet(vfs.NewMem()))
+	x, other := mustSession(t, s), mustSession(t, s)
+	r, older := newRequest(), newRequest()
+	r.ID = requestID(milliseconds(time.Now()) + 1000)
+	if _, err := asyncPut(other, "before", "v")(); err != nil { // an empty memtable does not rotate
+		t.Fatal(err)
+	}
+	w := &Write{Durability: DurabilityAsync}
+	w.Identify(r)
+	w.Set([]byte("k"), []byte("v"))
+	h := haltAtStep(t, x, stepReserved, func() (keys.Epoch, error) { return x.Commit(t.Context(), w) })
+	before := s.engine.Pin().ActiveSince()
+	if err := s.engine.Rotate(t.Context()); err != nil || s.engine.Pin().ActiveSince() == before {
+		t.Fatalf("not rotated: %v", err)
+	}
+	asked := &Write{Durability: DurabilityAsync}
+	asked.Identify(older)
+	asked.Set([]byte(elsewhere(s, "k")), []byte("v"))
+	if _, err := other.Commit(t.Context(), asked); err != nil {
+		t.Fatal(err)
+	}
+	first := h.end()
+	if first.err != nil {
+		t.Fatal(first.err)
+	}
+	_, err := putOnce(t, other, r, "k", "again")
+	if out := applied(t, err); out.Epoch != first.epoch {
+		t.Errorf("epoch %d, want %d", out.Epoch, first.epoch)
+	}
+}

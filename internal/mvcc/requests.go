@@ -211,14 +211,20 @@ func (x *Session) lookUp(r *Request, compare bool) (out Outcome, err error) {
 	}, nil
 }
 
-// newestRecord reads the record of the request whose key is in x.key. A fresh id is newer than all in the tree, so that
-// memtables alone decide: it costs no page, and a damaged page among old records does not refuse new requests. The
-// state is pinned before the bound is loaded: if a merge has taken the record from the memtables meanwhile, it has raised
-// the bound before.
+// newestRecord reads the record of the request whose key is in x.key. A fresh id is newer than all in the tree, and mostly
+// than all in immutable memtables, so that the active one alone decides: it costs no page and one cache miss, and a damaged
+// page among old records does not refuse new requests. The state is pinned before the bounds are loaded: if a merge has
+// taken the record from the memtables meanwhile, it has raised the bound before.
 func (x *Session) newestRecord(r *Request) (v storage.Version, ok bool, err error) {
-	p := x.store.engine.Pin()
-	if r.ID.Time() > x.store.requests.inTree.Load() && !p.Find(x.key, keys.MaxEpoch).Found() {
-		return v, false, nil
+	p, at, window := x.store.engine.Pin(), r.ID.Time(), &x.store.requests
+	if at > window.inTree.Load() {
+		find := storage.Pinned.Find
+		if at > window.latestBefore(p.ActiveSince()) {
+			find = storage.Pinned.FindActive
+		}
+		if !find(p, x.key, keys.MaxEpoch).Found() {
+			return v, false, nil
+		}
 	}
 	return x.reader.Newest(x.key)
 }

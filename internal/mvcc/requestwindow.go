@@ -23,9 +23,10 @@ type requestWindow struct {
 
 	opened keys.Epoch // visible when the store was opened
 
-	// committed is the latest time of an id that was committed since Open, and inTree is not before that of any id in the
+	// committed is the latest time of an id that was to be committed since Open, and inTree is not before that of any id in the
 	// tree. See Session.newestRecord.
 	committed, inTree atomic.Uint64
+	immutable         atomic.Pointer[immutableRecords]
 
 	// Owned by the goroutine that moves the cut-off.
 	samples []requestSample // oldest first
@@ -85,13 +86,33 @@ func (r *requestWindow) expectRecords(now uint64) {
 	r.inTree.Store(r.newest)
 }
 
-// note counts a record that is about to be installed.
-func (r *requestWindow) note(id *RequestID, record []byte) {
-	r.bytes.Add(recordBytesAbout + uint64(len(record)))
+// immutableRecords says that the times of the records of all epochs before first are at most latest. It is constant.
+type immutableRecords struct {
+	first  keys.Epoch
+	latest uint64
+}
+
+// note raises committed for an id whose epoch is about to be reserved. What is in an immutable memtable was reserved before
+// that was sealed, so it is noted before a reader can see it there.
+func (r *requestWindow) note(id *RequestID) {
 	at := id.Time()
 	for known := r.committed.Load(); at > known && !r.committed.CompareAndSwap(known, at); {
 		known = r.committed.Load()
 	}
+}
+
+// count counts a record that is about to be installed.
+func (r *requestWindow) count(record []byte) { r.bytes.Add(recordBytesAbout + uint64(len(record))) }
+
+// latestBefore bounds the times of the ids that were committed since Open in epochs before first, the first of the active memtable.
+// The first look-up after a rotation computes it.
+func (r *requestWindow) latestBefore(first keys.Epoch) uint64 {
+	known := r.immutable.Load()
+	if known == nil || known.first != first {
+		known = &immutableRecords{first: first, latest: r.committed.Load()}
+		r.immutable.Store(known)
+	}
+	return known.latest
 }
 
 // merging raises the bound of what the tree may hold. It is called after the watermark of the merge was read: what the

@@ -53,12 +53,21 @@ type Pinned struct{ view *view }
 // Pin takes the current state.
 func (e *Engine) Pin() Pinned { return Pinned{e.view.Load()} }
 
+// ActiveSince is the first epoch whose versions are in the active memtable.
+func (p Pinned) ActiveSince() keys.Epoch { return p.view.active.first }
+
+// FindActive is Get for the active memtable alone.
+func (p Pinned) FindActive(key []byte, at keys.Epoch) memtable.Ref {
+	if p.view.active.mem.Empty() {
+		return memtable.Ref{}
+	}
+	return p.view.active.mem.Find(key, at)
+}
+
 // Find is Get for the memtables and the quarantine alone.
 func (p Pinned) Find(key []byte, at keys.Epoch) memtable.Ref {
-	if !p.view.active.mem.Empty() {
-		if r := p.view.active.mem.Find(key, at); r.Found() {
-			return r
-		}
+	if r := p.FindActive(key, at); r.Found() {
+		return r
 	}
 	for _, g := range p.view.immutables {
 		if r := g.mem.Find(key, at); r.Found() {
