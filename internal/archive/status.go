@@ -16,6 +16,7 @@ type Status struct {
 
 	Connected bool
 	Archived  keys.Epoch // the last epoch of the archive
+	Through   keys.Epoch // at least Archived; what is between the two will never be archived: bulk loads, and what the log gave up
 	AsOf      time.Time  // every commit that was acknowledged as durable by then is in the archive
 	Pending   int64      // bytes that were read and are not in the archive
 
@@ -51,7 +52,7 @@ func (a *Archiver) Status() Status {
 func (a *Archiver) archived(info *Info) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.status.Archived = info.Last.Epoch
+	a.status.Archived, a.status.Through = info.Last.Epoch, info.Last.Epoch
 	if !info.Newest.IsZero() {
 		a.status.AsOf = info.Newest
 	}
@@ -63,6 +64,7 @@ func (a *Archiver) uploaded(s *sealed) {
 	defer a.mu.Unlock()
 	t := &a.status
 	t.Archived, t.Err, t.Refused, t.Connected = s.info.Last.Epoch, nil, false, true
+	t.Through = max(t.Through, t.Archived)
 	if !s.asOf.IsZero() {
 		t.AsOf = s.asOf
 	} else if !s.info.Newest.IsZero() {
@@ -80,8 +82,8 @@ func (a *Archiver) progress() {
 	t.Err, t.Refused, t.Connected, t.Pending = nil, false, true, 0
 	if !a.opened.IsZero() {
 		t.Pending = a.writer.Bytes()
-	} else if a.sealed == nil && !a.asOf.IsZero() {
-		t.AsOf = a.asOf
+	} else if a.sealed == nil && !a.asOf.IsZero() { // all that is stable was read, and nothing waits for the next file
+		t.AsOf, t.Through = a.asOf, max(t.Archived, a.next-1)
 	}
 }
 

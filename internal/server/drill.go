@@ -110,13 +110,13 @@ func (s *Server) drill(ctx context.Context) (*restore.Report, error) {
 	})
 }
 
-// awaitArchived waits until the archive has an epoch.
+// awaitArchived waits until the archive has everything up to an epoch that it will ever have.
 func (s *Server) awaitArchived(ctx context.Context, epoch keys.Epoch) error {
 	within := archivedWithin + archiveLagFactor*s.config.Archive.Interval
 	for began := time.Now(); ; {
 		status := s.feed.archive.Status()
 		switch {
-		case status.Archived >= epoch:
+		case status.Through >= epoch:
 			return nil
 		case status.Refused:
 			return errors.Join(errArchiveNotConnected, status.Err)

@@ -46,6 +46,26 @@ func TestDrillsSayWhetherTheArchiveCanBeRestored(t *testing.T) {
 	}
 }
 
+// TestDrillAfterABulkLoadWaitsForNoCommit: the archive has no records of it, so that its epoch is reached by a backup alone.
+func TestDrillAfterABulkLoadWaitsForNoCommit(t *testing.T) {
+	dir, scratch := t.TempDir(), t.TempDir()
+	h := mustStart(t, func(c *config.Config) {
+		c.Archive.URL, c.Archive.Interval, c.Archive.Drill, c.Archive.DrillDir = dir, 100*time.Millisecond, 300*time.Millisecond, scratch
+	})
+	put := h.put(t, "a", "b")
+	awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= put })
+	if _, err := h.bulk(t, 100, 10, true); err != nil {
+		t.Fatal(err)
+	}
+	backups := pb.NewBackupServiceClient(h.conn)
+	eventually(t, "a backup is made", func() bool { // the server may be making one itself, because the archive has no base
+		_, err := createBackup(testContext(t), backups, &pb.CreateBackupRequest{Target: dir})
+		return err == nil
+	})
+	made := time.Now()
+	eventually(t, "a drill is successful", func() bool { return h.stats().Backups.Drills.Success.After(made) })
+}
+
 // TestDrillsOnTheDeviceOfTheDataAreWarnedOf: as a condition, from the start on.
 func TestDrillsOnTheDeviceOfTheDataAreWarnedOf(t *testing.T) {
 	dir := t.TempDir()
