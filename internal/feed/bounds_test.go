@@ -350,3 +350,16 @@ func TestTheTailerRestsWhileNoClientTakesAnything(t *testing.T) {
 		t.Fatal("it runs for a watch whose client takes nothing")
 	}
 }
+
+// TestReadersCatchUpWithLateTimers: a pause that was longer than it should have been shortens the next ones, up to a bound.
+func TestReadersCatchUpWithLateTimers(t *testing.T) {
+	f := New(newStore(t, 1<<20), Options{CatchUpBytesPerSecond: 1 << 20, manual: true})
+	defer f.Close()
+	const paid = 100 * time.Millisecond // for a tenth of a second's bytes
+	for late, want := range map[time.Duration]time.Duration{0: paid, lateMax / 2: paid - lateMax/2, time.Hour: paid - lateMax} {
+		f.catchUp.free = time.Now().Add(-late)
+		if wait := f.throttle(1 << 20 / 10); wait > want || wait < paid-lateMax-time.Millisecond {
+			t.Errorf("a reader that was late by %v pauses for %v, want %v", late, wait, want)
+		}
+	}
+}

@@ -11,8 +11,10 @@ import (
 const (
 	// groupBytes is how much of the log a reader reads at a time, and how far apart the watches are for which it does so.
 	groupBytes = 4 << 20
-	// groupTime is how long it reads at a time.
-	groupTime = 10 * time.Millisecond
+	// groupTime is how long it reads at a time. Requests may have to wait for a processor as long as that.
+	groupTime = time.Millisecond
+	// lateMax bounds the time that a reader makes up for after a timer was late.
+	lateMax = 20 * time.Millisecond
 	// nearEpochs is how many commits groupBytes of the log may have.
 	nearEpochs = groupBytes / 32
 	// takeoverCommits is how many commits of the ring a watch takes while the tailer waits.
@@ -83,12 +85,12 @@ func (f *Feed) throttle(bytes int64) time.Duration {
 	f.lock()
 	defer f.unlock()
 	f.counters.catchUpBytes += uint64(bytes)
-	now := time.Now()
-	if u := &f.catchUp; u.free.Before(now) {
-		u.free = now
+	u, now := &f.catchUp, time.Now()
+	if earliest := now.Add(-lateMax); u.free.Before(earliest) {
+		u.free = earliest
 	}
-	f.catchUp.free = f.catchUp.free.Add(time.Duration(float64(bytes) / float64(f.options.CatchUpBytesPerSecond) * float64(time.Second)))
-	return f.catchUp.free.Sub(now)
+	u.free = u.free.Add(time.Duration(float64(bytes) / float64(f.options.CatchUpBytesPerSecond) * float64(time.Second)))
+	return u.free.Sub(now)
 }
 
 // takeGroupLocked takes the watch that has waited longest, of a client for which no reader reads, and all that are near it.
