@@ -116,33 +116,3 @@ func TestReleasedStatePinsNothing(t *testing.T) {
 		t.Error(kinds)
 	}
 }
-
-// TestACancelledBulkLoadLeavesTheMapExact: while it merged, it met a damaged page that hides others. What it would have freed is live
-// as before.
-func TestACancelledBulkLoadLeavesTheMapExact(t *testing.T) {
-	b := newBench(t)
-	b.put(0, 100, 50)
-	b.checkpoint()
-	e := b.engine
-	load, err := e.NewBulkLoad()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := load.Add([]byte{byte(keys.SpaceUser), 'k'}, []byte("v")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := load.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	exact, at := e.checkpoints.mapExact, keys.Epoch(b.visible.Load())
-	if err := e.BuildBulkLoad(t.Context(), load, GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
-		t.Fatal(err)
-	}
-	load.build.mapExact = false // as mergeForBulkLoad notes it
-	if e.CancelBulkLoad(load); !exact || !e.checkpoints.mapExact {
-		t.Errorf("exact before: %v, afterwards: %v", exact, e.checkpoints.mapExact)
-	}
-	if err := load.Close(); err != nil {
-		t.Fatal(err)
-	}
-}

@@ -149,14 +149,21 @@ func (b *bench) damageLastLeaf() {
 		if !b.engine.pager.IsLive(id) || b.engine.pager.ReadPage(id, buf) != nil || !page.IsTree(buf, 0) {
 			continue
 		}
-		f, err := b.fs.Open("db/data.ekv", vfs.ReadWrite)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		_, err = f.WriteAt(make([]byte, size), int64(id)*int64(size))
-		if err := errors.Join(err, f.Close()); err != nil {
-			b.t.Fatal(err)
-		}
+		b.clearPage(id)
 		return
+	}
+}
+
+// clearPage overwrites a page with zeros.
+func (b *bench) clearPage(id page.ID) {
+	b.t.Helper()
+	f, err := b.fs.Open("db/data.ekv", vfs.ReadWrite)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	size := b.engine.pager.PageSize()
+	_, err = f.WriteAt(make([]byte, size), int64(id)*int64(size))
+	if err := errors.Join(err, f.Close()); err != nil {
+		b.t.Fatal(err)
 	}
 }
