@@ -22,6 +22,8 @@ type feed interface {
 	watch(ctx context.Context, keys [][]byte) (changes, error)
 	// lagging counts the watches that the server does not serve as commits come.
 	lagging(ctx context.Context) (int, error)
+	// delivered is how many events the server has taken for its watches so far; always 0 if it does not say.
+	delivered(ctx context.Context) (float64, error)
 	close() error
 }
 
@@ -74,6 +76,7 @@ type feedDialer func(s *server, streams int) (feed, error)
 // epochKVFeed speaks to kvserver. Streams are numbered by the one goroutine that opens them.
 type epochKVFeed struct {
 	*connections
+	server *server
 	opened int
 }
 
@@ -83,7 +86,7 @@ func dialEpochKVConnections(s *server, streams int) (*connections, error) {
 
 func dialEpochKVFeed(s *server, streams int) (feed, error) {
 	c, err := dialEpochKVConnections(s, streams)
-	return &epochKVFeed{connections: c}, err
+	return &epochKVFeed{connections: c, server: s}, err
 }
 
 func (f *epochKVFeed) watch(ctx context.Context, keys [][]byte) (changes, error) {
@@ -137,19 +140,32 @@ func (f *epochKVFeed) lagging(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
+func (f *epochKVFeed) delivered(ctx context.Context) (float64, error) {
+	return metric(ctx, f.server.place.second, "kvserver_feed_events_total")
+}
+
 type epochKVChanges struct {
 	grpc.BidiStreamingClient[pb.WatchRequest, pb.WatchResponse]
 }
 
-func (c epochKVChanges) receive(visit func(change) error) error {
+// commits waits for the next message.
+func (c epochKVChanges) commits() ([]*pb.ChangedCommit, error) {
 	response, err := c.Recv()
+	if err != nil {
+		return nil, err
+	}
+	if ended := response.GetEnded(); ended != nil {
+		return nil, fmt.Errorf("watch: ended: %v", ended.GetError().GetMessage())
+	}
+	return response.GetChanges().GetCommits(), nil
+}
+
+func (c epochKVChanges) receive(visit func(change) error) error {
+	commits, err := c.commits()
 	if err != nil {
 		return err
 	}
-	if ended := response.GetEnded(); ended != nil {
-		return fmt.Errorf("watch: ended: %v", ended.GetError().GetMessage())
-	}
-	for _, commit := range response.GetChanges().GetCommits() {
+	for _, commit := range commits {
 		var committed time.Time
 		if t := commit.GetTime(); t != nil {
 			committed = t.AsTime()
@@ -213,6 +229,8 @@ func (f *etcdFeed) lagging(ctx context.Context) (int, error) {
 	n, err := metric(ctx, f.server.place.address, "etcd_debugging_mvcc_slow_watcher_total")
 	return int(n), err
 }
+
+func (*etcdFeed) delivered(context.Context) (float64, error) { return 0, nil }
 
 type etcdChanges struct{ etcdpb.Watch_WatchClient }
 

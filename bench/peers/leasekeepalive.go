@@ -47,7 +47,7 @@ func keepAliveArm(name string, measure func(context.Context, *harness.Run, *serv
 	arguments := k.arguments
 	// The probe writes by itself, which would count as bytes of keep-alives.
 	k.arguments = func(at place) []string { return append(arguments(at), "--probe-interval", "0s") }
-	return harness.Arm{Name: name, Run: func(r *harness.Run) error { return onServer(r, k, watchedRecords, measure) }}
+	return harness.Arm{Name: name, Run: func(r *harness.Run) error { return onServer(r, k, measure) }}
 }
 
 // keptByClient grants leases with the client, which keeps them alive by itself, at the rate that their time to live makes.
@@ -83,7 +83,7 @@ func keptByClient(ctx context.Context, r *harness.Run, s *server) (err error) {
 	if err := r.Prove("keep-alives counted", after[0]-counted[0], due, 2*due+float64(r.Size)); err != nil {
 		return err
 	}
-	if err := r.Prove("log bytes", after[1]-counted[1], 0, 0); err != nil {
+	if err := r.Prove("log bytes", after[1]-counted[1], 0, ownLogBytesMax); err != nil {
 		return err
 	}
 	if err := r.Prove("leases", after[2], float64(r.Size), float64(r.Size)); err != nil {
@@ -197,6 +197,9 @@ func keepAlive(ctx context.Context, r *harness.Run, s *server) error {
 	return proveKeptAlive(ctx, r, s, counted, float64(sent.Load()), int(alive.Load()))
 }
 
+// ownLogBytesMax is more than the store itself writes to the log in a run: the cut-off of request ids, once a minute.
+const ownLogBytesMax = 256
+
 func proveKeptAlive(ctx context.Context, r *harness.Run, s *server, before []float64, sent float64, alive int) error {
 	after, err := s.counters(ctx, "kvserver_lease_keepalives_total", "kvserver_log_append_bytes_total", "kvserver_leases")
 	if err != nil {
@@ -205,7 +208,7 @@ func proveKeptAlive(ctx context.Context, r *harness.Run, s *server, before []flo
 	if err := r.Prove("keep-alives counted", after[0]-before[0], sent, sent); err != nil {
 		return err
 	}
-	if err := r.Prove("log bytes", after[1]-before[1], 0, 0); err != nil {
+	if err := r.Prove("log bytes", after[1]-before[1], 0, ownLogBytesMax); err != nil {
 		return err
 	}
 	if err := r.Prove("leases", after[2], float64(r.Size), float64(r.Size)); err != nil {

@@ -59,7 +59,7 @@ func Scenarios() []harness.Scenario {
 	for _, m := range []mix{ycsbA, ycsbB, ycsbC, ycsbD, ycsbF} {
 		all = append(all, m.scenario(stageMixed, durables(false)))
 	}
-	return append(all, stalled(), delivered(), resumed(), burst(), keptAlive(), history())
+	return append(all, stalled(), delivered(), resumed(), burst(), steadily(), keptAlive(), history())
 }
 
 // atLeast is a bar for EpochKV over another server.

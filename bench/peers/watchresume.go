@@ -29,7 +29,7 @@ func resumed() harness.Scenario {
 	s.Size, s.Window, s.Fixed = 500_000, 0, true
 	k := epochKVKind()
 	s.Arms = []harness.Arm{{Name: k.name, Run: func(r *harness.Run) error {
-		return onServer(r, k, watchedRecords, resume)
+		return onServer(r, k, resume)
 	}}}
 	s.Figures = []harness.Figure{
 		{Arm: k.name, Measure: catchUpSeconds, AtMost: 2, Source: "500,000 epochs in 2 s"},
@@ -38,13 +38,13 @@ func resumed() harness.Scenario {
 	return s
 }
 
-// onServer runs a measurement of EpochKV alone on a shared server of the kind with so many records.
-func onServer(r *harness.Run, k kind, records int, measure func(context.Context, *harness.Run, *server) error) (err error) {
+// onServer runs a measurement of EpochKV alone on a shared server of the kind with watchedRecords.
+func onServer(r *harness.Run, k kind, measure func(context.Context, *harness.Run, *server) error) (err error) {
 	binary, err := k.binary(r)
 	if err != nil {
 		return err
 	}
-	s, err := harness.Shared(r, k.name, func(dir string) (*server, error) { return open(r, k, binary, dir, records) })
+	s, err := harness.Shared(r, k.name, func(dir string) (*server, error) { return open(r, k, binary, dir, watchedRecords) })
 	if err != nil {
 		return err
 	}

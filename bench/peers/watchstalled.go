@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -18,10 +20,16 @@ const (
 	noWatch        = ", no watch" // ends the name of an arm
 	watchedRecords = 20_000
 	stallTimeout   = 30 * time.Second
-	// stallSettle is how long puts go on before they are measured. In it the buffers on the way to the watches fill: until then
-	// the clients take something. A thousand streams took two to three seconds on two busy cores, with three times the
-	// processor time for each put; after that, a put took what it takes without watches.
-	stallSettle     = 5 * time.Second
+	// Puts go on before they are measured, in rounds, until the server has delivered nothing in one of them. In this time the buffers
+	// on the way to the watches fill: until then the clients take something. A thousand streams took seven seconds of two cores that
+	// nothing else used, with up to four times the processor time for each put. Servers without watches write for as many rounds as is usual.
+	stallRound     = 4 * time.Second
+	stallRoundsMin = 2
+	stallRoundsMax = 10
+	// stallWindowMin is the shortest time that is measured. The clients of a thousand streams hold what they have not taken in this process,
+	// whose garbage collector takes a tenth of a second for it: in windows of that length it decided the figure.
+	stallWindowMin  = 3 * time.Second
+	eventsInWindow  = "events delivered meanwhile"
 	smokeWatchesMax = 10
 )
 
@@ -33,7 +41,7 @@ func stalled() harness.Scenario {
 	axis := harness.Axis{Name: "stalled watches", Points: []int{1, 100, 1000}}
 	s := scenario("watch-stalled", fmt.Sprintf("Durable puts over one record by %d callers, beside watches of everything whose clients take nothing: each has a stream of its own.",
 		callersMany), "puts", "", axis, nil, load{})
-	s.Size, s.Weight = watchedRecords, 4*float64(len(axis.Points))
+	s.Size, s.Weight = watchedRecords, 8*float64(len(axis.Points))
 	for _, k := range []kind{epochKVKind(), etcdKind()} {
 		s.Arms = append(s.Arms, stalledArm(k, false), stalledArm(k, true))
 	}
@@ -79,28 +87,60 @@ func putBesideStalled(ctx context.Context, r *harness.Run, s *server, callers []
 	if r.Smoke {
 		n = min(n, smokeWatchesMax)
 	}
-	end, lagging, err := s.stall(ctx, n)
+	end, f, err := s.stall(ctx, n)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
+	window, most := r.Window, math.MaxFloat64
 	if !r.Smoke { // without watches too, so that all servers of a round have done as much
-		if err := closed(ctx, s.callers(r.Seed+1, callersMany), putOwn, stallSettle, untimed); err != nil {
+		window, most = max(window, stallWindowMin), 0
+		if err := s.fillBuffers(ctx, r, f); err != nil {
 			return err
 		}
 	}
-	if err := closed(ctx, callers, putOwn, r.Window, byServer(r, s)); err != nil {
+	before, err := f.delivered(ctx)
+	if err != nil {
+		return err
+	}
+	runtime.GC() // of what the rounds before have left
+	if err := closed(ctx, callers, putOwn, window, byServer(r, s)); err != nil {
 		return err
 	}
 	r.Latencies(recorded(callers))
 	if err := countWatchMemory(r, s, n); err != nil {
 		return err
 	}
-	got, err := lagging(ctx)
+	after, err := f.delivered(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.Prove(eventsInWindow, after-before, 0, most); err != nil {
+		return err
+	}
+	got, err := f.lagging(ctx)
 	if err != nil {
 		return err
 	}
 	return r.Prove(laggingWatches, float64(got), float64(n), float64(n))
+}
+
+// fillBuffers puts until no watch takes anything any more.
+func (s *server) fillBuffers(ctx context.Context, r *harness.Run, f feed) error {
+	for round := uint64(1); round <= stallRoundsMax; round++ {
+		before, err := f.delivered(ctx)
+		if err != nil {
+			return err
+		}
+		if err := closed(ctx, s.callers(r.Seed+round, callersMany), putOwn, stallRound, untimed); err != nil {
+			return err
+		}
+		after, err := f.delivered(ctx)
+		if err != nil || round >= stallRoundsMin && after == before {
+			return err
+		}
+	}
+	return fmt.Errorf("the watches still take something after %v of puts", stallRoundsMax*stallRound)
 }
 
 // residentMemory is what a server without a watch had last, in MiB.
@@ -125,8 +165,8 @@ func countWatchMemory(r *harness.Run, s *server, watches int) error {
 }
 
 // stall opens so many watches of everything that take nothing, and writes until the server counts all of them as lagging.
-func (s *server) stall(ctx context.Context, n int) (end func() error, lagging func(context.Context) (int, error), err error) {
-	f, err := s.kind.feed(s, n)
+func (s *server) stall(ctx context.Context, n int) (end func() error, f feed, err error) {
+	f, err = s.kind.feed(s, n)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,7 +180,7 @@ func (s *server) stall(ctx context.Context, n int) (end func() error, lagging fu
 	if err := s.outrun(ctx, f, n); err != nil {
 		return nil, nil, errors.Join(err, end())
 	}
-	return end, f.lagging, nil
+	return end, f, nil
 }
 
 // outrun writes the loaded records again, as they are, until so many watches lag.

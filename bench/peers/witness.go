@@ -84,7 +84,7 @@ func (a arm) expected(r *harness.Run, commits int, took time.Duration) (low, hig
 var scraper = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // notSentAtZero are the counters of the scenarios that a server does not send before they have counted something.
-var notSentAtZero = []string{"kvserver_expired_keys_total", "kvserver_lease_keepalives_total"}
+var notSentAtZero = []string{"kvserver_expired_keys_total", "kvserver_lease_keepalives_total", "kvserver_feed_events_total"}
 
 // metric reads a number from a server's metrics page.
 func metric(ctx context.Context, address, name string) (value float64, err error) {
