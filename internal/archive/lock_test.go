@@ -13,20 +13,20 @@ import (
 func TestOwnerWhoseLockIsTakenIsNotAsked(t *testing.T) {
 	const lock, never = "boot:1:2", time.Hour
 	store := newStore(t)
-	start := func(lock string) (*process, error) {
+	start := func(lock string, patience time.Duration) (*process, error) {
 		p := newProcess(t, store, never)
 		p.self.Lock = lock
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		return p, p.acquire(ctx, func(context.Context) error { return nil }, func(ownerRecord) {})
 	}
 	for n := uint64(1); n <= 2; n++ {
-		if p, err := start(lock); err != nil || p.number != n {
+		if p, err := start(lock, 30*time.Second); err != nil || p.number != n {
 			t.Fatalf("number %d: %v", p.number, err)
 		}
 	}
 	for _, other := range []string{"", "boot:1:3", "another boot:1:2"} {
-		if _, err := start(other); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := start(other, 300*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%q: %v", other, err)
 		}
 	}

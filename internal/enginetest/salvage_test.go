@@ -97,7 +97,8 @@ func userLeaves(t *testing.T, fs vfs.FS, pageSize int) (leaves []leafAt) {
 	return leaves
 }
 
-func rootPage(t *testing.T, fs vfs.FS) page.ID {
+// rootPage is the root of the last durable state.
+func rootPage(t testing.TB, fs vfs.FS) page.ID {
 	t.Helper()
 	p, err := pager.OpenSnapshot(fs, dataFile)
 	if err != nil {

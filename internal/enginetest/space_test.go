@@ -87,7 +87,7 @@ func TestSpaceCountsWhatCanBeReadAndNamesTheRest(t *testing.T) {
 	keys := check("with a side tree")
 	flip(t, o.Storage.FS, leaf)
 	r, err := s.Space(context.Background(), inspect.SpaceOptions{})
-	if err != nil || r.Prefixes[0].Keys != keys || r.UnreadableTotal != 1 {
+	if err != nil || !(r.Prefixes[0].Keys == keys && r.UnreadableTotal == 1) && !(r.Prefixes[0].Keys == count && r.UnreadableTotal == 0) { // the latter if the store has noticed it
 		t.Errorf("when the page can be read again: %+v, %v", r, err)
 	}
 }

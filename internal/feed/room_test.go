@@ -33,7 +33,7 @@ func TestRoomIsGivenInTurn(t *testing.T) {
 	defer reader.Wait()
 	defer stop()
 	time.Sleep(2 * roomWait)
-	within, stopWaiting := context.WithTimeout(t.Context(), 20*roomWait)
+	within, stopWaiting := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stopWaiting()
 	tail := f.readLog(within, nil, 1, wal.TailMark{})
 	defer tail.close()
@@ -120,7 +120,7 @@ func TestCopiesOfSmallCommitsDoNotKeepTheTailerWaiting(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	defer f.copyParts(&d)
-	ctx, stop := context.WithTimeout(t.Context(), 10*roomWait)
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	l := f.readLog(ctx, nil, 1, wal.TailMark{})
 	defer l.close()

@@ -23,7 +23,7 @@ func TestNextSegmentIsPreparedBeforeTheFirstFlush(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for deadline := time.Now().Add(5 * time.Second); s.Stats().Storage.Log.BufferBytes < 2*segmentBytes; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); s.Stats().Storage.Log.BufferBytes < 2*segmentBytes; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d bytes of buffers, %d syncs", s.Stats().Storage.Log.BufferBytes, s.Stats().Storage.Log.Syncs)
 		}

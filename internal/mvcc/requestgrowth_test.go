@@ -61,11 +61,15 @@ func TestWindowThatShrinksUnderRetriesExecutesNothingTwice(t *testing.T) {
 	s := mustOpen(t, o)
 	var sum, expired atomic.Int64
 	var all sync.WaitGroup
-	end := time.Now().Add(400 * time.Millisecond)
+	begun := time.Now()
+	goesOn := func() bool {
+		took := time.Since(begun)
+		return took < 400*time.Millisecond || took < 30*time.Second && (sum.Load() == 0 || expired.Load() == 0)
+	}
 	for range 3 {
 		x, again := mustSession(t, s), mustSession(t, s)
 		all.Go(func() {
-			for time.Now().Before(end) {
+			for goesOn() {
 				r := newRequest()
 				first := increment(x, r, DurabilityAsync)
 				time.Sleep(time.Duration(rand.Int64N(int64(rand.N(60*time.Millisecond)) + 1)))
@@ -83,7 +87,7 @@ func TestWindowThatShrinksUnderRetriesExecutesNothingTwice(t *testing.T) {
 			}
 		})
 		all.Go(func() {
-			for time.Now().Before(end) {
+			for goesOn() {
 				_ = s.Checkpoint(context.Background())
 				time.Sleep(time.Millisecond)
 			}

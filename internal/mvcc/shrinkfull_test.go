@@ -24,7 +24,8 @@ type fullHeader struct {
 
 func newFullHeader(t *testing.T) *fullHeader {
 	t.Helper()
-	faults := vfs.NewFaulty(vfs.NewMem())
+	mem := vfs.NewMem()
+	faults := vfs.NewFaulty(mem)
 	o := tiny(faults)
 	o.SyncInterval, o.GCInterval = time.Hour, time.Hour
 	o.Storage.CheckpointBytes, o.Storage.DiskReserve = 64<<20, storage.DiskReserveDerived
@@ -32,7 +33,9 @@ func newFullHeader(t *testing.T) *fullHeader {
 	f := &fullHeader{T: t, store: s, x: mustSession(t, s), faults: faults, want: map[string]string{}}
 	t.Cleanup(f.x.Close)
 	f.fill(0)
-	time.Sleep(100 * time.Millisecond) // the log prepares the second segment in the background; its header comes later
+	for before := int64(-1); before != mem.Mutations(); time.Sleep(100 * time.Millisecond) {
+		before = mem.Mutations() // the log prepares the second segment in the background; its header comes later
+	}
 	f.header = faults.Inject(vfs.Rule{Op: vfs.OpWrite, Name: "0000000000000002.log", Err: vfs.ErrNoSpace, Nth: 1})
 	return f
 }

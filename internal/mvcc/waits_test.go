@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -60,13 +61,26 @@ func TestSessionsKnowWhereTheyWaited(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	release := time.AfterFunc(10*hold, func() { slow.Store(false) })
-	defer release.Stop()
+	stop := make(chan struct{})
+	var release sync.WaitGroup
+	release.Go(func() { // lets the writer go on when it is stopped because memory is full
+		for s.Stats().Storage.Backpressure.Stalls == 0 {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		time.Sleep(hold)
+		slow.Store(false)
+	})
 	var w Waits
 	for i := 0; slow.Load() && w.Memory == 0; i++ {
 		mustWrite(strings.Repeat("k", 1+i%100), strings.Repeat("v", 10_000))
 		x.TakeWaits(&w)
 	}
+	close(stop)
+	release.Wait()
 	slow.Store(false)
 	if w.Memory == 0 || w.Latch != 0 {
 		t.Errorf("while no checkpoint proceeds: %+v", w)

@@ -74,9 +74,9 @@ func quiet[T any](t *testing.T, what string, from <-chan T) {
 
 // TestAsyncAnswersKeepTheirOrderAndSeeTheirWrites: the requests of a pipeline after an ASYNC write that
 // is not visible yet are answered in their order, each sees the writes before it, and nothing is
-// answered early. After the answer of a unary write, another connection sees it.
+// answered early. After the answer of a unary write, another connection sees it. Pipelines over grpc-go answer in any order.
 func TestAsyncAnswersKeepTheirOrderAndSeeTheirWrites(t *testing.T) {
-	h := mustStart(t)
+	h := mustStart(t, withDirect)
 	stream := h.pipeline(t, testContext(t))
 	mustSend(t, stream, getRequest(0, "warm"))
 	mustRecv(t, stream)
@@ -128,7 +128,7 @@ func TestAsyncAnswersKeepTheirOrderAndSeeTheirWrites(t *testing.T) {
 }
 
 // TestAsyncWaitsEndWithTheirClients: clients that go away, or no longer wait, end the waits of their
-// ASYNC writes, which are neither lost nor half done.
+// ASYNC writes, which are neither lost nor half done. Pipelines over grpc-go have executed later requests by then.
 func TestAsyncWaitsEndWithTheirClients(t *testing.T) {
 	for name, request := range map[string]func(ctx context.Context, kv pb.KVServiceClient) error{
 		"unary": func(ctx context.Context, kv pb.KVServiceClient) error {
@@ -152,7 +152,7 @@ func TestAsyncWaitsEndWithTheirClients(t *testing.T) {
 	} {
 		for _, how := range []string{"connection", "cancel", "deadline"} {
 			t.Run(name+", "+how, func(t *testing.T) {
-				h := mustStart(t)
+				h := mustStart(t, withDirect)
 				conn := h.dial(t)
 				kv := pb.NewKVServiceClient(conn)
 				if _, err := kv.Get(testContext(t), &pb.GetRequest{Key: []byte("warm")}); err != nil {

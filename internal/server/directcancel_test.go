@@ -83,7 +83,7 @@ func TestCancelledPipelinesTakeNoLockOfThemselves(t *testing.T) {
 	}()
 	select {
 	case <-cancelled:
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the cancellation waits for the pipeline's mutex")
 	}
 	p.mu.Unlock()

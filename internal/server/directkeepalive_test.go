@@ -81,9 +81,10 @@ func TestAnswersOfKeepAlivesFitTheirRequests(t *testing.T) {
 	}
 }
 
-// TestLongKeepAliveIsRefusedBeforeItIsDecoded: a message of so many bytes has too many ids, or none.
+// TestLongKeepAliveIsRefusedBeforeItIsDecoded: a message of so many bytes has too many ids, or none. grpc-go refuses what a decoder
+// refuses with a code of its own.
 func TestLongKeepAliveIsRefusedBeforeItIsDecoded(t *testing.T) {
-	h := mustStart(t)
+	h := mustStart(t, withDirect)
 	ids := make([]uint64, 20*leaseListMax)
 	for i := range ids {
 		ids[i] = uint64(i)

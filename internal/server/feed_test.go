@@ -330,9 +330,14 @@ func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
 	defer working.Wait()
 	defer w.cancel() // of a Send that waits
 	defer cancel()
+	asked := make(chan struct{}, 64) // more at once would leave a single processor no time for the puts
 	working.Go(func() {
 		for ctx.Err() == nil {
-			_ = w.stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Progress{Progress: &pb.RequestProgress{}}})
+			select {
+			case asked <- struct{}{}:
+				_ = w.stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Progress{Progress: &pb.RequestProgress{}}})
+			case <-ctx.Done():
+			}
 		}
 	})
 	for range 4 {
@@ -347,6 +352,10 @@ func TestNoEventComesAfterProgressAtItsEpoch(t *testing.T) {
 		r := w.recv()
 		if p := r.GetProgress(); p != nil {
 			promised, promises = max(promised, p.Epoch), promises+1
+			select {
+			case <-asked:
+			default:
+			}
 		}
 		for _, c := range r.GetChanges().GetCommits() {
 			if commits++; c.Epoch <= promised {

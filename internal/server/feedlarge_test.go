@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -62,7 +63,7 @@ func TestAWaitForRoomEnds(t *testing.T) {
 			if what == "snapshot" && why == "operator" {
 				continue // the feed does not know the watch yet
 			}
-			t.Run(what+" "+why, func(t *testing.T) {
+			test := func(t *testing.T, lifetime time.Duration) error {
 				h := mustStartUnchecked(t, vfs.NewMem(), func(c *config.Config) {
 					c.Retention, c.Feed.Memory, c.Feed.CatchUpReaders, c.Feed.CatchUpBandwidth = time.Minute, config.MiB, 1, config.MiB
 				})
@@ -75,10 +76,12 @@ func TestAWaitForRoomEnds(t *testing.T) {
 				}
 				users := only(grant("r", "a"))
 				h.setUsers(users)
+				late := func() bool { return false }
 				if why == "expired" {
 					table := makeTable(users)
-					addToken(table, "alice", time.Now().Add(500*time.Millisecond))
-					addToken(table, "root", time.Now().Add(time.Minute))
+					expires := time.Now().Add(lifetime)
+					addToken(table, "alice", expires)
+					late = func() bool { return time.Now().After(expires) }
 					h.gate.publish(table)
 				}
 				held := h.fillWatches()
@@ -93,14 +96,20 @@ func TestAWaitForRoomEnds(t *testing.T) {
 				create := &pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{prefixRange("a")}}
 				start(create, first-1)
 				w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: create}})
-				eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
+				eventually(t, "the stream waits for room", func() bool { return late() || h.admission.watches.isAwaited() })
 				if what == "lost queue" {
 					if _, err := h.kv.Put(as(testContext(t), "root"), &pb.PutRequest{Key: []byte("b"), Value: make([]byte, size)}); err != nil {
 						t.Fatal(err)
 					}
-					eventually(t, "the watch has no queue", func() bool { return h.feed.feed.List()[0].QueuedOperations == 0 })
+					eventually(t, "the watch has no queue", func() bool {
+						watches := h.feed.feed.List()
+						return late() || watches[0].QueuedOperations == 0
+					})
 					held.leave()
 					eventually(t, "the stream has room", func() bool { return !h.admission.watches.isAwaited() })
+				}
+				if late() {
+					return errors.New("the token has expired before the stream waits")
 				}
 				e.end(h, w)
 				code, ended, began := codes.OK, false, time.Now()
@@ -118,6 +127,10 @@ func TestAWaitForRoomEnds(t *testing.T) {
 					t.Errorf("ended with %v, want %v", code, e.code)
 				}
 				eventually(t, "the stream has left the line", func() bool { return !h.admission.watches.isAwaited() })
+				return nil
+			}
+			t.Run(what+" "+why, func(t *testing.T) {
+				inTimeOf(t, 500*time.Millisecond, func(lifetime time.Duration) error { return test(t, lifetime) })
 			})
 		}
 	}

@@ -30,6 +30,9 @@ func (w *watcher) of(id uint64) *pb.WatchResponse {
 func TestAWatchAheadOfTheServerWaitsForIt(t *testing.T) {
 	h := mustStart(t)
 	e := h.put(t, "k", "v")
+	if err := h.store.AwaitDurable(testContext(t), keys.Epoch(e)); err != nil { // a watch begins after what is durable
+		t.Fatal(err)
+	}
 	all := []*pb.KeyRange{{}}
 	ranges, _ := toWatchRanges(all)
 	token := func(change func(*feedToken)) *pb.CreateWatch_ResumeToken {

@@ -137,7 +137,10 @@ func TestHistoryIsRefused(t *testing.T) {
 		t.Log(name)
 		failureOf(t, err).want(t, c.code, c.reason, c.metadata...)
 	}
-	newest := uint64(h.store.Visible())
+	newest := h.mustPut(t, "held", "v")
+	if _, err := h.admin.TakeHold(ctx, &pb.TakeHoldRequest{Epoch: newest, Ttl: durationpb.New(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		h.mustPut(t, fmt.Sprint("m", h.store.Visible()), "v")
 	}

@@ -84,8 +84,9 @@ func (h *harness) scanByTokens(ctx context.Context, t *testing.T, keys int, paus
 	request := &pb.ScanRequest{Limit: 60, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL}
 	var first []byte
 	read := 0
-	for {
-		left := time.Now()
+	for asked := time.Now(); ; {
+		before := asked // the token is not older
+		asked = time.Now()
 		stream, err := h.kv.Scan(ctx, request)
 		if err != nil {
 			t.Error(err)
@@ -95,8 +96,8 @@ func (h *harness) scanByTokens(ctx context.Context, t *testing.T, keys int, paus
 		for {
 			page, err := stream.Recv()
 			if err != nil {
-				if status.Code(err) == codes.OutOfRange && time.Since(left)+pause < ttl/2 {
-					t.Errorf("a token of %v: %v", time.Since(left)+pause, err)
+				if age := time.Since(before); status.Code(err) == codes.OutOfRange && age < ttl/2 {
+					t.Errorf("a token of %v: %v", age, err)
 				}
 				if read != keys && len(token) == 0 {
 					return

@@ -169,7 +169,7 @@ func TestGreedyConnectionsLeaveRoomForOthers(t *testing.T) {
 
 func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = 2 })
-	slow := h.slowSyncs(300 * time.Millisecond)
+	release := h.holdSyncs(t)
 	ctx := testContext(t)
 	done := make(chan error, 2)
 	for range 2 {
@@ -179,17 +179,16 @@ func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 		}()
 	}
 	eventually(t, "two are in flight", func() bool { n, _, _ := h.admission.inflight(); return n == 2 })
-	start := time.Now()
-	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k")})
+	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k")}) // nothing that it could wait for ends
 	f := failureOf(t, err)
 	f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
-	if f.retry == 0 || time.Since(start) > 200*time.Millisecond {
-		t.Errorf("refused after %v with advice %v", time.Since(start), f.retry)
+	if f.retry == 0 {
+		t.Error("no advice to retry")
 	}
 	if _, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("other")}); err != nil {
 		t.Errorf("writes starve reads: %v", err)
 	}
-	slow.Remove()
+	release()
 	for range 2 {
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -217,19 +216,20 @@ func TestExpiredRequestIsNotExecuted(t *testing.T) {
 
 func TestDeadlineEndsTheWaitForTheDisk(t *testing.T) {
 	h := mustStart(t)
-	h.slowSyncs(300 * time.Millisecond)
+	release := h.holdSyncs(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
 	if st := statusOf(err); st.Code() != codes.DeadlineExceeded || len(st.Details()) != 0 {
 		t.Fatalf("got %v", st)
 	}
+	release() // of the one that syncs for all
 	eventually(t, "the request is given back", func() bool { n, _, _ := h.admission.inflight(); return n == 0 })
 }
 
 func TestDrainFinishesRunningRequests(t *testing.T) {
 	h := mustStart(t)
-	h.slowSyncs(300 * time.Millisecond)
+	release := h.holdSyncs(t)
 	done := make(chan error, 1)
 	go func() {
 		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Durability: pb.Durability_DURABILITY_SYNC})
@@ -245,6 +245,7 @@ func TestDrainFinishesRunningRequests(t *testing.T) {
 	if code, _ := httpGet(t, h, "/healthz"); code != http.StatusOK {
 		t.Errorf("/healthz says %d while draining", code)
 	}
+	release()
 	if err := <-done; err != nil {
 		t.Errorf("the running request was not finished: %v", err)
 	}
@@ -274,7 +275,7 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 	}
 }
 
-// stopBesideAStream stops a server on which a stream goes on for as long as it is let.
+// stopBesideAStream stops a server on which a stream goes on for as long as it is let, which is the time of testContext.
 func stopBesideAStream(t *testing.T, h *harness) {
 	t.Helper()
 	stream, err := h.conn.NewStream(testContext(t), &healthStreamDesc, healthpb.Health_Watch_FullMethodName)
@@ -288,7 +289,7 @@ func stopBesideAStream(t *testing.T, h *harness) {
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(start); took > 3*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("stopping took %v", took)
 	}
 }

@@ -178,12 +178,22 @@ func TestTokenContinuesAfterItsPageAtTheSameEpoch(t *testing.T) {
 }
 
 func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
-	h := mustStart(t, func(c *config.Config) { c.SnapshotLeaseTTL = time.Second })
+	inTimeOf(t, time.Second, func(ttl time.Duration) error { return tokenEnds(t, ttl) })
+}
+
+// tokenEnds returns an error if the time of a token was over when its half was.
+func tokenEnds(t *testing.T, ttl time.Duration) error {
+	h := mustStart(t, func(c *config.Config) { c.SnapshotLeaseTTL = ttl })
 	h.fill(t, 10)
+	asked := time.Now()
 	tok := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})[0].ResumeToken
 	h.put(t, "000", "later")
-	time.Sleep(500 * time.Millisecond)
-	if got := keysOf(h.scan(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})); !slices.Equal(got, numbered(5, 7)) {
+	time.Sleep(ttl / 2)
+	page, err := h.scanOnce(t, &pb.ScanRequest{ResumeToken: tok, Limit: 2})
+	if err != nil {
+		return tooLate(t, asked, ttl, err)
+	}
+	if got := keysOf([]*pb.ScanResponse{page}); !slices.Equal(got, numbered(5, 7)) {
 		t.Fatalf("in time: %v", got)
 	}
 	eventually(t, "the token's epoch is gone", func() bool { return h.store.Stats().Snapshots.Leases == 0 })
@@ -197,6 +207,7 @@ func TestTokenIsRefusedOnceItsTimeIsOver(t *testing.T) {
 	if got := keysOf(pages); !slices.Equal(got, numbered(5, 10)) || pages[0].ReadEpoch != newest || string(pages[0].Entries[0].Value) != "later" {
 		t.Errorf("at the newest epoch: %v at %d", got, pages[0].ReadEpoch)
 	}
+	return nil
 }
 
 // TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly: the server has sent everything and ended the

@@ -9,6 +9,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -141,7 +142,7 @@ func TestSlowRequestsNameThePages(t *testing.T) {
 	}
 }
 
-// TestStreamsAndFastRequestsAreNotSlow: a stream is open for as long as its client wants.
+// TestStreamsAndFastRequestsAreNotSlow: a stream is open for as long as its client wants. On a busy machine any get may be slow.
 func TestStreamsAndFastRequestsAreNotSlow(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.SlowRequests.Threshold = time.Hour })
 	h.observer.reportFrom(slowThreshold)
@@ -155,8 +156,11 @@ func TestStreamsAndFastRequestsAreNotSlow(t *testing.T) {
 	for range 10 {
 		h.get(t, "key")
 	}
-	if all, total := h.observer.slow.list(time.Now()); total > 0 && all[0].took < slowThreshold || total > 1 {
-		t.Errorf("%d: %+v", total, all)
+	all, _ := h.observer.slow.list(time.Now())
+	for _, r := range all {
+		if r.took < slowThreshold || r.method != telemetry.MethodGet {
+			t.Errorf("%+v", r)
+		}
 	}
 }
 

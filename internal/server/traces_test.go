@@ -243,14 +243,15 @@ func TestReceiverOfTracesDelaysNoRequest(t *testing.T) {
 	for name, endpoint := range map[string]string{"dead": "grpc://" + dead.Addr().String(), "silent": silent.GRPC, "refusing": refusing.HTTP} {
 		t.Run(name, func(t *testing.T) {
 			h := mustStart(t, func(c *config.Config) { c.Traces.Endpoint, c.Traces.Ratio = endpoint, 1 })
-			slowest := time.Duration(0)
+			slow := 0
 			for range 1000 {
 				start := time.Now()
-				h.get(t, "key")
-				slowest = max(slowest, time.Since(start))
+				if h.get(t, "key"); time.Since(start) > time.Second {
+					slow++
+				}
 			}
-			if slowest > time.Second { // the processors have other work
-				t.Errorf("a get took %v", slowest)
+			if slow > 5 { // these few if the processors have other work
+				t.Errorf("%d gets took longer than a second", slow)
 			}
 			start := time.Now()
 			if err := h.stop(); err != nil {

@@ -172,20 +172,21 @@ func TestReceiverThatTakesNothingHoldsUpNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tracer, failures := mustOpen(t, endpoint, 1)
 			const requests = 10 * queueSpansMax / 4
-			slowest := time.Duration(0)
+			slow := 0
 			for range requests {
 				start := time.Now()
-				tracer.Request(put(Parent{}))
-				slowest = max(slowest, time.Since(start))
+				if tracer.Request(put(Parent{})); time.Since(start) > time.Second {
+					slow++
+				}
 			}
-			if slowest > time.Second { // the processors have other work
-				t.Errorf("a request took %v", slowest)
+			if slow > 5 { // these few if the processors have other work
+				t.Errorf("%d of %d requests took longer than a second", slow, requests)
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			start := time.Now()
 			_ = tracer.Close(ctx)
-			if took := time.Since(start); took > 3*time.Second {
+			if took := time.Since(start); took > exportTimeout-2*time.Second {
 				t.Errorf("the end took %v", took)
 			}
 			s := tracer.Stats()
