@@ -127,7 +127,7 @@ func TestErrorWithoutRecordsIsTriedAgain(t *testing.T) {
 		"recycled file": {
 			[]vfs.Op{vfs.OpOpen, vfs.OpSize, vfs.OpWrite, vfs.OpSyncData, vfs.OpRename},
 			[]vfs.Fault{vfs.Fail, vfs.Short},
-			FileName(1),
+			reservePrefix + "*",
 		},
 		"directory":   {[]vfs.Op{vfs.OpSyncDir}, []vfs.Fault{vfs.Fail}, dirName},
 		"file to go":  {[]vfs.Op{vfs.OpRemove}, []vfs.Fault{vfs.Fail}, "*.log"},
@@ -331,7 +331,7 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 	e := mustStartErrnoLog(t)
 	e.mustRotate(t, 6)
 	waitForPreallocated(t, e.log)
-	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpOpen, Name: FileName(1)})
+	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpOpen, Name: reservePrefix + "1"})
 	truncated := e.acknowledged - 4
 	if err := e.log.TruncateBefore(truncated + 1); err != nil {
 		t.Fatal(err)

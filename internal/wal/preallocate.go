@@ -41,7 +41,8 @@ type preallocator struct {
 	ready      []*preallocated // prepared, by number; the first may be oversized, made for a writer that waited
 	assigned   *preallocated   // to the rotation that comes next: the preparing goroutine does not touch it
 	target     int             // how many are to be ready; at most buffers.max - 2, so that one can be filled and one flushed
-	recyclable []string        // recyclable files of standard size
+	recyclable []string        // recyclable files of standard size, none of which a replay takes for a segment
+	recycling  int             // files that are being added to them
 	mayRecycle int             // how many of them are kept
 	toRemove   []string        // files to be removed
 
@@ -317,17 +318,47 @@ func (p *preallocator) releaseOld() (released bool, err error) {
 	return released, p.removeScheduled()
 }
 
-// recycle keeps an old file to become a new segment, or schedules its removal, and reports whether it was
-// kept. The names need no directory sync: an old segment that comes back after a crash is older than the
-// epoch from which replay starts.
+// recycle keeps a file without records to become a new segment, or schedules its removal, and reports whether it was kept.
 func (p *preallocator) recycle(name string, size int64) (kept bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if kept = p.mayRecycleLocked(name, size); kept {
+		p.recyclable = append(p.recyclable, name)
+	}
+	return kept
+}
+
+// recycleSegment is recycle for a segment that is not needed any more. A file that is kept loses the name of a segment:
+// otherwise the next start would find a part of the old segments, with holes where others have become new ones, and its
+// readers of the log would take the holes for damage. The rename needs no directory sync: an old segment that comes back
+// after a crash is older than the epoch from which replay starts.
+func (p *preallocator) recycleSegment(old string, size int64) (kept bool) {
+	p.mu.Lock()
+	if !p.mayRecycleLocked(old, size) {
+		p.mu.Unlock()
+		return false
+	}
+	p.recycling++
+	name := p.newReserveNameLocked()
+	p.mu.Unlock()
+	kept = p.fs.Rename(old, name) == nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.recycling--
+	if kept {
+		p.recyclable = append(p.recyclable, name)
+	} else {
+		p.toRemove = append(p.toRemove, old)
+	}
+	return kept
+}
+
+// mayRecycleLocked reports whether an old file is to be kept. If not, it schedules the removal of the file.
+func (p *preallocator) mayRecycleLocked(name string, size int64) bool {
 	if invariants.Enabled {
 		p.assertOneUseLocked(name)
 	}
-	if size == int64(p.buffers.size) && len(p.recyclable) < max(p.mayRecycle, recyclableMin) {
-		p.recyclable = append(p.recyclable, name)
+	if size == int64(p.buffers.size) && len(p.recyclable)+p.recycling < max(p.mayRecycle, recyclableMin) {
 		return true
 	}
 	p.toRemove = append(p.toRemove, name)

@@ -13,7 +13,8 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// reservePrefix begins the names of reserve files. They are not segments: a replay does not read them.
+// reservePrefix begins the names of files that hold no record any more: those of the reserve, and those that were recycled and wait to become
+// segments. A replay does not read them.
 const reservePrefix = "reserve-"
 
 // reserve is a few files of a segment's size for the time when the device is full. Their blocks are
@@ -29,8 +30,8 @@ type reserve struct {
 	taken   int      // files that became segments
 }
 
-// adoptReserve finds the reserve files of an earlier run. It removes files beyond the target and files of
-// another size.
+// adoptReserve finds the reserve files of an earlier run, and what it had recycled. It removes files beyond the target and what may be
+// recycled, and files of another size.
 func (p *preallocator) adoptReserve(want int) error {
 	p.reserve.target = want
 	names, err := p.fs.List(p.dir)
@@ -45,13 +46,24 @@ func (p *preallocator) adoptReserve(want int) error {
 		}
 		p.reserve.last = max(p.reserve.last, n)
 		name = path.Join(p.dir, name)
-		if size, err := p.fs.Size(name); err != nil || size != int64(p.buffers.size) || len(p.reserve.files) == want {
+		switch size, err := p.fs.Size(name); {
+		case err != nil || size != int64(p.buffers.size):
 			p.toRemove = append(p.toRemove, name)
-			continue
+		case len(p.reserve.files) < want:
+			p.reserve.files = append(p.reserve.files, name)
+		case len(p.recyclable) < recyclableMax:
+			p.recyclable = append(p.recyclable, name)
+		default:
+			p.toRemove = append(p.toRemove, name)
 		}
-		p.reserve.files = append(p.reserve.files, name)
 	}
 	return nil
+}
+
+// newReserveNameLocked is a name without a file.
+func (p *preallocator) newReserveNameLocked() string {
+	p.reserve.last++
+	return path.Join(p.dir, fmt.Sprintf("%s%d", reservePrefix, p.reserve.last))
 }
 
 // nextReserveName returns a name for one more file of the reserve, or "" if the reserve is complete. The
@@ -64,8 +76,7 @@ func (p *preallocator) nextReserveName() (name string) {
 		return ""
 	}
 	r.pending++
-	r.last++
-	return path.Join(p.dir, fmt.Sprintf("%s%d", reservePrefix, r.last))
+	return p.newReserveNameLocked()
 }
 
 // recordReserveFile records whether a file was made under a name from nextReserveName.

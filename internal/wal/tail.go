@@ -256,8 +256,12 @@ func (r *TailReader) closeRecord(one *record) (TailRecord, bool, error) {
 	if err != nil {
 		return TailRecord{}, false, err
 	}
-	if !r.segment.complete || !r.log.completed.follows(r.segment.number, successor) {
-		return TailRecord{}, false, r.damaged("the segment ends before it, and the next one is missing")
+	following, readable := r.log.completed.following(r.segment.number)
+	switch {
+	case !r.segment.complete || !readable:
+		return TailRecord{}, false, r.damaged("the segment ends before it, and the next one cannot be read")
+	case successor != 0 && successor != following.number: // this file is left of those that an earlier run gave up
+		return TailRecord{}, false, &TruncatedError{Epoch: r.next, Oldest: following.First}
 	}
 	rec := TailRecord{Epoch: r.segment.lastOne, Gap: true}
 	r.next, r.at = rec.Epoch+1, rec.Epoch+1
@@ -373,17 +377,19 @@ func (r *completed) find(e keys.Epoch) (s tailSegment, found bool, err error) {
 	return s, false, nil
 }
 
-// follows reports whether the segment after a complete one can be read and is the one that a close record names. The
-// close record of a log that was closed may name none.
-func (r *completed) follows(number, successor uint64) bool {
+// following is the segment after a complete one. It reports false if there is none, or if its header cannot be read.
+func (r *completed) following(number uint64) (s SegmentInfo, readable bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.segments {
 		if s := &r.segments[i].info; s.number > number {
-			return s.readable() && (successor == 0 || s.number == successor)
+			return *s, s.readable()
 		}
 	}
-	return len(r.open) > 0 && (successor == 0 || r.open[0].number == successor)
+	if len(r.open) == 0 {
+		return SegmentInfo{}, false
+	}
+	return r.open[0].info(), true
 }
 
 // OldestEpoch is the first epoch that the log has.

@@ -148,7 +148,7 @@ func (l *Log) recycle(taken []completedSegment) error {
 	}
 	l.preallocator.truncated(len(taken))
 	for _, s := range taken {
-		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycle(s.info.File, s.size) {
+		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycleSegment(s.info.File, s.size) {
 			l.counts.recycled.Add(1)
 		}
 		l.counts.segments.Add(-1)

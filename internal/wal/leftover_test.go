@@ -1,0 +1,104 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestFilesThatWaitToBecomeSegmentsAreNoPartOfTheLog: the log keeps old files, of which some have become new segments when it
+// ends. The next run does not take the others for a part of its log, which would have holes: its readers read from the oldest
+// epoch on.
+func TestFilesThatWaitToBecomeSegmentsAreNoPartOfTheLog(t *testing.T) {
+	for rotations := range recyclableMax + 2 {
+		for _, survival := range []vfs.Survival{vfs.SurviveProcess, vfs.SurviveAll, vfs.SurviveNone} {
+			t.Run(fmt.Sprintf("%d rotations/survival %d", rotations, survival), func(t *testing.T) {
+				fs := vfs.NewMem()
+				a := mustStart(t, testOptions(fs, SegmentBytesMin))
+				last := a.mustRun(t, 200) // of which a truncation frees more segments than are kept
+				if err := errors.Join(a.log.Flush(last), a.log.TruncateBefore(last)); err != nil {
+					t.Fatal(err)
+				}
+				for range rotations {
+					last = a.mustRun(t, 20)
+				}
+				if err := a.log.Flush(last); err != nil {
+					t.Fatal(err)
+				}
+				again := fs.Crash(1, survival)
+				rec, _ := mustReplay(t, again, last-3)
+				b, err := startLog(testOptions(again, SegmentBytesMin), rec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer mustClose(t, b.log)
+				oldest := b.log.OldestEpoch()
+				r := b.log.ReadFrom(oldest, TailMark{})
+				defer r.Close()
+				if got := tailed(t, r, last); int64(len(got)) != int64(last-oldest+1) {
+					t.Errorf("epochs %v, want %d to %d", got, oldest, last)
+				}
+				if s, files := b.log.Stats(), fileCount(t, again); files > s.Segments+recyclableMax+2 {
+					t.Errorf("%d files for %d segments", files, s.Segments)
+				}
+			})
+		}
+	}
+}
+
+// TestHoleAmongOldSegmentsIsNoDamage: a start finds old segments of which some are missing, as earlier versions left them. The
+// commits before the hole are of no use, and those in the hole are not in the log any more.
+func TestHoleAmongOldSegmentsIsNoDamage(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	last := a.mustRun(t, 100)
+	mustClose(t, a.log)
+	rec, _ := mustReplay(t, fs, last)
+	if err := fs.Remove(rec.Segments[3].File); err != nil {
+		t.Fatal(err)
+	}
+	oldest := rec.Segments[4].First
+	rec, _ = mustReplay(t, fs, last)
+	b, err := startLog(testOptions(fs, SegmentBytesMin), rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustClose(t, b.log)
+	for from := keys.Epoch(1); from < oldest; from++ {
+		r := b.log.ReadFrom(from, TailMark{})
+		ok, err := true, error(nil)
+		for ok && err == nil {
+			_, ok, err = r.Next(last)
+		}
+		if truncated, is := errors.AsType[*TruncatedError](err); !is || truncated.Oldest != oldest {
+			t.Errorf("from epoch %d: %v", from, err)
+		}
+		_ = r.Close()
+	}
+	r := b.log.ReadFrom(oldest, TailMark{})
+	defer r.Close()
+	wantTail(t, tailed(t, r, last), int64(oldest), int64(last))
+}
+
+// TestOldFileThatCannotBeRenamedIsRemoved: the log goes on, with a new file.
+func TestOldFileThatCannotBeRenamedIsRemoved(t *testing.T) {
+	e := mustStartErrnoLog(t)
+	e.mustRotate(t, recyclableMax+6)
+	truncated := e.acknowledged - 4
+	rule := e.faulty.Inject(vfs.Rule{Op: vfs.OpRename, Name: "*" + fileSuffix})
+	if err := e.log.TruncateBefore(truncated + 1); err != nil {
+		t.Fatal(err)
+	}
+	if rule.Fired() == 0 || e.log.Stats().Recycled != 0 {
+		t.Fatalf("%d failures, %d files kept", rule.Fired(), e.log.Stats().Recycled)
+	}
+	if n := fileCount(t, e.mem); n > 4 {
+		t.Errorf("%d files are left", n)
+	}
+	rule.Remove()
+	e.mustRotate(t, 6)
+	e.mustKeep(t, truncated)
+}
