@@ -27,15 +27,17 @@ func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 	t.Parallel() // it waits for a device
 	for name, c := range map[string]struct {
 		op      vfs.Op
+		name    string
 		holds   bool // writes, in the end
 		inside  int  // requests that may be in the operation
 		recycle bool // it concerns files that a checkpoint has freed
 	}{
-		"sync":   {vfs.OpSyncData, true, 1, false}, // of the one that flushes for all
-		"write":  {vfs.OpWrite, true, 1, false},
-		"create": {vfs.OpCreate, true, 0, false},
-		"rename": {vfs.OpRename, true, 1, true}, // the checkpoint
-		"remove": {vfs.OpRemove, false, 1, true},
+		"sync":               {vfs.OpSyncData, "*.log", true, 1, false}, // of the one that flushes for all
+		"write":              {vfs.OpWrite, "*.log", true, 1, false},
+		"create":             {vfs.OpCreate, "*.log", true, 0, false},
+		"rename when freed":  {vfs.OpRename, "*.log", false, 1, true}, // the checkpoint
+		"rename when reused": {vfs.OpRename, "reserve-*", true, 0, true},
+		"remove":             {vfs.OpRemove, "*.log", false, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := mustStart(t, func(c *config.Config) {
@@ -44,7 +46,7 @@ func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 			})
 			h.put(t, "k", "v")
 			until := make(chan struct{})
-			rule := h.faults.Inject(vfs.Rule{Op: c.op, Name: "*.log", Fault: vfs.Slow, Until: until})
+			rule := h.faults.Inject(vfs.Rule{Op: c.op, Name: c.name, Fault: vfs.Slow, Until: until})
 			release := sync.OnceFunc(func() {
 				rule.Remove()
 				close(until)
@@ -57,7 +59,7 @@ func TestStuckLogFilesEndNoReadAndNoServer(t *testing.T) {
 				for range 80 {
 					h.put(t, "k", strings.Repeat("v", 100<<10))
 				}
-				rule = h.faults.Inject(vfs.Rule{Op: c.op, Name: "*.log", Fault: vfs.Slow, Until: until})
+				rule = h.faults.Inject(vfs.Rule{Op: c.op, Name: c.name, Fault: vfs.Slow, Until: until})
 				beside.Go(func() { _, _ = h.admin.Checkpoint(testContext(t), &pb.CheckpointRequest{}) })
 				eventually(t, "the operation is met", func() bool {
 					h.put(t, "k", strings.Repeat("v", 100<<10))
