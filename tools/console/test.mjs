@@ -126,10 +126,11 @@ for (const colorScheme of ['light', 'dark']) {
   expect(await row(page, 'Leases', '').count() === 2, 'two leases are not listed');
   await press(page.getByLabel('Keys of lease ' + lease, { exact: true }), true);
   await row(page, 'Keys that the end', 'leased').waitFor();
+  await row(page, 'Locks that are held', 'job').waitFor();
   await lookUpLock(page);
   await press(page.getByLabel('Release lock job'), false);
   expect(asked.startsWith('Release lock job?'), 'releasing a lock asks: ' + asked);
-  expect(await page.locator('text=Held by lease').count() === 1, 'a lock is released without consent');
+  expect(await page.locator('section.panel:has-text("Held by lease")').count() === 1, 'a lock is released without consent');
   await press(page.getByLabel('Release lock job'), true);
   await page.waitForSelector('p:has-text("No lease holds lock job")');
   await press(page.getByLabel('Revoke lease ' + lease, { exact: true }), false);
