@@ -2,6 +2,7 @@ package users
 
 import (
 	"crypto/x509"
+	"encoding/asn1"
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/auth"
@@ -30,7 +31,7 @@ func (r CertificateRule) name(c *x509.Certificate) (string, error) {
 	case CertificateDNS:
 		names = c.DNSNames
 	case CertificateCN:
-		names = []string{c.Subject.CommonName}
+		names = commonNames(c)
 	default:
 		return "", auth.ErrUnauthenticated
 	}
@@ -39,6 +40,19 @@ func (r CertificateRule) name(c *x509.Certificate) (string, error) {
 	}
 	return names[0], nil
 }
+
+// commonNames are all common names of the subject: Subject.CommonName is the last of them.
+func commonNames(c *x509.Certificate) (names []string) {
+	for _, n := range c.Subject.Names {
+		if n.Type.Equal(commonName) {
+			text, _ := n.Value.(string)
+			names = append(names, text)
+		}
+	}
+	return names
+}
+
+var commonName = asn1.ObjectIdentifier{2, 5, 4, 3}
 
 // Certificate authenticates a client by its certificate, which the listener has verified. It neither waits nor reads the store.
 // The error is auth.ErrUnauthenticated.

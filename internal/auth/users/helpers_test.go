@@ -22,7 +22,7 @@ var cheap = HashCost{KiB: 8, Passes: 1, Threads: 1}
 // harness is a store with its users, and a clock that the test moves.
 type harness struct {
 	*Manager
-	t     *testing.T
+	t     testing.TB
 	store *mvcc.Store
 	now   time.Time
 	stop  func()
@@ -30,7 +30,7 @@ type harness struct {
 	bad   []string      // as reported
 }
 
-func mustOpen(t *testing.T, fs vfs.FS) *harness {
+func mustOpen(t testing.TB, fs vfs.FS) *harness {
 	t.Helper()
 	store, err := mvcc.Open(mvcc.Options{
 		Storage: storage.Options{
@@ -67,7 +67,7 @@ func mustOpen(t *testing.T, fs vfs.FS) *harness {
 }
 
 // must ends the test at an error.
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func must(t *testing.T, err error) {
 }
 
 // bootstrapped has the administrator "ann" with the password "ann's secret".
-func bootstrapped(t *testing.T, fs vfs.FS) *harness {
+func bootstrapped(t testing.TB, fs vfs.FS) *harness {
 	t.Helper()
 	h := mustOpen(t, fs)
 	must(t, h.Bootstrap(context.Background(), h.BootstrapToken(), "ann", "ann's secret"))

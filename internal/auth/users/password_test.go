@@ -2,11 +2,8 @@ package users
 
 import (
 	"context"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -200,40 +197,5 @@ func TestHashesAreKept(t *testing.T) {
 		if _, err := parseHash(bad); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
-	}
-}
-
-// TestCertificatesNameUsers by the rule, and only if they name one.
-func TestCertificatesNameUsers(t *testing.T) {
-	uri := func(s string) *url.URL {
-		u, err := url.Parse(s)
-		must(t, err)
-		return u
-	}
-	c := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "ann"}, DNSNames: []string{"ann.example"}, URIs: []*url.URL{uri("spiffe://example/ann")},
-	}
-	for rule, want := range map[CertificateRule]string{
-		CertificateNone: "", "": "", CertificateCN: "ann", CertificateDNS: "ann.example", CertificateURI: "spiffe://example/ann",
-	} {
-		if got, err := rule.name(c); got != want || (err == nil) != (want != "") {
-			t.Errorf("%s: %q, %v", rule, got, err)
-		}
-	}
-	several := &x509.Certificate{DNSNames: []string{"a", "b"}, URIs: []*url.URL{uri("a:b"), uri("a:c")}, Subject: pkix.Name{CommonName: "a b"}}
-	for _, rule := range []CertificateRule{CertificateCN, CertificateDNS, CertificateURI} {
-		for _, c := range []*x509.Certificate{several, {}} {
-			if got, err := rule.name(c); !errors.Is(err, auth.ErrUnauthenticated) {
-				t.Errorf("%s: %q, %v", rule, got, err)
-			}
-		}
-	}
-	h := bootstrapped(t, vfs.NewMem())
-	if id, err := h.Certificate(c); err != nil || id.User != "ann" || id.Method != auth.MethodCertificate {
-		t.Errorf("%+v, %v", id, err)
-	}
-	c.Subject.CommonName = "eve"
-	if _, err := h.Certificate(c); !errors.Is(err, auth.ErrUnauthenticated) {
-		t.Errorf("a user that does not exist: %v", err)
 	}
 }
