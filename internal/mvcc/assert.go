@@ -1,6 +1,8 @@
 package mvcc
 
 import (
+	"bytes"
+
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
@@ -71,29 +73,52 @@ func (x *Session) assertAlone(begin bool) {
 	}
 }
 
-// touchFunc reports whether a request may write a key, or read it.
-type touchFunc func(write bool, key []byte) bool
+// Touch is a key of clients that is read or written, or a range of which an answer depends on every key.
+type Touch struct {
+	Lower, Upper []byte // a nil Upper is no bound
+	Single       bool   // the key Lower alone
+	Write        bool
+}
 
-// AssertKeys sets what knows which keys the request of the session may touch, until the end of the session. In builds with the
-// tag `invariants`, each key that is read, returned by a cursor or written must be one of them.
-func (x *Session) AssertKeys(may func(write bool, key []byte) bool) {
+// touchFunc reports whether a request has named what a session touches for it.
+type touchFunc func(*Touch) bool
+
+// AssertTouches sets what knows which keys the request of the session has named, until the end of the session. In builds with
+// the tag `invariants`, each key that is read, returned by a cursor, compared by a condition or written must be one of them.
+func (x *Session) AssertTouches(named func(*Touch) bool) {
 	if invariants.Enabled {
-		x.touches = may
+		x.touches = named
 	}
 }
 
-// assertTouches: the request may read, or write, the key of a client.
-func (x *Session) assertTouches(write bool, key []byte) {
-	if x.touches != nil && !x.touches(write, key) {
-		invariants.Fail("a request touches the key %q, which its caller may not (write: %v)", key, write)
+// assertRead: the request has named the key of a client as one that it reads.
+func (x *Session) assertRead(key []byte) { x.assertTouch(&Touch{Lower: key, Single: true}) }
+
+// assertRange: the request has named all of a range as keys that it reads. That a range has no keys is an answer, too.
+func (x *Session) assertRange(lower, upper []byte) {
+	if upper == nil || bytes.Compare(lower, upper) < 0 {
+		x.assertTouch(&Touch{Lower: lower, Upper: upper})
 	}
 }
 
-// assertWritten: the request may write all keys of clients in its batch.
+func (x *Session) assertTouch(t *Touch) {
+	if x.touches != nil && !x.touches(t) {
+		invariants.Fail("a request touches keys that it has not named: %q to %q (one key: %v, write: %v)", t.Lower, t.Upper, t.Single, t.Write)
+	}
+}
+
+// assertReads is assertRead for many keys.
+func (x *Session) assertReads(list [][]byte) {
+	for _, key := range list {
+		x.assertRead(key)
+	}
+}
+
+// assertWritten: the request has named all keys of clients in its batch as keys that it writes.
 func (x *Session) assertWritten(w *Write) {
 	for i := range w.Batch.Count() {
 		if internal := w.Batch.Key(i); x.touches != nil && keys.SpaceOf(internal) == keys.SpaceUser {
-			x.assertTouches(true, keys.User(internal))
+			x.assertTouch(&Touch{Lower: keys.User(internal), Single: true, Write: true})
 		}
 	}
 }

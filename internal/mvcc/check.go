@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 )
@@ -52,6 +53,9 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 			return context.Cause(ctx) // it holds latches, and each condition may read a page
 		}
 		c := &w.Conditions[i]
+		if invariants.Enabled {
+			x.assertRead(c.Key)
+		}
 		x.key = c.appendInternal(x.key[:0])
 		x.slot.Enter()
 		v, ok, err := x.reader.Newest(x.key)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -123,6 +124,9 @@ func (d *Difference) read(key []byte) bool {
 	if err != nil || !ok || v.Epoch <= d.options.Since || d.options.SetsOnly && !v.Kind.HasValue() {
 		d.err = err
 		return false
+	}
+	if invariants.Enabled {
+		x.assertRead(keys.User(key))
 	}
 	d.await = max(d.await, x.store.mustAwait(v.Sync, v.Epoch))
 	d.key = append(d.key[:0], keys.User(key)...)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
@@ -161,6 +162,9 @@ func (t *Txn) conditionHolds(c *Condition) (bool, error) {
 // lockHeld evaluates LockHeld in the transaction.
 func (t *Txn) lockHeld(c *Condition) (bool, error) {
 	x := t.session
+	if invariants.Enabled {
+		x.assertRead(c.Key)
+	}
 	x.key = c.appendInternal(x.key[:0])
 	x.slot.Enter()
 	v, ok, err := x.reader.Get(x.key, t.at)

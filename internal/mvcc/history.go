@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -112,6 +113,9 @@ func (r *historyRead) readKey(ctx context.Context, key []byte) error {
 		}
 	}
 	x := r.session
+	if invariants.Enabled {
+		x.assertRead(key)
+	}
 	x.slot.Enter()
 	defer x.slot.Leave()
 	r.key = keys.Append(r.key[:0], keys.SpaceUser, key)

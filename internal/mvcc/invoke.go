@@ -7,6 +7,7 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 )
@@ -192,6 +193,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if invariants.Enabled {
+			x.assertRead(ops[i].Key)
 		}
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
 		old, found, epoch, err := x.newestValue(&buf, read)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 )
@@ -29,6 +30,9 @@ var ErrNotCopied = errors.New("mvcc: the value is not copied")
 // names the range.
 func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, v Value) error) error {
 	b := &x.buffers.batch
+	if invariants.Enabled {
+		x.assertReads(list)
+	}
 	if err := x.arrange(b, list); err != nil {
 		return err
 	}

@@ -54,6 +54,9 @@ func (x *Session) Scan(o ScanOptions) (*Cursor, error) {
 			return nil, err
 		}
 	}
+	if invariants.Enabled {
+		x.assertRange(o.Lower, o.Upper)
+	}
 	c.session, c.options = x, o
 	c.lower = keys.Append(c.lower[:0], keys.SpaceUser, o.Lower)
 	if o.Upper != nil {
@@ -101,7 +104,7 @@ func (c *Cursor) Next() bool {
 			if v.Kind.HasValue() {
 				c.returned++
 				if invariants.Enabled {
-					c.session.assertTouches(false, keys.User(c.inner.Key()))
+					c.session.assertRead(keys.User(c.inner.Key()))
 				}
 				return c.load()
 			}

@@ -33,7 +33,7 @@ type Session struct {
 	baseline    baselineState         // of benchmarks; empty in production
 	admit       func(bytes int) error // see AdmitLarge
 	permit      func() error          // see Permit
-	touches     touchFunc             // see AssertKeys
+	touches     touchFunc             // see AssertTouches
 	closed      atomic.Bool
 }
 
@@ -150,7 +150,7 @@ func (x *Session) Read(dst, key []byte) (v Value, err error) {
 // took a third of the time of a read.
 func (x *Session) read(v *Value, dst, key []byte) error {
 	if invariants.Enabled {
-		x.assertTouches(false, key)
+		x.assertRead(key)
 	}
 	v.Data, v.At, x.section = dst, x.at, x.section[:0]
 	if err := x.store.checkKey(key); err != nil && !x.hasBeyondLimit(key) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 )
@@ -116,6 +117,9 @@ func (t *Txn) validated() bool {
 func (t *Txn) Get(dst, key []byte) (v Value, err error) {
 	if !t.open {
 		return Value{Data: dst}, ErrNoTransaction
+	}
+	if invariants.Enabled {
+		t.session.assertRead(key)
 	}
 	if t.own.count() > 0 {
 		if i := t.own.find(key); i >= 0 {

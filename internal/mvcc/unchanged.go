@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -14,6 +15,9 @@ import (
 func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error) {
 	if !t.open {
 		return false, ErrNoTransaction
+	}
+	if invariants.Enabled {
+		t.session.assertRange(lower, upper)
 	}
 	past, err := t.session.store.Session()
 	if err != nil {

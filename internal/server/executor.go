@@ -21,9 +21,9 @@ type executor struct {
 	heldMax   int                   // an answer with large values of more bytes is full; 0: no bound
 	admit     func(bytes int) error // admitLarge of this executor
 	attempt   attempt
-	access    *access                           // of the current request; nil if users were not checked when it began
-	permit    func() error                      // checkAgain of this executor
-	touches   func(write bool, key []byte) bool // mayTouch of this executor
+	access    *access                // of the current request; nil if users were not checked when it began
+	permit    func() error           // checkAgain of this executor
+	touches   func(*mvcc.Touch) bool // hasNamed of this executor
 
 	session *mvcc.Session
 	now     func() uint64 // of the store's clock, in microseconds since 1970
@@ -45,13 +45,13 @@ func (s *Server) takeExecutor() (*executor, error) {
 	c, ok := session.Attachment.(*executor)
 	if !ok {
 		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
-		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.mayTouch
+		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.hasNamed
 		c.gate = &s.gate
 		session.Attachment = c
 	}
 	session.AdmitLarge(c.admit)
 	session.Permit(c.permit)
-	session.AssertKeys(c.touches)
+	session.AssertTouches(c.touches)
 	return c, nil
 }
 
@@ -66,21 +66,8 @@ func (c *executor) checkAgain() error {
 	return nil
 }
 
-// mayTouch reports whether the caller of the current request has the right to a key, as of the table with which the request was
-// checked. It is for assertions.
-func (c *executor) mayTouch(write bool, key []byte) bool {
-	u := c.access.user()
-	if u == nil {
-		return true
-	}
-	var f auth.Footprint
-	if write {
-		f.Key(auth.RightWrite, key)
-	} else {
-		f.Key(auth.RightRead, key)
-	}
-	return u.Check(&f) == nil
-}
+// hasNamed reports whether the current request has named what is touched. It is for assertions.
+func (c *executor) hasNamed(t *mvcc.Touch) bool { return c.access.hasNamed(t) }
 
 // identity is that of the caller for the records of requests; 0 if users are not checked.
 func (c *executor) identity() uint32 {

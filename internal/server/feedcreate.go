@@ -60,7 +60,7 @@ var watchRow = rpcRows[pb.FeedService_Watch_FullMethodName]
 
 // permit checks the right to a watch.
 func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.CreateWatch) error {
-	if w.server.gate.table.Load() == nil && w.server.observer.audit.log == nil {
+	if !w.server.gates() {
 		return nil
 	}
 	err := w.accessTo(sw).check(watchRow, sw)

@@ -10,6 +10,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -136,6 +137,9 @@ func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.
 			return false, err
 		}
 		s.begin(p.Commit)
+	}
+	if invariants.Enabled {
+		s.sw.access.assertNamed(keys.User(op.Key))
 	}
 	e := s.out.add(size, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
 	describeEvent(e, s.sw, op, before)

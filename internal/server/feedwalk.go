@@ -105,6 +105,7 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 	if walk.session, err = w.server.store.Session(); err != nil {
 		return err
 	}
+	walk.session.AssertTouches(sw.access.hasNamed)
 	sw.walk = walk
 	w.walking++
 	defer func() {

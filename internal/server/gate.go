@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/auth/users"
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
@@ -125,6 +126,7 @@ type access struct {
 	table     *auth.Table // with which it was checked; nil: users were not checked
 	caller    *caller
 	footprint footprint
+	claims    claims // in builds with assertions
 
 	note *auditNote // of the audit log, for what handlers serve
 }
@@ -132,6 +134,9 @@ type access struct {
 // check is nil if the caller may do what a request asks for. Otherwise the request must not be executed.
 func (a *access) check(row *rpcRow, request any) error {
 	a.row, a.request = row, request
+	if invariants.Enabled {
+		a.claim(row, request)
+	}
 	if a.table = a.gate.table.Load(); a.table == nil {
 		a.caller = nil
 		return nil

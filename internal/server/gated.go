@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/epochkv/epochkv/internal/auth"
-	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // The functions in this file check the requests that handlers serve, on both transports. What the direct transport executes
@@ -17,20 +16,20 @@ import (
 // beginUnary makes the access of a unary request whose message has not been decoded, and refuses callers that are not known.
 // While users are not checked it does nothing.
 func (s *Server) beginUnary(ctx context.Context, row *rpcRow) (context.Context, *access, error) {
-	if s.gate.table.Load() == nil && s.observer.audit.log == nil {
+	if !s.gates() {
 		return ctx, nil, nil
 	}
 	a := s.newAccess(ctx)
 	if err := a.check(row, nil); err != nil {
 		return ctx, nil, s.refuse(ctx, a, row, err)
 	}
-	return mvcc.WithPermit(context.WithValue(ctx, accessKey{}, a), a.again), a, nil
+	return withAccess(ctx, a), a, nil
 }
 
 // checkMessage checks a message that was decoded. An error is a status.
 func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, request any) error {
 	if a == nil {
-		if s.gate.table.Load() == nil && s.observer.audit.log == nil {
+		if !s.gates() {
 			return nil
 		}
 		a = s.newAccess(ctx) // users are checked since a moment

@@ -510,6 +510,9 @@ func (r recorder) SendMsg(any) error {
 
 // TestSmallRequestsAllocateNothing is about everything between gRPC's RecvMsg and SendMsg.
 func TestSmallRequestsAllocateNothing(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("what a request names is kept then, to compare it with the keys that are touched")
+	}
 	h := mustStart(t)
 	h.put(t, "key", "value")
 	conn := h.connections.admit(nil)
@@ -520,9 +523,6 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 	}
 	defer c.release()
 	for _, header := range []string{"", "Bearer alice"} {
-		if header != "" && invariants.Enabled {
-			continue // sessions carry the rights of their callers then, to compare keys with them
-		}
 		p := &pipeline{stream: discard{ctx: testContext(t)}}
 		if header == "" {
 			h.gate.publish(nil) // users are not checked

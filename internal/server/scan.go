@@ -54,6 +54,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 			s.admission.leave(conn, shareScans, sc.held)
 			return err
 		}
+		sc.executor.access = sc.access
 		return sc.ended(sc.run(stream))
 	})
 }
