@@ -147,18 +147,33 @@ func (s *Server) auditWatch(ctx context.Context, sw *streamWatch, refused error)
 	return err
 }
 
-// auditRefusal writes the line of a request that was refused before it had a message, if that was because of its caller. It waits
-// for no room: the goroutine that reads the connection calls it.
-func (s *Server) auditRefusal(peer, method string, err error) {
-	log := s.observer.audit.log
-	if log == nil || !isDenial(err) {
+// auditRefusal writes the line of a request that was refused before it had a message: of the class of its method, or of `denied` if
+// that was because of its caller. It waits for no room: the goroutine that reads the connection calls it.
+func (s *Server) auditRefusal(peer, method string, class audit.Class, err error) {
+	au := &s.observer.audit
+	if au.log == nil || err == nil {
 		return
 	}
-	line := audit.Event{Time: time.Now(), Class: audit.ClassDenied, Peer: peer, Method: method, Code: statusOf(err).Code().String()}
+	if isDenial(err) {
+		class = audit.ClassDenied
+	}
+	if !au.wants(class) {
+		return
+	}
+	line := audit.Event{Time: time.Now(), Class: class, Peer: peer, Method: method, Code: statusOf(err).Code().String()}
 	if denied, ok := errors.AsType[*auth.DeniedError](err); ok {
 		line.User = denied.User
 	}
-	log.Write(&line, 0)
+	au.log.Write(&line, 0)
+}
+
+// auditStreamless is auditRefusal for the full name of a method, which the server may not have.
+func (s *Server) auditStreamless(peer, path string, err error) {
+	var class audit.Class
+	if row := rpcRows[path]; row != nil {
+		class = row.class
+	}
+	s.auditRefusal(peer, requestBase(path), class, err)
 }
 
 // isDenial reports whether a request was refused because of its caller, and not because of a limit.

@@ -214,6 +214,37 @@ func TestRequestsThatEndEarlyHaveALine(t *testing.T) {
 	}
 }
 
+// TestRequestsWithoutAStreamHaveALine: of their class, without user and keys, on both transports.
+func TestRequestsWithoutAStreamHaveALine(t *testing.T) {
+	for _, kind := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		t.Run(string(kind), func(t *testing.T) {
+			h, lines := startAudited(t, func(c *config.Config) { c.Transport = kind })
+			limit := h.receiving.streams.limit
+			h.receiving.streams.reserved.Add(limit)
+			for range config.StreamsOwn {
+				if _, err := h.kv.Pipeline(testContext(t)); err != nil { // stays open
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "all are open", func() bool { return h.counters.streams.Load() == config.StreamsOwn })
+			_, put := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("secret")})
+			_, get := h.kv.Get(testContext(t), &pb.GetRequest{Key: []byte("k")})
+			_, login := pb.NewAuthServiceClient(h.conn).Login(testContext(t), &pb.LoginRequest{User: "ann", Password: "secret"})
+			for _, err := range []error{put, get, login} {
+				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			}
+			h.receiving.streams.reserved.Add(-limit)
+			var got []string
+			for _, l := range lines() {
+				got = append(got, l.Class+" "+l.Method+" "+l.Code+l.User+strings.Join(l.Writes, ","))
+			}
+			if want := "write Put ResourceExhausted; auth Login ResourceExhausted"; strings.Join(got, "; ") != want {
+				t.Errorf("%s, want %s", strings.Join(got, "; "), want)
+			}
+		})
+	}
+}
+
 // TestReadsAndAdministrationAreClasses: reads have lines only if they are asked for, administration always.
 func TestReadsAndAdministrationAreClasses(t *testing.T) {
 	h, lines := startAudited(t, func(c *config.Config) { c.Audit.Classes = "read" })

@@ -135,18 +135,27 @@ func (c *directClient) Fast(path string) int { return directPaths[path] }
 // OpenStream implements transport.Client. A caller that is not known gets no further. An operator must get through.
 func (c *directClient) OpenStream(path, authorization string) error {
 	if err := c.server.gate.admit(c.connection, path, authorization); err != nil {
-		c.server.auditRefusal(c.peer(), requestBase(path), err)
+		c.server.auditStreamless(c.peer(), path, err)
 		return err
 	}
+	if !c.takeStream(strings.HasPrefix(path, "/"+pb.AdminService_ServiceDesc.ServiceName+"/")) {
+		c.server.admission.refused.Add(1)
+		c.server.auditStreamless(c.peer(), path, errTooManyStreams)
+		return errTooManyStreams
+	}
+	return nil
+}
+
+// takeStream reserves what one more open stream needs, and reports whether there is that much, or it is an operator's.
+func (c *directClient) takeStream(operator bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streamsOpen++
-	if c.countStreams() || strings.HasPrefix(path, "/"+pb.AdminService_ServiceDesc.ServiceName+"/") {
-		return nil
+	if c.countStreams() || operator {
+		return true
 	}
 	c.streamsOpen--
-	c.server.admission.refused.Add(1)
-	return errTooManyStreams
+	return false
 }
 
 // CloseStream implements transport.Client.

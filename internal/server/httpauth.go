@@ -35,7 +35,7 @@ func (s *Server) handle(mux *http.ServeMux, pattern string, handler http.Handler
 			return
 		}
 		err := s.gate.checkHTTP(r, actions)
-		s.auditRefusal(r.RemoteAddr, pattern, err)
+		s.auditRefusal(r.RemoteAddr, pattern, "", err)
 		switch {
 		case err == nil:
 			handler.ServeHTTP(w, r)

@@ -84,6 +84,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 		desc.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if ours && !operator {
 				if err := s.refusesStream(ctx); err != nil {
+					s.auditStreamless(connectionOf(ctx).peer(), row.method, err)
 					return nil, statusOf(err).Err()
 				}
 			}
