@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -672,4 +673,31 @@ func TestRecordsInImmutableMemtablesAreFound(t *testing.T) {
 	if s.requests.inTree.Load() != 0 {
 		t.Error("a merge took the memtables: the test tests nothing")
 	}
+}
+
+// TestBoundOfTheTreeNeverGoesBack: checkpoints that begin at once raise the bound together. One that was interrupted must not take
+// it back from one that has raised it meanwhile: an id between the two would be looked up in the memtables alone, and be
+// executed again.
+func TestBoundOfTheTreeNeverGoesBack(t *testing.T) {
+	var window requestWindow
+	var ended atomic.Bool
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for !ended.Load() {
+				window.merging()
+			}
+		})
+	}
+	for at, end := uint64(1), time.Now().Add(time.Second); time.Now().Before(end); at++ {
+		id := requestID(at)
+		window.note(&id)
+		window.merging()
+		if is := window.inTree.Load(); is < at {
+			t.Errorf("the bound is %d after a merge that takes an id of %d", is, at)
+			break
+		}
+	}
+	ended.Store(true)
+	others.Wait()
 }

@@ -94,10 +94,12 @@ type immutableRecords struct {
 
 // note raises committed for an id whose epoch is about to be reserved. What is in an immutable memtable was reserved before
 // that was sealed, so it is noted before a reader can see it there.
-func (r *requestWindow) note(id *RequestID) {
-	at := id.Time()
-	for known := r.committed.Load(); at > known && !r.committed.CompareAndSwap(known, at); {
-		known = r.committed.Load()
+func (r *requestWindow) note(id *RequestID) { raise(&r.committed, id.Time()) }
+
+// raise stores a value unless a greater one is there. Others may do so at the same time.
+func raise(most *atomic.Uint64, to uint64) {
+	for known := most.Load(); to > known && !most.CompareAndSwap(known, to); {
+		known = most.Load()
 	}
 }
 
@@ -116,8 +118,8 @@ func (r *requestWindow) latestBefore(first keys.Epoch) uint64 {
 }
 
 // merging raises the bound of what the tree may hold. It is called after the watermark of the merge was read: what the
-// merge takes is visible, and was noted before.
-func (r *requestWindow) merging() { r.inTree.Store(max(r.inTree.Load(), r.committed.Load())) }
+// merge takes is visible, and was noted before. Several checkpoints may call it at once, before they wait for each other.
+func (r *requestWindow) merging() { raise(&r.inTree, r.committed.Load()) }
 
 // recordsFrom is the key before the records of all ids of a time and later.
 func recordsFrom(at uint64) []byte {
