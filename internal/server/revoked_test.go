@@ -440,3 +440,50 @@ func TestBulkLoadIsCheckedWithRightsThatCameMeanwhile(t *testing.T) {
 		}
 	})
 }
+
+// TestASecondBeginForgetsNoOperation: a begin in an open transaction is refused, and the transaction goes on after a rollback to a
+// savepoint. What was written before with a right that is gone is not committed.
+func TestASecondBeginForgetsNoOperation(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		begin := &pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{}}}
+		write := &pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{mutation("k", 0)}}}}
+		savepoint := &pb.TransactRequest{Request: &pb.TransactRequest_Savepoint{Savepoint: &pb.SavepointRequest{}}}
+		back := &pb.TransactRequest{Request: &pb.TransactRequest_RollbackTo{RollbackTo: &pb.RollbackToRequest{Savepoint: 1}}}
+		commit := &pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: &pb.CommitRequest{}}}
+		for _, before := range []map[string][]auth.Grant{only(grant("w", "k")), nil} { // nil: users are not checked
+			h.gate.publish(nil)
+			if before != nil {
+				h.setUsers(before)
+			}
+			stream, err := clientsOf(h.conn).txn.Transact(as(testContext(t), "alice"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			do := func(m *pb.TransactRequest, want codes.Code) {
+				t.Helper()
+				if err := stream.Send(m); err != nil {
+					t.Fatal(err)
+				}
+				out, err := stream.Recv()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := status.ErrorProto(out.GetError()); status.Code(err) != want {
+					t.Errorf("%v: got %v, want %v", m, err, want)
+				}
+			}
+			do(begin, codes.OK)
+			do(write, codes.OK)
+			do(savepoint, codes.OK)
+			h.setUsers(only(grant("w", "j")))
+			do(begin, codes.FailedPrecondition)
+			do(back, codes.OK)
+			do(commit, codes.PermissionDenied)
+			h.gate.publish(nil)
+			if h.get(t, "k").Found {
+				t.Error("the key was written")
+			}
+			_ = stream.CloseSend()
+		}
+	})
+}

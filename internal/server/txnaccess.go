@@ -32,12 +32,13 @@ func (t *txnAccess) check(req *pb.TransactRequest, size int) error {
 	if err := t.operation.check(transactRow, req); err != nil {
 		return err
 	}
-	if _, begins := req.GetRequest().(*pb.TransactRequest_Begin); begins {
-		t.table, t.mixed = t.operation.table, false
-	}
 	t.mixed = t.mixed || t.table != t.operation.table
 	return t.operation.take(size)
 }
+
+// begun says that the request which was checked last has begun a transaction. A begin that is refused, because a transaction is
+// open, does not: what that one has done was checked with the tables of then.
+func (t *txnAccess) begun() { t.table, t.mixed = t.operation.table, false }
 
 // commit checks all that the transaction has read and written, if the users have changed since it began. The result checks it
 // again under the latches.

@@ -443,6 +443,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	row.ctx, row.stop = context.WithCancelCause(c.stream.Context())
 	s.transactions.enter(row)
 	c.executor, c.txn, c.row, c.failed = executor, txn, row, nil
+	c.access.begun()
 	c.timer = time.AfterFunc(min(s.transactions.idle, s.transactions.total), func() { c.expire(row) })
 	out.Response = &pb.TransactResponse_Begin{Begin: &pb.BeginResponse{Id: row.id, ReadEpoch: uint64(row.at)}}
 	return nil
