@@ -21,6 +21,7 @@ type streamWatch struct {
 	walk    *watchWalk
 	sent    time.Time     // when something of it was sent last
 	asked   bool          // the client has requested progress
+	unsent  bool          // of what has come out of the feed, something is not sent yet: there is no progress
 	units   int64         // counted for it
 	access  *access       // nil until users are checked or requests audited: there may be very many watches
 	limiter *auth.Limiter // that counts it; nil: none

@@ -75,6 +75,8 @@ type delivering struct {
 
 // sendChanges sends what the feed has delivered for a watch.
 func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.Delivery) error {
+	sw.unsent = true
+	defer func() { sw.unsent = false }()
 	s := delivering{watchStream: w, sw: sw, out: newChangesResponse(), lagging: d.State == feed.StateLagging, limit: w.server.feed.responseBytes()}
 	for i := range d.Parts {
 		p := &d.Parts[i]

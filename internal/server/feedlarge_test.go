@@ -159,6 +159,38 @@ func TestAWaitForRoomKeepsOtherRequestsOfTheStreamGoing(t *testing.T) {
 	}
 }
 
+// TestAWaitForRoomMakesNoProgress: a change that waits for room for its previous value was taken from the feed and is not sent yet.
+// Progress must not promise it.
+func TestAWaitForRoomMakesNoProgress(t *testing.T) {
+	h := mustStartUnchecked(t, vfs.NewMem(), func(c *config.Config) { c.Retention = time.Minute })
+	large := h.put(t, "a", string(make([]byte, 3<<20)))
+	held := h.fillWatches()
+	w := mustWatch(t, h, &pb.CreateWatch{
+		WatchId: 1, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: large}, Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS,
+	})
+	w.recv()
+	e := h.put(t, "a", "small")
+	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Progress{Progress: &pb.RequestProgress{}}})
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{WatchId: 2, Ranges: []*pb.KeyRange{prefixRange("b")}}}})
+	for m := w.recv(); m.WatchId != 2; m = w.recv() { // the request before it was executed
+		t.Errorf("watch 1 got %T before the change at %d", m.Body, e)
+	}
+	held.leave()
+	for _, want := range []func(*pb.WatchResponse) bool{
+		func(m *pb.WatchResponse) bool { return m.GetChanges().GetCommits()[0].GetEpoch() == e },
+		func(m *pb.WatchResponse) bool { return m.GetProgress().GetEpoch() >= e }, // for which the client has asked
+	} {
+		m := w.recv()
+		for m.WatchId != 1 {
+			m = w.recv()
+		}
+		if !want(m) {
+			t.Fatalf("watch 1 got %T", m.Body)
+		}
+	}
+}
+
 // TestLargeChangesAreNotOvertakenByReads: answers that use up their share, or follow one another in it without end, take nothing from
 // the changes.
 func TestLargeChangesAreNotOvertakenByReads(t *testing.T) {

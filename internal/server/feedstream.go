@@ -236,7 +236,7 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 	w.asked, w.due = false, now.Add(progressIntervalDefault)
 	for _, sw := range w.watches {
 		due := sw.sent.Add(sw.options.progressInterval)
-		if sw.watch != nil && (sw.asked || !now.Before(due)) {
+		if sw.watch != nil && !sw.unsent && (sw.asked || !now.Before(due)) {
 			if p, ok := sw.watch.Progress(); ok {
 				sw.asked = false
 				if err := w.respond(ctx, sw, &pb.WatchResponse{
