@@ -221,6 +221,16 @@ func (a *admission) holdWrite() error {
 	return nil
 }
 
+// holdWalk counts the sessions of one more walk of a watch, or refuses it. After nil the caller must release
+// them from a.sessions.walks.
+func (a *admission) holdWalk(conn *connection, sessions int) error {
+	if !a.sessions.walks.hold(&conn.walks, int64(sessions)) {
+		a.refused.Add(1)
+		return mvcc.ErrTooManySessions
+	}
+	return nil
+}
+
 // charge counts the bytes of an answer until the charge is released. Like a request, an answer may
 // be refused, but not if must is set: the answer to a write must be sent, because the write has
 // happened. For a small answer, which is not counted, charge returns nil and nil. The release of

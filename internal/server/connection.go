@@ -40,6 +40,7 @@ type connection struct {
 
 	held     [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
 	sessions atomic.Int64               // that its reads hold while they wait; see heldSessions
+	walks    atomic.Int64               // sessions of the walks of its watches
 
 	mu      sync.Mutex // a leaf; guards the counts of answers
 	answers int64

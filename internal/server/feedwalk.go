@@ -20,6 +20,7 @@ import (
 type watchWalk struct {
 	kind      walkKind
 	since, at keys.Epoch
+	conn      *connection // for which its sessions are counted
 	session   *mvcc.Session
 	previous  *mvcc.Session // walkLoad: in a snapshot at since, if the watch wants previous values and they are kept
 	begin     *mvcc.Session // walkDifference: in a snapshot at since, which it keeps
@@ -42,6 +43,10 @@ const (
 	walkDifference                 // the keys that have changed between two epochs
 	walkLoad                       // the keys that a bulk load has set, as a commit
 )
+
+// walkSessions are how many sessions a walk of each kind has at most: its own, one at the begin of a difference, and one of
+// mvcc.Difference there; or one for previous values.
+var walkSessions = [...]int{walkState: 1, walkDifference: 3, walkLoad: 2}
 
 // walkPart is one response of a walk.
 type walkPart struct {
@@ -102,11 +107,10 @@ func (w *watchStream) beginLater(ctx context.Context) error {
 
 // openWalk takes what a walk needs. Its epoch is durable afterwards, because everything that it shows must be.
 func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watchWalk) (err error) {
-	if walk.session, err = w.server.store.Session(); err != nil {
+	if err := w.server.admission.holdWalk(w.conn, walkSessions[walk.kind]); err != nil {
 		return err
 	}
-	walk.session.AssertTouches(sw.access.hasNamed)
-	sw.walk = walk
+	walk.conn, sw.walk = w.conn, walk
 	w.walking++
 	defer func() {
 		if err != nil {
@@ -114,6 +118,10 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 			err = walkGone(err, walk.since)
 		}
 	}()
+	if walk.session, err = w.server.store.Session(); err != nil {
+		return err
+	}
+	walk.session.AssertTouches(sw.access.hasNamed)
 	if walk.at, err = walk.session.OpenSnapshot(walk.at); err != nil {
 		return err
 	}
@@ -173,6 +181,7 @@ func (k *watchWalk) close(s *Server, interrupted bool) {
 			x.Close()
 		}
 	}
+	s.admission.sessions.walks.release(&k.conn.walks, int64(walkSessions[k.kind]))
 	if k.hold != nil {
 		k.hold.Release()
 	}

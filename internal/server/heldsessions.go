@@ -17,27 +17,39 @@ import (
 // Writes wait for memory, a latch, or the commit pause of a bulk load. They have at most three
 // eighths of the sessions, from the begin of the commit to its end.
 //
-// Scans and transactions, which keep a session while their client thinks, have sessions of their own;
-// see sessionsMax. So an eighth is left for requests that do not wait.
+// Scans, walks of watches, and transactions, which keep a session while their client thinks, have
+// sessions of their own; see sessionsMax. So an eighth is left for requests that do not wait. For walks
+// the rule for a connection is that of reads.
 type heldSessions struct {
-	max       int64 // constant after Open, as is writesMax
-	writesMax int64
-	held      atomic.Int64
-	_         [120]byte // every write writes the next word
-	writes    atomic.Int64
+	reads, walks sessionShare
+	writesMax    int64     // constant after Open
+	_            [120]byte // every write writes the next word
+	writes       atomic.Int64
 }
 
-// sessionsMax is how many sessions clients may have: those of requests, one for each scan, and one for
-// each interactive transaction. Sessions are made when they are needed first.
+// sessionShare bounds the sessions of one kind.
+type sessionShare struct {
+	max  int64 // constant after Open
+	held atomic.Int64
+}
+
+// sessionsMax is how many sessions clients may have: those of requests, one for each scan, those of the
+// walks of watches, and one for each interactive transaction. Sessions are made when they are needed first.
 func sessionsMax(l *config.Limits) int {
-	return l.InflightRequests + scansMax(l.InflightRequests) + l.Transactions
+	return l.InflightRequests + scansMax(l.InflightRequests) + walkSessionsMax(l.InflightRequests) + l.Transactions
 }
 
 // scansMax is how many scans there may be. A scan has a session for as long as its client reads.
 func scansMax(requests int) int { return max(1, requests/4) }
 
-func (h *heldSessions) init(sessions int) {
-	h.max, h.writesMax = int64(max(1, sessions/2)), int64(max(1, sessions*3/8))
+// walkSessionsMax is how many sessions the walks of watches may have: enough for those of two streams.
+func walkSessionsMax(requests int) int {
+	return max(2*watchWalksMax*walkSessions[walkDifference], requests/4)
+}
+
+func (h *heldSessions) init(requests int) {
+	h.reads.max, h.writesMax = int64(max(1, requests/2)), int64(max(1, requests*3/8))
+	h.walks.max = int64(walkSessionsMax(requests))
 }
 
 // holdWrite counts the session of one more write, or refuses. After true the caller must call releaseWrite.
@@ -51,22 +63,35 @@ func (h *heldSessions) holdWrite() bool {
 
 func (h *heldSessions) releaseWrite() { h.writes.Add(-1) }
 
-// hold counts one more session that conn holds, or refuses. After true the caller must call release.
-func (h *heldSessions) hold(conn *connection) bool {
-	free, own := h.max-h.held.Add(1), int64(1)
-	if conn != nil {
-		own = conn.sessions.Add(1)
+// hold counts n more sessions, of a connection that holds own of this kind, or refuses. After true the
+// caller must call release. Without a connection own is nil.
+func (h *sessionShare) hold(own *atomic.Int64, n int64) bool {
+	free, has := h.max-h.held.Add(n), n
+	if own != nil {
+		has = own.Add(n)
 	}
-	if free < 0 || own > 1 && own > free {
-		h.release(conn)
+	if free < 0 || has > n && has > free {
+		h.release(own, n)
 		return false
 	}
 	return true
 }
 
-func (h *heldSessions) release(conn *connection) {
-	h.held.Add(-1)
-	if conn != nil {
-		conn.sessions.Add(-1)
+func (h *sessionShare) release(own *atomic.Int64, n int64) {
+	h.held.Add(-n)
+	if own != nil {
+		own.Add(-n)
 	}
+}
+
+// hold counts one more session that reads of conn hold, or refuses. After true the caller must call release.
+func (h *heldSessions) hold(conn *connection) bool { return h.reads.hold(conn.readSessions(), 1) }
+
+func (h *heldSessions) release(conn *connection) { h.reads.release(conn.readSessions(), 1) }
+
+func (c *connection) readSessions() *atomic.Int64 {
+	if c == nil {
+		return nil
+	}
+	return &c.sessions
 }

@@ -55,13 +55,13 @@ func TestColdReadsOfOneConnectionLeaveSessionsToOthers(t *testing.T) {
 		return n+len(refused) == 2*sessions
 	})
 	h.mustServeOthers(t)
-	held := h.admission.sessions.held.Load()
+	held := h.admission.sessions.reads.held.Load()
 	other := make(chan error, 1)
 	go func() {
 		_, err := pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1)})
 		other <- err
 	}()
-	eventually(t, "a cold read of another connection waits, too", func() bool { return h.admission.sessions.held.Load() == held+1 })
+	eventually(t, "a cold read of another connection waits, too", func() bool { return h.admission.sessions.reads.held.Load() == held+1 })
 	for range len(refused) {
 		if out := <-refused; out.GetError() == nil {
 			t.Errorf("%v was not refused", out)
@@ -72,7 +72,7 @@ func TestColdReadsOfOneConnectionLeaveSessionsToOthers(t *testing.T) {
 		t.Errorf("the cold read of another connection: %v", err)
 	}
 	cancel()
-	eventually(t, "no session is held", func() bool { return h.admission.sessions.held.Load() == 0 })
+	eventually(t, "no session is held", func() bool { return h.admission.sessions.reads.held.Load() == 0 })
 }
 
 // TestIdlePipelinesLeaveSessionsToOthers: pipelines of gRPC's own transport have a session each, and one
@@ -220,7 +220,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			}
 			eventually(t, "scans and reads wait for the device", func() bool {
 				n, _, _ := h.admission.inflight()
-				return n == requests/4+requests/2 && h.admission.sessions.held.Load() == requests/2
+				return n == requests/4+requests/2 && h.admission.sessions.reads.held.Load() == requests/2
 			})
 			writes := requests * 3 / 8
 			for range writes - 1 { // as writes that wait for memory do
