@@ -56,23 +56,50 @@ func verifyLeaf(p Leaf) error {
 	if err := verifyOffsets(p, v.offsets, start, entryHeader); err != nil {
 		return err
 	}
-	key := append(make([]byte, 0, 64), v.prefix...)
-	for i := range n {
-		if err := v.verifyEntry(i); err != nil {
+	return v.verifyEntries(p[treeHeaderSize:treeHeaderSize+n], p[heads:start], ReadHeader(p).Newest)
+}
+
+// verifyEntries checks the entries, whose bounds are known to be valid, and the tables about them.
+func (v *LeafLayout) verifyEntries(fingerprints, heads []byte, newest keys.Epoch) error {
+	pl := len(v.prefix)
+	key := append(make([]byte, 0, 64), v.prefix...) // of the entry before
+	var last keys.Trailer
+	var fingerprint byte
+	var h uint32
+	for i := range v.count {
+		if err := v.verifySuffix(i); err != nil {
 			return err
 		}
-		if !v.Same(i) {
-			suffix, _, _, _ := v.At(i)
-			key = append(key[:pl], suffix...)
+		suffix, t, value, large := v.At(i)
+		if t.Kind() != keys.KindSet || large {
+			if err := verifyValue(i, t, value, large); err != nil {
+				return err
+			}
 		}
-		if got, want := p[treeHeaderSize+i], Fingerprint(key); got != want {
-			return malformed("fingerprint of entry %d is %#02x, its key's is %#02x", i, got, want)
+		if e := t.Epoch(); e > newest {
+			return malformed("entry %d has epoch %d, newer than the page's newest %d", i, e, newest)
 		}
-		if got, want := binary.LittleEndian.Uint32(p[heads+4*i:]), head(key[pl:]); got != want {
-			return malformed("head of entry %d is %#08x, its key's is %#08x", i, got, want)
+		if i > 0 && len(suffix) == 0 {
+			if last <= t {
+				return malformed("versions %d and %d of one key do not descend", i-1, i)
+			}
+		} else {
+			next := head(suffix)
+			if i > 0 && next <= h && bytes.Compare(key[pl:], suffix) >= 0 {
+				return malformed("keys %d and %d do not ascend", i-1, i)
+			}
+			key, h = append(key[:pl], suffix...), next
+			fingerprint = Fingerprint(key)
+		}
+		last = t
+		if got := fingerprints[i]; got != fingerprint {
+			return malformed("fingerprint of entry %d is %#02x, its key's is %#02x", i, got, fingerprint)
+		}
+		if got := binary.LittleEndian.Uint32(heads[4*i:]); got != h {
+			return malformed("head of entry %d is %#08x, its key's is %#08x", i, got, h)
 		}
 	}
-	return v.verifyOrder(ReadHeader(p).Newest)
+	return nil
 }
 
 // verifyOffsets checks that offsets start directly after the tables, ascend by at least least, and end
@@ -92,21 +119,24 @@ func verifyOffsets(p, offsets []byte, start, least int) error {
 	return nil
 }
 
-// verifyEntry checks the inside of entry i, whose bounds are known to be valid.
-func (v *LeafLayout) verifyEntry(i int) error {
-	at, end := binary.LittleEndian.Uint16(v.offsets[2*i:]), binary.LittleEndian.Uint16(v.offsets[2*i+2:])
-	e := v.page[at:end]
-	s := binary.LittleEndian.Uint16(e[8:])
+// verifySuffix checks the length of the suffix of entry i, whose bounds are known to be valid.
+func (v *LeafLayout) verifySuffix(i int) error {
+	at, end := v.start(i), v.start(i+1)
+	s := binary.LittleEndian.Uint16(v.page[at+8:])
 	if s&suffixLenHigh != 0 && len(v.page) < SizeMax {
 		return fmt.Errorf("%w: entry %d has a reserved flag", ErrUnknown, i)
 	}
-	if entryHeader+suffixLen(s) > len(e) {
+	if entryHeader+suffixLen(s) > end-at {
 		return malformed("suffix of entry %d ends after the entry", i)
 	}
 	if len(v.prefix)+suffixLen(s) > KeySizeMax(len(v.page)) {
 		return malformed("key of entry %d is too long", i)
 	}
-	_, t, value, large := v.At(i)
+	return nil
+}
+
+// verifyValue checks the value of entry i.
+func verifyValue(i int, t keys.Trailer, value []byte, large bool) error {
 	if _, err := metadata.Read(t.Kind(), value); errors.Is(err, metadata.ErrUnknown) {
 		return fmt.Errorf("%w: entry %d: %w", ErrUnknown, i, err)
 	} else if err != nil {
@@ -123,31 +153,6 @@ func (v *LeafLayout) verifyEntry(i int) error {
 		}
 	default:
 		return fmt.Errorf("%w: entry %d is of kind %d", ErrUnknown, i, t.Kind())
-	}
-	return nil
-}
-
-func (v *LeafLayout) verifyOrder(newest keys.Epoch) error {
-	last := 0 // the entry that stores the key of entry i-1
-	for i := range v.count {
-		if e := v.Trailer(i).Epoch(); e > newest {
-			return malformed("entry %d has epoch %d, newer than the page's newest %d", i, e, newest)
-		}
-		if i == 0 {
-			continue
-		}
-		if v.Same(i) {
-			if v.Trailer(i-1) <= v.Trailer(i) {
-				return malformed("versions %d and %d of one key do not descend", i-1, i)
-			}
-			continue
-		}
-		a, _, _, _ := v.At(last)
-		b, _, _, _ := v.At(i)
-		if bytes.Compare(a, b) >= 0 {
-			return malformed("keys %d and %d do not ascend", last, i)
-		}
-		last = i
 	}
 	return nil
 }
