@@ -61,8 +61,8 @@ func checkNext(last, e *page.Entry) error {
 // checkLeaf checks a new leaf against the entries that it was built from. Release builds check only
 // that its lower bound is not after its first entry.
 func checkLeaf(p page.Leaf, r *leafRegion) error {
-	if first := &r.entries[0]; r.bound.Compare(first.Key, first.Trailer) > 0 {
-		return broken("the first entry %.40q of a leaf is before its lower bound %v", first.Key, r.bound)
+	if first, t := r.draft.First(); r.bound.Compare(first, t) > 0 {
+		return broken("the first entry %.40q of a leaf is before its lower bound %v", first, r.bound)
 	}
 	if !invariants.Enabled {
 		return nil
@@ -70,17 +70,18 @@ func checkLeaf(p page.Leaf, r *leafRegion) error {
 	if err := page.Verify(p); err != nil {
 		return broken("a new leaf does not verify: %v", err)
 	}
+	entries, _ := r.draft.Entries(nil, nil)
 	layout := p.Layout()
-	if layout.Count() != len(r.entries) {
-		return broken("a leaf of %d entries decodes as %d", len(r.entries), layout.Count())
+	if layout.Count() != len(entries) {
+		return broken("a leaf of %d entries decodes as %d", len(entries), layout.Count())
 	}
 	var key []byte
-	for i := range r.entries {
+	for i := range entries {
 		suffix, trailer, value, large := layout.At(i)
 		if i == 0 || !layout.Same(i) {
 			key = append(append(key[:0], layout.Prefix()...), suffix...)
 		}
-		e := &r.entries[i]
+		e := &entries[i]
 		if !bytes.Equal(key, e.Key) || trailer != e.Trailer || !bytes.Equal(value, e.Value) || large != e.Large {
 			return broken("entry %d of a leaf, %.40q at %d, decodes as %.40q at %d", i, e.Key, e.Trailer.Epoch(), key, trailer.Epoch())
 		}

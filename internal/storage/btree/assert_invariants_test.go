@@ -11,20 +11,30 @@ import (
 
 // TestExpensiveChecksReportBrokenInvariants is about the checks that release builds do not have.
 func TestExpensiveChecksReportBrokenInvariants(t *testing.T) {
+	entries := make([]page.Entry, 2)
 	region := leafRegion{bound: page.Separator{Trailer: page.NoTrailer}}
-	for _, key := range []string{"a", "b"} {
-		region.add(&page.Entry{Key: []byte(key), Value: []byte("v"), Trailer: keys.MakeTrailer(3, keys.KindSet)})
+	for i, key := range []string{"a", "b"} {
+		entries[i] = page.Entry{Key: []byte(key), Value: []byte("v"), Trailer: keys.MakeTrailer(3, keys.KindSet)}
+		region.draft.Add(&entries[i], page.SizeMin)
 	}
 	p := make([]byte, page.SizeMin)
-	page.BuildLeaf(p, 1, region.entries)
+	region.draft.Build(p, 1)
 	if err := checkLeaf(p, &region); err != nil {
 		t.Fatal(err)
 	}
-	fires(t, "keys that do not ascend", func() error { return checkNext(&region.entries[1], &region.entries[0]) })
-	region.entries[1].Value = []byte("w")
+	fires(t, "keys that do not ascend", func() error { return checkNext(&entries[1], &entries[0]) })
+	var other page.Draft
+	entries[1].Value = []byte("w")
+	for i := range entries {
+		other.Add(&entries[i], page.SizeMin)
+	}
+	other.Build(p, 1)
 	fires(t, "a leaf that decodes differently", func() error { return checkLeaf(p, &region) })
-	region.entries[1], region.entries[0] = region.entries[0], region.entries[1]
-	page.BuildLeaf(p, 1, region.entries)
+	region.draft.Reset()
+	for i := range entries {
+		region.draft.Add(&entries[1-i], page.SizeMin)
+	}
+	region.draft.Build(p, 1)
 	fires(t, "a leaf that does not verify", func() error { return checkLeaf(p, &region) })
 
 	children := []page.Child{{Separator: region.bound, ID: 3}, {Separator: page.Separator{Key: []byte("m"), Trailer: page.NoTrailer}, ID: 4}}

@@ -37,7 +37,9 @@ func TestMergeReportsBrokenInvariants(t *testing.T) {
 	fires(t, "a separator before the left neighbour", func() error { return checkCut(&a9, &early, &b5) })
 	fires(t, "a separator after the right neighbour", func() error { return checkCut(&a9, &late, &b5) })
 	fires(t, "a leaf that begins before its bound", func() error {
-		return checkLeaf(nil, &leafRegion{bound: late, entries: []page.Entry{b5}})
+		r := leafRegion{bound: late}
+		r.draft.Add(&b5, page.SizeMin)
+		return checkLeaf(nil, &r)
 	})
 	fires(t, "children that do not ascend", func() error {
 		r := nodeRegion{children: []page.Child{{Separator: late, ID: 7}}}

@@ -66,7 +66,7 @@ func (a *arrayStore) merge(b testing.TB, base Root, entries []Entry, workers, fi
 		Source: func() Source { return a },
 		Sink:   a, Workers: Always(workers),
 		Cuts: Cuts{Keys: sample(entries, 64)},
-	}, fill)
+	}, fill, runMin)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -2,7 +2,10 @@ package btree
 
 import (
 	"bytes"
+	"math"
+	"slices"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -24,24 +27,25 @@ type leafPacker struct {
 	pages        *pagePool
 	separators   arena
 	stored       []byte // what the leaf stores of a large value
-	packed       int    // entries of the leaves in out and of those written, since the partition began
+	key, last    []byte // buffers for keys beside a cut
+	spare        [2]page.Draft
+	all          []page.Entry // buffers of balance
+	allKeys      []byte
+	packed       int // entries of the leaves in out and of those written, since the partition began
 	covered      coveredRun
 	err          error // the first broken invariant
 	out          []item
 }
 
-// leafRegion is an unwritten leaf. Its entries point into buf; when buf grows, earlier entries
-// still point into the old array.
+// leafRegion is an unwritten leaf.
 type leafRegion struct {
-	bound   page.Separator // nothing in the region is before it
-	from    page.ID        // the old leaf that was being read when the region began
-	entries []page.Entry
-	large   []largeValue
-	size    page.LeafSize
-	buf     []byte
+	bound page.Separator // nothing in the region is before it
+	from  page.ID        // the old leaf that was being read when the region began
+	draft page.Draft
+	large []largeValue
 }
 
-// largeValue is a value that is still to be stored; its reference goes to entries[entry]. The first
+// largeValue is a value that is still to be stored; its reference goes to that entry of the leaf. The first
 // section bytes are its metadata, which stay in the leaf.
 type largeValue struct {
 	entry   int
@@ -64,7 +68,8 @@ type storedValue struct {
 }
 
 func (r *leafRegion) reset(bound page.Separator, from page.ID) {
-	*r = leafRegion{bound: bound, from: from, entries: r.entries[:0], large: r.large[:0], buf: r.buf[:0]}
+	r.bound, r.from, r.large = bound, from, r.large[:0]
+	r.draft.Reset()
 }
 
 // begin starts a run whose first leaf has the given lower bound, if none is under way.
@@ -75,11 +80,11 @@ func (k *leafPacker) begin(bound page.Separator) {
 	}
 }
 
-func (k *leafPacker) empty() bool { return len(k.regions[0].entries) == 0 }
+func (k *leafPacker) empty() bool { return k.regions[0].draft.Count() == 0 }
 
 // underfull reports whether the unwritten entries should share a leaf with their neighbour.
 func (k *leafPacker) underfull() bool {
-	return !k.second && !k.empty() && k.regions[0].size.Bytes() < leastBytes(k.pageSize)
+	return !k.second && !k.empty() && k.regions[0].draft.Bytes() < leastBytes(k.pageSize)
 }
 
 // leastBytes is how much a page should hold: two fifths. The halves of a split page are well above
@@ -96,43 +101,49 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 		k.stored = append(append(k.stored[:0], e.Value[:large.section]...), zeroRef[:]...)
 		e.Value, e.Large = k.stored, true
 	}
-	r := &k.regions[0]
-	if k.second {
-		r = &k.regions[1]
+	r := k.region()
+	if r.draft.Count() > 0 {
+		k.checkNext(r, e)
 	}
-	if len(r.entries) != 0 && r.size.With(e) > k.soft {
+	if !r.draft.Add(e, k.soft) {
 		r = k.cut(e)
+		r.draft.Add(e, k.soft)
 	}
-	if n := len(r.entries); n > 0 {
-		k.check(checkNext(&r.entries[n-1], e))
-	}
-	r.add(e)
 	if k.appended++; based {
 		k.appended = 0
 	}
 	k.deadVersions = k.deadVersions || e.Same || e.Trailer.Kind() == keys.KindDelete
 	if large.value != nil {
-		large.entry = len(r.entries) - 1
+		large.entry = r.draft.Count() - 1
 		r.large = append(r.large, large)
 	}
 }
 
-var zeroRef page.Ref
-
-func (r *leafRegion) add(e *page.Entry) {
-	at := len(r.buf)
-	if e.Same && len(r.entries) != 0 {
-		r.buf = append(r.buf, e.Value...)
-		e.Key = r.entries[len(r.entries)-1].Key
-		e.Value = r.buf[at:]
-	} else {
-		r.buf = append(append(r.buf, e.Key...), e.Value...)
-		mid := at + len(e.Key)
-		e.Key, e.Value = r.buf[at:mid:mid], r.buf[mid:]
+// addRun copies entries [from, to) of an old leaf to the end of the run. Each is the only version of its key.
+func (k *leafPacker) addRun(v *page.LeafLayout, from, to int) {
+	r := k.region()
+	if invariants.Enabled && r.draft.Count() > 0 {
+		k.checkNext(r, &page.Entry{Key: v.Key(nil, from), Trailer: v.Trailer(from)})
 	}
-	r.size.Add(e)
-	r.entries = append(r.entries, *e)
+	for from < to {
+		n := r.draft.AddRun(v, from, to, k.soft)
+		if from += n; from < to {
+			k.key = v.Key(k.key[:0], from)
+			r = k.cut(&page.Entry{Key: k.key, Trailer: v.Trailer(from)})
+		}
+	}
+	k.appended = 0
 }
+
+// region is the one that gets the next entry.
+func (k *leafPacker) region() *leafRegion {
+	if k.second {
+		return &k.regions[1]
+	}
+	return &k.regions[0]
+}
+
+var zeroRef page.Ref
 
 // cut opens the next region before e, and emits the first one if both were in use.
 func (k *leafPacker) cut(e *page.Entry) *leafRegion {
@@ -140,10 +151,12 @@ func (k *leafPacker) cut(e *page.Entry) *leafRegion {
 		k.emit(&k.regions[0])
 		k.regions[0], k.regions[1] = k.regions[1], k.regions[0]
 	}
-	last := &k.regions[0].entries[len(k.regions[0].entries)-1]
+	draft := &k.regions[0].draft
+	k.last = draft.LastKey(k.last[:0])
+	last := page.Entry{Key: k.last, Trailer: draft.LastTrailer()}
 	k.second = true
-	bound := k.separators.between(last, e)
-	k.check(checkCut(last, &bound, e))
+	bound := k.separators.between(&last, e)
+	k.check(checkCut(&last, &bound, e))
 	k.regions[1].reset(bound, k.from)
 	return &k.regions[1]
 }
@@ -160,7 +173,8 @@ func (k *leafPacker) flush() {
 	if k.second {
 		k.emit(&k.regions[1])
 	}
-	k.regions[0].entries, k.second = k.regions[0].entries[:0], false
+	k.regions[0].draft.Reset()
+	k.second = false
 }
 
 // balance decides how the last two leaves of a run divide its entries. One leaf takes all if they
@@ -170,43 +184,83 @@ func (k *leafPacker) flush() {
 func (k *leafPacker) balance() {
 	a, b := &k.regions[0], &k.regions[1]
 	payload := page.Payload(k.pageSize)
-	from := len(a.entries)
-	all := append(a.entries, b.entries...)
+	from, bytes := a.draft.Count(), a.draft.Bytes()+b.draft.Bytes()
+	if a.draft.Join(&b.draft, payload) {
+		a.takeLarge(b, from)
+		k.second = false
+		return
+	}
+	long := b.draft.Bytes() >= payload/2
+	if long && k.appended == 0 {
+		return
+	}
+	all := k.entries(&a.draft, &b.draft)
 	cut := fitting(all, payload)
 	switch ascending := k.appended >= len(all)-cut; {
-	case cut == len(all) || ascending:
-	case b.size.Bytes() >= payload/2:
-		a.entries = all[:from]
+	case ascending:
+	case long:
 		return
 	default:
-		cut = halfway(all, from, a.size.Bytes()+b.size.Bytes())
+		cut = halfway(all, from, bytes)
 		for cut < from && fitting(all[cut:], payload) < len(all)-cut {
 			cut++ // entries with a different prefix would cost the second leaf its prefix
 		}
 	}
-	for i := range b.large {
-		b.large[i].entry += from
+	k.divide(all, from, cut)
+}
+
+// entries are those of one draft after the other.
+func (k *leafPacker) entries(drafts ...*page.Draft) []page.Entry {
+	k.all, k.allKeys = k.all[:0], k.allKeys[:0]
+	for _, d := range drafts {
+		k.all, k.allKeys = d.Entries(k.all, k.allKeys)
 	}
-	a.large = append(a.large, b.large...)
-	a.entries = all[:cut]
-	k.second = cut < len(all)
-	if !k.second {
-		return
-	}
-	b.bound = k.separators.between(&all[cut-1], &all[cut])
-	k.check(checkCut(&all[cut-1], &b.bound, &all[cut]))
-	b.entries = append(b.entries[:0], all[cut:]...)
-	b.large = b.large[:0]
+	return k.all
+}
+
+// takeRegion empties the only region, and returns its entries and large values. They are valid until balance.
+func (k *leafPacker) takeRegion() ([]page.Entry, []largeValue) {
+	r := &k.regions[0]
+	r.draft, k.spare[0] = k.spare[0], r.draft
+	r.draft.Reset()
+	entries := k.entries(&k.spare[0])
+	large := slices.Clone(r.large)
+	r.large = r.large[:0]
+	return entries, large
+}
+
+// divide moves the cut between the two regions, which have all of the entries, from one entry to another.
+func (k *leafPacker) divide(all []page.Entry, from, to int) {
+	a, b := &k.regions[0], &k.regions[1]
+	b.bound = k.separators.between(&all[to-1], &all[to])
+	k.check(checkCut(&all[to-1], &b.bound, &all[to]))
+	a.takeLarge(b, from)
 	for i, l := range a.large {
-		if l.entry >= cut {
+		if l.entry >= to {
 			for _, l := range a.large[i:] {
-				l.entry -= cut
+				l.entry -= to
 				b.large = append(b.large, l)
 			}
 			a.large = a.large[:i]
 			break
 		}
 	}
+	for i, part := range [][]page.Entry{all[:to], all[to:]} {
+		k.spare[i].Reset()
+		for j := range part {
+			k.spare[i].Add(&part[j], math.MaxInt)
+		}
+		k.regions[i].draft, k.spare[i] = k.spare[i], k.regions[i].draft
+	}
+}
+
+// takeLarge takes the large values of b, whose entries come after so many.
+func (r *leafRegion) takeLarge(b *leafRegion, entries int) {
+	for _, l := range b.large {
+		l.entry += entries
+		r.large = append(r.large, l)
+	}
+	b.large = b.large[:0]
 }
 
 // halfway is the index at which all divides into two halves by bytes, moved to the start of a key
@@ -248,9 +302,9 @@ func fitting(entries []page.Entry, payload int) int {
 // emit builds a leaf of the region.
 func (k *leafPacker) emit(r *leafRegion) {
 	p := k.pages.get()
-	newest := page.BuildLeaf(p, k.checkpoint, r.entries)
+	newest := r.draft.Build(p, k.checkpoint)
 	k.check(checkLeaf(p, r))
-	k.packed += len(r.entries)
+	k.packed += r.draft.Count()
 	it := item{Child: page.Child{Separator: r.bound, Newest: newest}, page: p, from: r.from}
 	if k.deadVersions || r.bound.Trailer != page.NoTrailer { // computing the ratio for every leaf cost 3 % of a merge
 		it.DeadVersions = ratioOf(p, 0, &r.bound)
@@ -259,6 +313,15 @@ func (k *leafPacker) emit(r *leafRegion) {
 		it.large = append(it.large, storedValue{page.Leaf(p).RefOffset(l.entry), l.value[l.section:]})
 	}
 	k.out = append(k.out, it)
+}
+
+// checkNext checks that e may come after the last entry of r.
+func (k *leafPacker) checkNext(r *leafRegion, e *page.Entry) {
+	last := page.Entry{Trailer: r.draft.LastTrailer()}
+	if invariants.Enabled {
+		last.Key = r.draft.LastKey(nil)
+	}
+	k.check(checkNext(&last, e))
 }
 
 // check notes the first broken invariant. The worker asks for it before it writes anything.

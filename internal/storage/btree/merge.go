@@ -163,6 +163,7 @@ func (s *Stats) Add(o *Stats) {
 type merge struct {
 	*MergeInput
 	soft    int // bytes at which a long run cuts a page
+	runMin  int // entries of an old leaf that are copied as a run; see runMin
 	cuts    [][]byte
 	avoided []page.Separator // where the ranges of avoided pages end; sorted
 	ordered ordered
@@ -185,12 +186,12 @@ func Always(n int) func() int { return func() int { return n } }
 // drops. It shares with the base the pages that nothing changed. After an error the sink has to
 // take back the pages allocated so far; the base is unchanged.
 func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
-	return mergeFilling(ctx, in, fillPercent)
+	return mergeFilling(ctx, in, fillPercent, runMin)
 }
 
-// mergeFilling is Merge with pages of a long run that are full by the given share.
-func mergeFilling(ctx context.Context, in *MergeInput, percent int) (*Result, error) {
-	m := &merge{MergeInput: in, cuts: in.Cuts.Keys}
+// mergeFilling is Merge with pages of a long run that are full by the given share, and with another runMin.
+func mergeFilling(ctx context.Context, in *MergeInput, percent, runMin int) (*Result, error) {
+	m := &merge{MergeInput: in, cuts: in.Cuts.Keys, runMin: runMin}
 	if len(in.Avoid) > 0 {
 		m.cuts = nil // both partitions would read a leaf that they share
 		m.avoided = in.Avoid.ends()

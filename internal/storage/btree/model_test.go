@@ -145,7 +145,7 @@ func TestTreeIsASortedMapWithVersions(t *testing.T) {
 				if rng.IntN(3) == 0 {
 					in.Relocate = Relocation{From: page.ID(len(s.used) / 2), Max: rng.IntN(20)}
 				}
-				res := s.applyFilling(t, in, percent)
+				res := s.applyFilling(t, in, percent, 1+rng.IntN(8))
 				root = res.Root
 				stats.Add(&res.Stats)
 				s.check(t, root)

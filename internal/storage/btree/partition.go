@@ -3,7 +3,6 @@ package btree
 import (
 	"bytes"
 	"fmt"
-	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
@@ -32,8 +31,8 @@ type worker struct {
 	lookahead  peeker // reads the input ahead of in, for prefetcher
 	pack       leafPacker
 	pages      pagePool
-	key        []byte          // of the current version
-	bound      *page.Separator // of the current leaf; nil if it has none
+	key        []byte // of the current version
+	leaf       currentLeaf
 	history    keyHistory
 	retained   bool // a version of key is in the run
 	// countedOld and countedNew say that the key's newest version on that side was counted, so that
@@ -46,6 +45,12 @@ type worker struct {
 	stats                  Stats
 	consumed               int // entries of the input since the last call of Progress
 	balance                balance
+}
+
+// currentLeaf is the old leaf that a worker merges.
+type currentLeaf struct {
+	bound          *page.Separator // its upper bound; nil if it has none
+	runFrom, runTo int             // its entries that runs may have
 }
 
 // run merges p. It leaves the partition's children in pack.out.
@@ -143,9 +148,7 @@ func (w *worker) finish(p *partition) error {
 		return err
 	}
 	w.pack.out = w.pack.out[:n-1]
-	r := &w.pack.regions[0]
-	tail, large := slices.Clone(r.entries), slices.Clone(r.large)
-	r.entries, r.large, r.buf = r.entries[:0], nil, nil // the saved entries still point into the old buffer
+	tail, large := w.pack.takeRegion()
 	w.pack.from = prev.ID
 	w.pack.begin(prev.Separator)
 	w.freed = append(w.freed, prev.ID)
@@ -221,7 +224,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	if i == 0 {
 		lower = p.lo
 	}
-	w.bound, w.pack.from = bound, c.ID
+	w.leaf.bound, w.pack.from = bound, c.ID
 	if c.ID == 0 {
 		w.pack.begin(lower)
 		w.emitInput(bound)
@@ -235,6 +238,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	leaf := page.Leaf(b)
 	v := leaf.Layout()
 	from, to := 0, v.Count()
+	w.leaf.runFrom, w.leaf.runTo = w.runs(&lower, bound, to)
 	if i == 0 && p.cutFirst {
 		from = leaf.Search(p.lo.Key)
 	} else {
@@ -250,13 +254,30 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		if w.in.before(bound) {
 			stop = min(to, leaf.Search(w.in.entry.Key))
 		}
-		for ; from < stop; from++ {
-			w.emitOld(&v, from)
-		}
+		w.copyOld(&v, from, stop)
+		from = max(from, stop)
 		from = w.emitKey(&v, from, to, bound)
 	}
 	w.emitInput(bound)
 	return nil
+}
+
+// runMin is how many entries are copied as a run: a run costs as much as the decoding of some.
+const runMin = 6
+
+// runs returns which entries of an old leaf are taken over as they are if each is the only version of its key.
+// Left out are those at its ends whose keys have other versions in the neighbouring leaves, and all if some may expire.
+func (w *worker) runs(lower, bound *page.Separator, count int) (from, to int) {
+	if w.m.Policy.Expired.meets(lower, bound) {
+		return 0, 0
+	}
+	if lower.Trailer != page.NoTrailer {
+		from = 1
+	}
+	if bound != nil && bound.Trailer != page.NoTrailer {
+		count--
+	}
+	return from, count
 }
 
 // fetch reads a leaf that is to be rewritten.
@@ -327,6 +348,26 @@ func (w *worker) refuse(err error) {
 
 func (w *worker) reset() {
 	w.history, w.retained, w.countedOld, w.countedNew = w.m.Policy.begin(w.key), false, false, false
+}
+
+// copyOld emits entries [from, to) of an old leaf. The input has nothing for their keys. Versions that are the only ones of
+// their keys stay, whatever the snapshots, and change no count: runs of them are copied.
+func (w *worker) copyOld(v *page.LeafLayout, from, to int) {
+	for from < to {
+		n := 0
+		if from >= w.leaf.runFrom {
+			n = v.SoleVersions(from, min(to, w.leaf.runTo))
+		}
+		if n >= w.m.runMin {
+			w.pack.addRun(v, from, from+n)
+			from += n
+			continue
+		}
+		for range max(n, 1) {
+			w.emitOld(v, from)
+			from++
+		}
+	}
 }
 
 // emitOld emits entry i of an old leaf. The input has nothing for its key.
@@ -463,7 +504,7 @@ func (w *worker) emit(old bool) {
 		w.stats.VersionsDropped++
 		w.dropRef(e.Value, e.Large)
 		if w.pack.covered.needed {
-			w.pack.covered.drop(w.key, t, w.bound)
+			w.pack.covered.drop(w.key, t, w.leaf.bound)
 		}
 		return
 	}
@@ -482,7 +523,7 @@ func (w *worker) emit(old bool) {
 // the current key. They would stay there, and become visible again with the page if no tombstone
 // hid them.
 func (w *worker) continuesOnAvoidedPage() bool {
-	return len(w.m.Avoid) > 0 && w.bound != nil && w.bound.Trailer != page.NoTrailer && bytes.Equal(w.bound.Key, w.key)
+	return len(w.m.Avoid) > 0 && w.leaf.bound != nil && w.leaf.bound.Trailer != page.NoTrailer && bytes.Equal(w.leaf.bound.Key, w.key)
 }
 
 // inlineSize is how many bytes of an entry's value a leaf holds.

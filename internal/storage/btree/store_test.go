@@ -145,10 +145,10 @@ func (s *store) apply(t testing.TB, in *MergeInput) *Result {
 	return s.replace(t, func() (*Result, error) { return Merge(context.Background(), in) })
 }
 
-// applyFilling is apply with pages of a long run that are full by the given share.
-func (s *store) applyFilling(t testing.TB, in *MergeInput, percent int) *Result {
+// applyFilling is apply with pages of a long run that are full by the given share, and another runMin.
+func (s *store) applyFilling(t testing.TB, in *MergeInput, percent, runMin int) *Result {
 	t.Helper()
-	return s.replace(t, func() (*Result, error) { return mergeFilling(context.Background(), in, percent) })
+	return s.replace(t, func() (*Result, error) { return mergeFilling(context.Background(), in, percent, runMin) })
 }
 
 // replace takes over the result of a merge.

@@ -68,54 +68,6 @@ func leafBytes(count, suffixes, bytes, prefix int) int {
 // Payload is how large Bytes may be for a page of this size.
 func Payload(pageSize int) int { return payloadEnd(pageSize) }
 
-// BuildLeaf fills p with the entries, which must fit (LeafSize), and returns the newest epoch (commit
-// sequence number) among them. The page has no id yet: SetID sets it and seals the page.
-func BuildLeaf(p []byte, checkpoint uint64, entries []Entry) keys.Epoch {
-	n := len(entries)
-	first := entries[0].Key
-	pl := sharedPrefix(first, entries[n-1].Key)
-	clear(p[:treeHeaderSize])
-	copy(p[treeHeaderSize+n:], first[:pl])
-	offsets := offsetsAt(n, pl)
-	clear(p[treeHeaderSize+n+pl : offsets])
-	heads := offsets + 2*(n+1)
-	at := heads + 4*n
-	var newest keys.Epoch
-	var h uint32
-	var fingerprint byte
-	for i := range entries {
-		e := &entries[i]
-		suffix := e.Key[pl:]
-		if i > 0 && e.Same {
-			suffix = nil
-		} else {
-			h, fingerprint = head(suffix), Fingerprint(e.Key)
-		}
-		p[treeHeaderSize+i] = fingerprint
-		binary.LittleEndian.PutUint32(p[heads+4*i:], h)
-		binary.LittleEndian.PutUint16(p[offsets+2*i:], uint16(at))
-		at = putEntry(p, at, e, suffix)
-		newest = max(newest, e.Trailer.Epoch())
-	}
-	binary.LittleEndian.PutUint16(p[offsets+2*n:], uint16(at))
-	clear(p[at:])
-	PutHeader(p, Header{Type: TypeLeaf, Checkpoint: checkpoint, Newest: newest})
-	putTreeHeader(p, n, pl, 0)
-	return newest
-}
-
-func putEntry(p []byte, at int, e *Entry, suffix []byte) (end int) {
-	s := uint16(len(suffix)&suffixLenLow | len(suffix)>>14<<15)
-	if e.Large {
-		s |= flagLarge
-	}
-	binary.LittleEndian.PutUint64(p[at:], uint64(e.Trailer))
-	binary.LittleEndian.PutUint16(p[at+8:], s)
-	at += entryHeader
-	at += copy(p[at:], suffix)
-	return at + copy(p[at:], e.Value)
-}
-
 func putTreeHeader(p []byte, count, prefix, level int) {
 	binary.LittleEndian.PutUint16(p[offCount:], uint16(count))
 	binary.LittleEndian.PutUint16(p[offPrefix:], uint16(prefix))

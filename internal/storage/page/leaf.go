@@ -119,6 +119,41 @@ func (v *LeafLayout) Count() int { return v.count }
 // Prefix is what all keys of the leaf share.
 func (v *LeafLayout) Prefix() []byte { return v.prefix }
 
+// leafTables are the tables of a leaf beside its offsets.
+type leafTables struct{ fingerprints, heads []byte }
+
+func (v *LeafLayout) tables() leafTables {
+	at := offsetsAt(v.count, len(v.prefix)) + 2*(v.count+1)
+	return leafTables{v.page[treeHeaderSize : treeHeaderSize+v.count], v.page[at : at+4*v.count]}
+}
+
+// start is where entry i begins; that of the count is the end of the last one.
+func (v *LeafLayout) start(i int) int { return int(binary.LittleEndian.Uint16(v.offsets[2*i:])) }
+
+// suffixAt is the suffix of entry i as it is stored: empty for a further version.
+func (v *LeafLayout) suffixAt(i int) []byte {
+	s, _, _, _ := v.At(i)
+	return s
+}
+
+// SoleVersions counts the entries of [i, to) up to the first that is a tombstone, or not the only version of its key in the
+// leaf.
+func (v *LeafLayout) SoleVersions(i, to int) (n int) {
+	for ; i+n < to; n++ {
+		e := v.page[v.start(i+n):]
+		if i+n > 0 && suffixLen(binary.LittleEndian.Uint16(e[8:])) == 0 {
+			return max(n-1, 0)
+		}
+		if keys.Kind(e[0]) == keys.KindDelete {
+			return n
+		}
+	}
+	if n > 0 && to < v.count && v.Same(to) {
+		n--
+	}
+	return n
+}
+
 // At returns suffix, trailer and value of entry i. The suffix of a further version of the previous key is
 // empty.
 func (v *LeafLayout) At(i int) (suffix []byte, t keys.Trailer, value []byte, large bool) {
@@ -127,6 +162,11 @@ func (v *LeafLayout) At(i int) (suffix []byte, t keys.Trailer, value []byte, lar
 	s := binary.LittleEndian.Uint16(e[8:])
 	n := entryHeader + suffixLen(s)
 	return e[entryHeader:n], keys.Trailer(binary.LittleEndian.Uint64(e)), e[n:], s&flagLarge != 0
+}
+
+// Key appends the key of entry i, which is not a further version, to dst.
+func (v *LeafLayout) Key(dst []byte, i int) []byte {
+	return append(append(dst, v.prefix...), v.suffixAt(i)...)
 }
 
 // Trailer is the trailer of entry i.
