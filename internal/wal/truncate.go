@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -104,11 +105,12 @@ func (r *completed) takeLocked(n int) []completedSegment {
 	return taken
 }
 
-// putBack returns the segments that takeBefore took.
+// putBack returns the segments that takeBefore took. Another call may have taken later ones meanwhile, and may have put them back.
 func (r *completed) putBack(taken []completedSegment) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.segments = slices.Concat(taken, r.segments)
-	r.mu.Unlock()
+	slices.SortFunc(r.segments, func(a, b completedSegment) int { return cmp.Compare(a.info.number, b.info.number) })
 }
 
 // Truncate recycles or removes the segments that no reader needs any more, and reports whether that was done.

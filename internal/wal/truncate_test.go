@@ -304,3 +304,27 @@ func TestDamagedHeaderBeforeTheReplayDoesNotKeepTheLog(t *testing.T) {
 	}
 	mustClose(t, b.log)
 }
+
+// TestTruncationsThatFailTogetherKeepTheOrder: the header of the newest segment cannot be written while two goroutines truncate,
+// one further than the other. Each of them puts back what it has taken, in the order of the segments; otherwise the next
+// truncation would take a segment for old whose successor has no durable header, and stop the log.
+func TestTruncationsThatFailTogetherKeepTheOrder(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
+	last := a.mustRun(t, 100)
+	if err := a.log.Flush(last); err != nil {
+		t.Fatal(err)
+	}
+	r := &a.log.completed
+	first := r.takeBefore(last / 2)
+	second := r.takeBefore(last)
+	r.putBack(first)
+	r.putBack(second)
+	for i := range r.segments[1:] {
+		if r.segments[i].info.number >= r.segments[i+1].info.number {
+			t.Fatalf("segment %d is before segment %d", r.segments[i].info.number, r.segments[i+1].info.number)
+		}
+	}
+	if err := errors.Join(a.log.TruncateBefore(last), a.log.Err()); err != nil || len(first) == 0 || len(second) == 0 {
+		t.Fatal(err)
+	}
+}
