@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,7 +41,7 @@ type rebuilds struct {
 	done     atomic.Uint64      // nodes rebuilt
 	reads    atomic.Uint64      // pages read by searches
 	mu       sync.Mutex         // a leaf
-	refused  map[page.ID]string // guarded by mu: nodes that stay lost, and why
+	refused  map[page.ID]string // guarded by mu: nodes that stay lost, and why; nil without any
 }
 
 // readyRebuild is what a search has found, for the next checkpoint.
@@ -92,6 +91,18 @@ func (r *rebuilds) requestFor(skipped *repairtree.Tree) {
 		if p.Level > 0 {
 			r.request(p.ID)
 		}
+	}
+}
+
+// refuse records that nodes stay lost.
+func (r *rebuilds) refuse(nodes []btree.RebuiltNode, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.refused == nil { // again has been called since the search
+		r.refused = map[page.ID]string{}
+	}
+	for i := range nodes {
+		r.refused[nodes[i].ID] = reason
 	}
 }
 
@@ -330,12 +341,7 @@ func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bo
 		e.rebuilds.later.Store(true)
 		return true
 	}
-	e.rebuilds.mu.Lock()
-	e.rebuilds.refused = maps.Clone(e.rebuilds.refused)
-	for i := range nodes {
-		e.rebuilds.refused[nodes[i].ID] = fmt.Sprintf("the checkpoint that rebuilt it failed: %v", err)
-	}
-	e.rebuilds.mu.Unlock()
+	e.rebuilds.refuse(nodes, fmt.Sprintf("the checkpoint that rebuilt it failed: %v", err))
 	for i := range nodes {
 		e.reportRebuild(&Rebuild{Page: uint64(nodes[i].ID), Level: nodes[i].Level, Reason: e.rebuilds.reasonOf(nodes[i].ID)})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -42,6 +43,33 @@ func TestSearchForOrphansKeepsNoPagesOnAFullDisk(t *testing.T) {
 	q.set("another", "value")
 	if err := q.checkpointAt(); err != nil || len(e.rebuilds.requests) != 1 {
 		t.Errorf("%d searches are requested after a checkpoint, %v", len(e.rebuilds.requests), err)
+	}
+	q.mustClose()
+}
+
+// TestGivingUpARebuildAfterItsSearchWasRequestedAgain: a checkpoint that frees an abandoned repair tree requests a new search,
+// although the next checkpoint still has nodes to rebuild. That one fails.
+func TestGivingUpARebuildAfterItsSearchWasRequestedAgain(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.disturb = nil
+	q.mustOpen()
+	q.fill()
+	if err := q.checkpointAt(); err != nil {
+		t.Fatal(err)
+	}
+	e, ctx := q.engine, context.Background()
+	state, err := e.PinState(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.rebuilds.ready = &readyRebuild{state, []btree.RebuiltNode{{ID: 7, Level: 1}}}
+	e.rebuilds.waiting.Store(true)
+	e.rebuilds.again()
+	if !e.giveUpRebuild(ctx, &mergeJob{}, errors.New("as the test wants it")) || e.rebuilds.waiting.Load() {
+		t.Error("the rebuild is not given up")
+	}
+	if reason := e.rebuilds.reasonOf(7); reason == "" {
+		t.Error("the node is not refused")
 	}
 	q.mustClose()
 }
