@@ -239,7 +239,7 @@ func TestAFailingReadBecomesAGapBesideWorkingOnes(t *testing.T) {
 	for range failuresMax + 1 {
 		w.group, other.group = bad, good
 		f.gapFor(bad, 1, syscall.EIO)
-		f.offerGroup(good, other.queued.Epoch, other.mark, other.queued.Epoch+1, nil)
+		f.offerPieces(good, []piece{{after: other.queued.Epoch, at: other.mark, through: other.queued.Epoch + 1}})
 	}
 	if d, ok := c.Next(Limit{}); !ok || !errors.Is(d.Err, syscall.EIO) || d.State != StateNeedsDifference {
 		t.Fatalf("after %d failures in a row: %+v", failuresMax+1, d)

@@ -67,6 +67,8 @@ func (f *Feed) leaveLineLocked(w *Watch) { w.inLine, w.ticket = false, 0 }
 
 // runReader reads for lagging watches until none waits.
 func (f *Feed) runReader() {
+	var r reading
+	defer r.close()
 	for {
 		f.lock()
 		g := f.takeGroupLocked()
@@ -76,7 +78,7 @@ func (f *Feed) runReader() {
 			return
 		}
 		f.unlock()
-		sleep(f.ctx, f.throttle(f.serve(g)))
+		sleep(f.ctx, f.throttle(f.serve(&r, g)))
 	}
 }
 
@@ -136,9 +138,9 @@ func near(a, b *Watch) bool {
 }
 
 // serve reads the log for a group, lets those take over whose positions are in the ring, and returns how many bytes it read.
-func (f *Feed) serve(g *group) (bytes int64) {
+func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	if start, mark, needed := f.startOf(g); needed {
-		bytes = f.readFor(g, start, mark)
+		bytes = f.readFor(r, g, start, mark)
 	}
 	f.lock()
 	defer f.unlock()
@@ -170,41 +172,120 @@ func (f *Feed) startOf(g *group) (start Position, mark wal.TailMark, needed bool
 	return start, mark, needed
 }
 
-// readFor reads the log from a position on for a group.
-func (f *Feed) readFor(g *group, start Position, mark wal.TailMark) int64 {
-	log, began := f.readLog(f.ctx, g, start.Epoch+1, mark), time.Now()
-	defer log.close()
+// reading is what a reader keeps from one group to the next: the group after it nearly always goes on where the one before ended, and
+// to open the file again and to read what is in memory already took a third of the reader's time.
+type reading struct {
+	log    *logReader // nil before the first group, and after an error
+	pieces []piece
+
+	// What the pieces refer to, until the next one is read.
+	commits  []*Commit
+	borrowed []Commit // of these, the ones of which the memory is that of the reader
+	spans    []span
+	wanted   []**Commit
+	runs     []run
+}
+
+// piece is what the log has after an epoch, up to another.
+type piece struct {
+	after, through keys.Epoch
+	at             wal.TailMark // where it begins
+	commits        []*Commit
+}
+
+// piecesMax is how many pieces are offered to a watch at a time, without another reader or a consumer in between.
+const piecesMax = 64
+
+// close gives back what the reader keeps.
+func (r *reading) close() {
+	if r.log != nil {
+		r.log.close()
+	}
+	r.log = nil
+}
+
+// begin goes to a position of the log for a group.
+func (r *reading) begin(f *Feed, g *group, next keys.Epoch, mark wal.TailMark) {
+	if r.log != nil && (r.log.Position() == next || r.log.Seek(next, mark)) {
+		r.log.group = g
+		return
+	}
+	r.close()
+	r.log = f.readLog(f.ctx, g, next, mark)
+}
+
+// readFor reads the log from a position on for a group, and returns how many bytes it read.
+func (f *Feed) readFor(r *reading, g *group, start Position, mark wal.TailMark) int64 {
+	r.begin(f, g, start.Epoch+1, mark)
+	log, began, before := r.log, time.Now(), r.log.BytesRead()
 	most := min(groupBytes, max(f.memory.queuesMax/8, 1))
-	for full := false; !full && log.BytesRead() <= most && time.Since(began) < groupTime; {
-		after, at := log.Position()-1, log.Mark()
-		stable, from := f.source.Stable(), f.ringBegin()
-		if after >= from {
-			break // the ring has the rest
+	for more := true; more && log.BytesRead()-before <= most && time.Since(began) < groupTime; {
+		next, ended, err := f.readPieces(r, g, most)
+		if len(g.watches) == 1 {
+			r.share(g.watches[0])
 		}
-		rec, ok, err := log.next(stable)
-		if errors.Is(err, errQueued) {
-			f.markGroup(g, log.Position(), at)
-			return log.BytesRead()
+		more = f.offerPieces(g, r.pieces) && !ended
+		switch {
+		case errors.Is(err, errQueued):
+			more = false
+		case err != nil:
+			r.close() // the tree may have to become safe first, and others may read meanwhile
+			f.gapFor(g, next, err)
+			return log.BytesRead() - before
 		}
-		if ok && rec.Skipped {
-			f.refuseRemoved(g, &rec)
+	}
+	log.release()
+	f.markGroup(g, log.Position(), log.Mark())
+	return log.BytesRead() - before
+}
+
+// readPieces reads what comes next: what is in memory, as much of it as is offered at a time, after at most one read. It returns what
+// comes after that, and whether the log has nothing more for the group now. What was read before an error is to be offered.
+func (f *Feed) readPieces(r *reading, g *group, bytesMax int64) (next keys.Epoch, ended bool, err error) {
+	r.pieces, r.commits, r.spans = r.pieces[:0], r.commits[:0], r.spans[:0]
+	stable, from := f.source.Stable(), f.ringBegin()
+	piecesMax := max(1, min(piecesMax, takeoverCommits/len(g.watches)))
+	for bytes := int64(0); len(r.pieces) < piecesMax && bytes < bytesMax; {
+		next = r.log.Position()
+		p := piece{after: next - 1, at: r.log.Mark()}
+		if p.after >= from {
+			return next, true, nil // the ring has the rest
 		}
-		var commits []*Commit
-		if ok {
-			commits, err = f.commitsOf(&rec, after)
-		}
-		if err != nil {
-			log.release() // the tree may have to become safe first, and others may read meanwhile
-			f.gapFor(g, log.Position(), err)
-			break
+		var rec wal.TailRecord
+		var ok bool
+		if len(r.pieces) > 0 {
+			rec, ok = r.log.More(stable)
+		} else if rec, ok, err = r.log.next(stable); !ok {
+			return next, true, err
 		}
 		if !ok {
-			break
+			return next, false, nil
 		}
-		full = !f.offerGroup(g, after, at, rec.Epoch, commits)
+		if rec.Skipped {
+			f.refuseRemoved(g, &rec)
+		}
+		if p.commits, err = r.commitsOf(f, &rec, p.after); err != nil {
+			return next, true, err
+		}
+		p.through, bytes = rec.Epoch, bytes+int64(len(rec.Body))
+		r.pieces = append(r.pieces, p)
 	}
-	f.markGroup(g, log.Position(), log.Mark())
-	return log.BytesRead()
+	return r.log.Position(), false, nil
+}
+
+// commitsOf are the commits of a record. Those of a record in the memory of the reader are borrowed.
+func (r *reading) commitsOf(f *Feed, rec *wal.TailRecord, after keys.Epoch) (_ []*Commit, err error) {
+	if rec.Owned || len(rec.Body) == 0 {
+		return f.commitsOf(rec, after)
+	}
+	if r.borrowed == nil {
+		r.borrowed = make([]Commit, piecesMax)
+	}
+	c := &r.borrowed[len(r.pieces)]
+	c.feed, c.borrowed = f, true
+	r.spans, err = c.read(rec.Epoch, rec.Body, r.spans)
+	r.commits = append(r.commits, c)
+	return r.commits[len(r.commits)-1:], err
 }
 
 // ringBegin is the epoch up to which the log is read for lagging watches: the ring has the rest. A gap of the log is one
@@ -227,37 +308,48 @@ func (f *Feed) refuseRemoved(g *group, rec *wal.TailRecord) {
 	}
 }
 
-// offerGroup offers the commits of a record, of the epochs after one up to another, to those of a group that have got
-// everything before it. It reports false if no watch of the group can take more.
-func (f *Feed) offerGroup(g *group, after keys.Epoch, at wal.TailMark, through keys.Epoch, commits []*Commit) (more bool) {
+// offerPieces offers pieces to those of a group that have got everything before them. It reports false if no watch of the group can
+// take more.
+func (f *Feed) offerPieces(g *group, pieces []piece) (more bool) {
 	f.lock()
 	defer f.unlock()
+	more = true
+	for i := range pieces {
+		if more = f.offerPieceLocked(g, &pieces[i]); !more {
+			break
+		}
+	}
+	clear(pieces)
+	f.makeRoomLocked()
+	return more
+}
+
+func (f *Feed) offerPieceLocked(g *group, p *piece) (more bool) {
 	for _, w := range g.watches {
-		if w.group != g || w.queued.Epoch < after {
+		if w.group != g || w.queued.Epoch < p.after {
 			continue // it has left, or its queue is full
 		}
-		if w.queued.Epoch >= through {
+		if w.queued.Epoch >= p.through {
 			more = true // it is ahead
 			continue
 		}
 		w.failures = 0
-		if f.offerAllLocked(w, commits) {
-			w.queued, more = latest(w.queued, Position{Epoch: through}), true
+		if f.offerAllLocked(w, p.commits) {
+			w.queued, more = latest(w.queued, Position{Epoch: p.through}), true
 		} else {
-			w.mark = at
+			w.mark = p.at
 		}
 	}
-	f.makeRoomLocked()
 	return more
 }
 
 // offerAllLocked offers commits to a lagging watch up to the first for which its queue has no room.
 func (f *Feed) offerAllLocked(w *Watch, commits []*Commit) bool {
-	for _, c := range commits {
-		if !f.offerLocked(w, c) {
+	for i := range commits {
+		if !f.offerLocked(w, &commits[i]) {
 			return false
 		}
-		w.queued = latest(w.queued, Position{Epoch: c.Epoch})
+		w.queued = latest(w.queued, Position{Epoch: commits[i].Epoch})
 	}
 	return true
 }

@@ -3,6 +3,7 @@ package feed
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"sort"
 	"sync/atomic"
 	"unsafe"
@@ -22,11 +23,13 @@ type Commit struct {
 	feed     *Feed
 	body     []byte
 	spans    []span
-	large    bool // its record was larger than a read of the log: see room.go
+	large    bool  // its record was larger than a read of the log: see room.go
+	borrowed bool  // body and spans belong to a reader that goes on soon: a queue gets a copy
+	slab     *slab // of which it is a part; nil if its memory is its own
 	attached atomic.Pointer[any]
 
 	// Guarded by Feed.mu.
-	size         int64 // of its memory
+	size         int64 // of its memory, without a slab
 	attachedSize int64 // of that, what is attached
 	refs         int   // references in queues
 	inRing       bool
@@ -45,18 +48,27 @@ const (
 
 // decode decodes the record of a commit, and copies its body unless it may keep it.
 func (f *Feed) decode(rec *wal.TailRecord) (*Commit, error) {
-	var r batch.Reader
-	e, body := rec.Epoch, rec.Body
+	body := rec.Body
 	if !rec.Owned {
 		body = bytes.Clone(body)
 	}
-	c := &Commit{Epoch: e, feed: f, body: body, large: rec.Owned}
-	if err := r.Read(c.body); err != nil {
-		return nil, fmt.Errorf("feed: epoch %d: %w", e, err)
+	c := &Commit{feed: f, large: rec.Owned}
+	if _, err := c.read(rec.Epoch, body, nil); err != nil {
+		return nil, err
 	}
-	h := r.Header()
-	c.Time, c.Origin, c.spans = h.Time, h.Origin, make([]span, 0, min(r.Count(), len(body)))
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(c.body)))
+	c.size = c.memory()
+	return c, nil
+}
+
+// read reads the body of a commit. It appends the operations to spans, of which the commit has a part then.
+func (c *Commit) read(e keys.Epoch, body []byte, spans []span) ([]span, error) {
+	var r batch.Reader
+	if err := r.Read(body); err != nil {
+		return spans, fmt.Errorf("feed: epoch %d: %w", e, err)
+	}
+	h, from := r.Header(), len(spans)
+	spans = slices.Grow(spans, min(r.Count(), len(body)))
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(body)))
 	for r.Next() {
 		s := span{kind: r.Kind}
 		s.key = uint32(uintptr(unsafe.Pointer(unsafe.SliceData(r.Key))) - at)
@@ -66,13 +78,29 @@ func (f *Feed) decode(rec *wal.TailRecord) (*Commit, error) {
 			s.value = uint32(uintptr(unsafe.Pointer(unsafe.SliceData(r.Value))) - at)
 			s.valueEnd = s.value + uint32(len(r.Value))
 		}
-		c.spans = append(c.spans, s)
+		spans = append(spans, s)
 	}
 	if err := r.Err(); err != nil {
-		return nil, fmt.Errorf("feed: epoch %d: %w", e, err)
+		return spans[:from], fmt.Errorf("feed: epoch %d: %w", e, err)
 	}
-	c.size = commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
-	return c, nil
+	c.Epoch, c.Time, c.Origin, c.body, c.spans = e, h.Time, h.Origin, body, spans[from:]
+	return spans, nil
+}
+
+func (c *Commit) memory() int64 {
+	return commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
+}
+
+// own is a copy of a borrowed commit in memory of its own.
+func (c *Commit) own() *Commit {
+	to := &Commit{}
+	c.copyTo(to, bytes.Clone(c.body), slices.Clone(c.spans))
+	to.size = to.memory()
+	return to
+}
+
+func (c *Commit) copyTo(to *Commit, body []byte, spans []span) {
+	to.Epoch, to.Time, to.Origin, to.feed, to.body, to.spans = c.Epoch, c.Time, c.Origin, c.feed, body, spans
 }
 
 // head is the commit without its operations.
@@ -108,7 +136,14 @@ func (c *Commit) bytesOf(i int) int {
 
 // search is the index of the first operation, from index on, whose key is not before a key.
 func (c *Commit) search(from int, key []byte) int {
-	if n := len(c.spans); from == n || bytes.Compare(c.key(n-1), key) < 0 {
+	const few = 4 // nearly all commits have no more
+	n := len(c.spans)
+	for ; from < n && n-from <= few; from++ {
+		if bytes.Compare(c.key(from), key) >= 0 {
+			return from
+		}
+	}
+	if from == n || bytes.Compare(c.key(n-1), key) < 0 {
 		return n
 	}
 	return from + sort.Search(len(c.spans)-from, func(i int) bool { return bytes.Compare(c.key(from+i), key) >= 0 })

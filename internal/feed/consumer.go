@@ -3,6 +3,7 @@ package feed
 import (
 	"bytes"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -138,25 +139,55 @@ type Delivery struct {
 	Err      error // StateNeedsDifference: a *GapError. StateEnded: the reason
 }
 
+// Release lets another delivery use the memory of the list of parts, which the caller does not use any more.
+func (d *Delivery) Release() {
+	partLists.put(d.Parts)
+	*d = Delivery{}
+}
+
+// partLists are lists of parts of deliveries that were released.
+var partLists partPool
+
+type partPool struct{ lists sync.Pool }
+
+func (p *partPool) get() []Part {
+	if list, ok := p.lists.Get().(*[]Part); ok {
+		return *list
+	}
+	return nil
+}
+
+func (p *partPool) put(list []Part) {
+	if cap(list) > 0 {
+		clear(list)
+		list = list[:0]
+		p.lists.Put(&list)
+	}
+}
+
 // Part is what a delivery has of one commit.
 type Part struct {
 	Commit *Commit
 	End    bool // nothing more of the commit follows for this watch
 	Copied bool // the commit is too large to be kept: it has no operations here, but for those of the part
 
-	runs   []run
+	first  run // of the operations; empty: there are none
+	more   []run
 	copies []batch.Op
 }
 
 // Operations are the operations of the part, with their indexes in the commit.
 func (p *Part) Operations(yield func(index int, op batch.Op) bool) {
 	n := 0
-	for _, r := range p.runs {
+	for r, k := p.first, 0; ; r, k = p.more[k], k+1 {
 		for i := r.from; i < r.to; i++ {
 			if !yield(int(i), p.operation(n, int(i))) {
 				return
 			}
 			n++
+		}
+		if k == len(p.more) {
+			return
 		}
 	}
 }
@@ -187,8 +218,9 @@ func (p *Part) copyOperations() {
 }
 
 // Count is the number of operations of the part.
-func (p *Part) Count() (n int) {
-	for _, r := range p.runs {
+func (p *Part) Count() int {
+	n := int(p.first.to - p.first.from)
+	for _, r := range p.more {
 		n += int(r.to - r.from)
 	}
 	return n
@@ -196,10 +228,11 @@ func (p *Part) Count() (n int) {
 
 // Span are the index of the first operation of the part, and the one after the last.
 func (p *Part) Span() (first, end int) {
-	if len(p.runs) == 0 {
-		return 0, 0
+	last := p.first
+	if n := len(p.more); n > 0 {
+		last = p.more[n-1]
 	}
-	return int(p.runs[0].from), int(p.runs[len(p.runs)-1].to)
+	return int(p.first.from), int(last.to)
 }
 
 // Bytes is the size of the keys and values of the part.
@@ -314,7 +347,7 @@ func (f *Feed) deliverLocked(w *Watch, l Limit) (Delivery, bool) {
 
 // takeLocked takes from the queue of a watch what the limit allows.
 func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
-	d := Delivery{Watch: w}
+	d := Delivery{Watch: w, Parts: partLists.get()}
 	for more := true; more && w.queue.len() > 0; {
 		more = f.takeOneLocked(w, &d, &l)
 	}
@@ -385,22 +418,34 @@ func (d *Delivery) ends(c *Commit) bool {
 	return n > 0 && d.Parts[n-1].Commit == c
 }
 
+// keeps is how much more memory the delivery keeps with a commit: that of its slab, unless the commit before has the same.
+func (d *Delivery) keeps(c *Commit) int64 {
+	if c.slab == nil {
+		return c.size
+	}
+	if n := len(d.Parts); n > 0 && !d.Parts[n-1].Copied && d.Parts[n-1].Commit.slab == c.slab {
+		return c.size
+	}
+	return c.slab.bytes + c.size
+}
+
 // addPartLocked adds a run, to the part of its commit if there is one. A commit is kept in memory for as long as a response refers
 // to some of it, and no queue counts it any more: more than the limit is not kept but copied.
 func (f *Feed) addPartLocked(d *Delivery, c *Commit, r run, last bool, l *Limit) {
 	if !d.ends(c) {
-		p := Part{Commit: c}
-		if l.kept -= c.size; l.kept < 0 && c.Loaded == nil {
+		p, size := Part{Commit: c}, d.keeps(c)
+		if l.kept -= size; l.kept < 0 && c.Loaded == nil {
 			p.Copied = true
-			l.kept += c.size
+			l.kept += size
 			f.retainLocked(c)
 			if c.large {
 				f.memory.copied++
 			}
 		}
+		p.first, p.End = r, last
 		d.Parts = append(d.Parts, p)
+		return
 	}
 	p := &d.Parts[len(d.Parts)-1]
-	p.runs = append(p.runs, r)
-	p.End = last
+	p.more, p.End = append(p.more, r), last
 }

@@ -150,6 +150,32 @@ func TestDamageEndsInAGap(t *testing.T) {
 	}
 }
 
+// TestARecordThatIsNoBatchIsAGap: its checksum is right, so that only decoding it tells. What comes before it is delivered.
+func TestARecordThatIsNoBatchIsAGap(t *testing.T) {
+	s := newStore(t, wal.SegmentBytesMin)
+	before := s.commit(batch.Header{}, set("a", "before"))
+	bad := s.record([]byte("no batch"))
+	for i := range 200 {
+		s.append(batch.Header{}, set("c", fmt.Sprint(i)))
+	}
+	s.flush(bad + 200)
+	s.show(bad + 200)
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{})
+	if !f.read() {
+		t.Fatal("no reader")
+	}
+	if d, ok := c.Next(Limit{}); !ok || d.Position.Epoch != before || len(d.Parts) != 1 {
+		t.Fatalf("%+v, %v", d, ok)
+	}
+	d, _ := c.Next(Limit{})
+	if gap, ok := errors.AsType[*GapError](d.Err); !ok || gap.After.Epoch != before || gap.ResumeAt < bad || !errors.Is(d.Err, batch.ErrCorrupt) {
+		t.Fatalf("%+v, %v", d, d.Err)
+	}
+}
+
 // damage flips a byte of the record of an epoch.
 func (s *store) damage(e keys.Epoch) {
 	s.t.Helper()

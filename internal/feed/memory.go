@@ -51,6 +51,9 @@ func (f *Feed) dropRingLocked() {
 func (f *Feed) retainLocked(c *Commit) {
 	if c.refs == 0 && !c.inRing {
 		f.memory.queues += c.size
+		if c.slab != nil {
+			f.retainSlabLocked(c.slab)
+		}
 	}
 	c.refs++
 }
@@ -59,6 +62,9 @@ func (f *Feed) releaseLocked(c *Commit) {
 	if c.refs--; c.refs == 0 && !c.inRing {
 		f.memory.queues -= c.size
 		c.detachLocked()
+		if c.slab != nil {
+			f.releaseSlabLocked(c.slab)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // watchBytesMax is what a watch without a queue may take.
@@ -64,15 +65,61 @@ func TestStalledWatchesCostTheirStructs(t *testing.T) {
 	}
 }
 
-// read lets one reader read for one group, and reports false if none waits.
+// read lets a new reader read for one group, and reports false if none waits.
 func (f *Feed) read() bool {
+	var r reading
+	defer r.close()
+	return f.readWith(&r)
+}
+
+// readWith lets a reader read for one group, and reports false if none waits.
+func (f *Feed) readWith(r *reading) bool {
 	f.lock()
 	g := f.takeGroupLocked()
 	f.unlock()
 	if g != nil {
-		f.serve(g)
+		f.serve(r, g)
 	}
 	return g != nil
+}
+
+// TestCatchingUpReadsTheLogOnce: a reader goes on where it was, also after a full queue and after its time was over.
+func TestCatchingUpReadsTheLogOnce(t *testing.T) {
+	s := newStore(t, 1<<20)
+	var last keys.Epoch
+	for i := range 20_000 {
+		last = s.append(batch.Header{}, set(fmt.Sprint(i), "a value of some length"))
+	}
+	s.flush(last)
+	s.show(last)
+	f := New(s, Options{manual: true, QueueOperations: 500})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	w := mustWatch(t, c, WatchOptions{})
+	var r reading
+	defer r.close()
+	read, serves := int64(0), 0
+	for ; w.state != StateLive; serves++ {
+		f.lock()
+		g := f.takeGroupLocked()
+		f.unlock()
+		read += f.serve(&r, g)
+		for _, more := c.Next(Limit{}); more; _, more = c.Next(Limit{}) {
+		}
+	}
+	size := int64(0)
+	segments, err := wal.Segments(s.fs, "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range segments {
+		if err := wal.ReadSegment(s.fs, one, func(r wal.Record) error { size += int64(len(r.Body)) + 32; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if read > size+size/4 || serves < 40 {
+		t.Errorf("%d bytes were read of a log of %d, in %d times", read, size, serves)
+	}
 }
 
 // TestSlowAndFastConsumersMissNothing runs the feed with its goroutines: writers, consumers of all speeds, watches that end

@@ -137,7 +137,7 @@ func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
 func (f *Feed) dispatchLocked(c *Commit) {
 	f.addToRingLocked(c)
 	for _, w := range f.candidatesLocked(c) {
-		if w.state == StateLive && !f.offerLocked(w, c) {
+		if w.state == StateLive && !f.offerLocked(w, &c) {
 			w.queued = latest(w.queued, Position{Epoch: c.Epoch - 1})
 			f.counters.becameLagging.Queue++
 			f.lagLocked(w)

@@ -195,9 +195,10 @@ func (f *Feed) queuedLocked(w *Watch) Position {
 }
 
 // offerLocked puts what a watch wants of a commit into its queue, and reports false if the queue has no room. A queue that
-// is empty has room for any commit. The commit is the next one after what was offered before.
-func (f *Feed) offerLocked(w *Watch, c *Commit) bool {
-	from := uint32(0)
+// is empty has room for any commit. The commit is the next one after what was offered before. A queue gets a copy of a borrowed one,
+// which replaces it for other watches, too.
+func (f *Feed) offerLocked(w *Watch, at **Commit) bool {
+	c, from := *at, uint32(0)
 	switch {
 	case c.Epoch <= w.queued.Epoch:
 		return true
@@ -211,6 +212,10 @@ func (f *Feed) offerLocked(w *Watch, c *Commit) bool {
 	if w.queue.len() > 0 && !w.hasRoom(c, f.runs, &f.options) {
 		w.full = true
 		return false
+	}
+	if c.borrowed {
+		c = c.own()
+		*at = c
 	}
 	f.runs[len(f.runs)-1].to |= lastRun
 	for _, r := range f.runs {

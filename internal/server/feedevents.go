@@ -104,7 +104,7 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 		s.previous, d.Parts[i] = nil, feed.Part{}
 	}
 	s.out.position = d.Position
-	*d = feed.Delivery{} // while the response waits for the client, nothing refers to the commits
+	d.Release() // while the response waits for the client, nothing refers to the commits
 	return w.sendResponse(ctx, sw, s.out)
 }
 

@@ -42,13 +42,14 @@ type TailReader struct {
 	bufAt      int64      // where they begin
 	read       int64
 	admit      func(bytes int) error
+	held       bool // nothing is read, so that what was returned stays valid
 }
 
 // TailRecord is what the log has of one epoch, or that it has none.
 type TailRecord struct {
 	Epoch keys.Epoch
 	Term  keys.Term // of a record, or of the one after skipped epochs
-	Body  []byte    // a batch body, empty for a no-op record; valid until the next call, or the caller's if it is Owned
+	Body  []byte    // a batch body, empty for a no-op record; valid until the next call of Next, or the caller's if it is Owned
 	Owned bool      // the reader keeps nothing of Body: the record was larger than what it reads at a time
 	// Gap means that no record has the epochs from the one before up to this one. Skipped tells that a restart skipped them:
 	// they name no commit. Without it a bulk load took effect at Epoch, or several did at epochs up to it.
@@ -90,6 +91,16 @@ func (r *TailReader) Mark() TailMark {
 		return TailMark{}
 	}
 	return TailMark{r.segment.number, r.pos, r.at, r.term}
+}
+
+// Seek goes back to a mark that the reader had, to return the records with epochs from next on, without reading again what it has in
+// memory. It reports false, and changes nothing, if the reader is in another segment now.
+func (r *TailReader) Seek(next keys.Epoch, mark TailMark) bool {
+	if r.file == nil || r.segment.number != mark.number || mark.epoch > next {
+		return false
+	}
+	r.next, r.pos, r.at, r.term = next, mark.offset, mark.epoch, mark.term
+	return true
 }
 
 // Position is the first epoch that Next has not returned.
@@ -142,6 +153,20 @@ func (r *TailReader) Next(through keys.Epoch) (rec TailRecord, ok bool, err erro
 		}
 	}
 	return TailRecord{}, false, nil
+}
+
+// More is Next for a record that is in memory already: the bodies that were returned before it stay valid. It reports false if that
+// is not so; then Next goes on, and says what is wrong.
+func (r *TailReader) More(through keys.Epoch) (rec TailRecord, ok bool) {
+	r.held = true
+	defer func() { r.held = false }()
+	for r.file != nil && r.next <= min(through, r.segment.last()) && r.superseded == r.log.completed.superseded.Load() {
+		rec, ok, err := r.step()
+		if ok || err != nil {
+			return rec, ok
+		}
+	}
+	return TailRecord{}, false
 }
 
 // gap returns the epochs up to the last one as passed, once all of them are durable and visible.
@@ -268,10 +293,15 @@ func (r *TailReader) closeRecord(one *record) (TailRecord, bool, error) {
 	return rec, true, nil
 }
 
-// bytes are n bytes at the reader's position, valid until the next call.
+var errNotInMemory = errors.New("wal: the record is not in memory")
+
+// bytes are n bytes at the reader's position, valid until the next call that reads.
 func (r *TailReader) bytes(n int) ([]byte, error) {
 	if r.pos >= r.bufAt && r.pos+int64(n) <= r.bufAt+int64(len(r.buf)) {
 		return r.buf[r.pos-r.bufAt:][:n], nil
+	}
+	if r.held {
+		return nil, errNotInMemory
 	}
 	end := r.segment.end()
 	if r.pos+int64(n) > end {

@@ -86,6 +86,70 @@ func TestTailFollowsTheLog(t *testing.T) {
 	wantTail(t, tailed(t, r, reservation.Epoch), int64(reservation.Epoch), int64(reservation.Epoch))
 }
 
+// TestTailGoesOnFromMemory: More returns what Next returns, reads nothing, and leaves the bodies that came before as they are; Seek
+// goes back to a mark, and reads nothing again that is in memory.
+func TestTailGoesOnFromMemory(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), SegmentBytesMin))
+	r := a.log.ReadFrom(1, TailMark{})
+	defer r.Close()
+	fromMemory, sought := 0, 0
+	for last, next := a.mustRun(t, 5), keys.Epoch(1); last < 200; {
+		first, ok, err := r.Next(last)
+		if !ok || err != nil || first.Epoch != next {
+			t.Fatalf("%+v, %v, %v, want epoch %d", first, ok, err, next)
+		}
+		mark, read, all := r.Mark(), r.BytesRead(), []TailRecord{first}
+		last = a.mustRun(t, 5) // some of it is in the segment that the reader reads, and not in its memory
+		for rec, ok := r.More(last); ok; rec, ok = r.More(last) {
+			all = append(all, rec)
+		}
+		if r.BytesRead() != read {
+			t.Fatalf("%d bytes were read", r.BytesRead()-read)
+		}
+		for i, rec := range all {
+			if tag, whole := isBody(rec.Body); !whole || rec.Epoch != next+keys.Epoch(i) || tag&(1<<48-1) != uint64(rec.Epoch) {
+				t.Fatalf("epoch %d has the record of %x", rec.Epoch, tag)
+			}
+		}
+		fromMemory += len(all) - 1
+		if next = r.Position(); r.Seek(mark.Epoch(), mark) {
+			sought++
+			wantTail(t, tailed(t, r, next-1), int64(mark.Epoch()), int64(next-1))
+			if r.BytesRead() != read {
+				t.Fatalf("%d bytes were read again", r.BytesRead()-read)
+			}
+		}
+	}
+	if fromMemory < 50 || sought < 10 {
+		t.Errorf("%d records from memory, %d times back: the test tests little", fromMemory, sought)
+	}
+	if at := r.Position(); r.Seek(1, TailMark{number: 1, offset: headerPage, epoch: 1}) || r.Seek(at, TailMark{}) || r.Position() != at {
+		t.Error("went to a place that is not in the segment at hand")
+	}
+}
+
+// TestTailDoesNotGoOnInAHistoryThatHasGone: what is in memory may not be part of the history any more.
+func TestTailDoesNotGoOnInAHistoryThatHasGone(t *testing.T) {
+	a, err := startLog(lineageOptions(vfs.NewMem()), Recovery{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.log.Close()
+	a.mustRun(t, 40)
+	r := a.log.ReadFrom(28, TailMark{})
+	defer r.Close()
+	wantTail(t, tailed(t, r, 28), 28, 28)
+	if err := a.supersede(30, 1); err != nil {
+		t.Fatal(err)
+	}
+	if last, err := a.appendRun(2, 15); err != nil || last != 44 {
+		t.Fatal(last, err)
+	}
+	if rec, ok := r.More(44); ok {
+		t.Fatalf("%+v comes from memory", rec)
+	}
+}
+
 // TestTailTellsGapsApart: a restart after an unclean end skips epochs with a record, a bulk load does so without one.
 func TestTailTellsGapsApart(t *testing.T) {
 	fs := vfs.NewMem()

@@ -1,0 +1,78 @@
+package feed
+
+import (
+	"bytes"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
+)
+
+// BenchmarkCatchUp reads the log for watches that lag, up to what their consumers get, without encoding it. An operation of the
+// benchmark is a commit of one key with a request id: its record is the second operation.
+func BenchmarkCatchUp(b *testing.B) {
+	const commits = 50_000
+	s := newStore(b, 4<<20)
+	value := string(bytes.Repeat([]byte("v"), 100))
+	var last keys.Epoch
+	for i := range commits {
+		record := op{keys.KindSet, string(keys.Append(nil, keys.SpaceSystem, fmt.Appendf(nil, "q%016d", i))), "a record"}
+		last = s.append(batch.Header{Time: uint64(i)}, record, set(fmt.Sprintf("%016d", i%1000), value))
+	}
+	s.flush(last)
+	s.show(last)
+	for _, c := range []struct {
+		name    string
+		watches int
+		one     string // the key that is watched; all without
+	}{{"watches=1", 1, ""}, {"watches=20", 20, ""}, {"watches=1/keys=1", 1, fmt.Sprintf("%016d", 7)}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			began := processorTime()
+			for n := 0; n < b.N; n += commits {
+				f := New(s, Options{manual: true})
+				for range c.watches {
+					o := WatchOptions{}
+					if c.one != "" {
+						o.Ranges = []Range{pointRange([]byte(c.one))}
+					}
+					mustWatch(b, f.NewConsumer("client"), o)
+				}
+				drain(b, f, c.watches)
+				f.Close()
+			}
+			b.ReportMetric(float64(processorTime()-began)/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// processorTime is that of this process. Time alone says little on a machine that does something else.
+func processorTime() time.Duration {
+	var used syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// drain takes steps until the watches, each of a consumer of its own, have what there is.
+func drain(b *testing.B, f *Feed, watches int) {
+	b.Helper()
+	var r reading
+	defer r.close()
+	for live := 0; live < watches; {
+		if !f.readWith(&r) {
+			b.Fatal("no watch is read for")
+		}
+		live = watches
+		for _, w := range f.watches {
+			for d, more := w.consumer.Next(Limit{}); more; d, more = w.consumer.Next(Limit{}) {
+				d.Release()
+			}
+			if w.state != StateLive {
+				live = 0
+			}
+		}
+	}
+}
