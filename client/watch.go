@@ -237,6 +237,7 @@ func updateOf(r *kvpb.WatchResponse) Update {
 	case *kvpb.WatchResponse_Difference:
 		u.Difference, u.Partial, u.Epoch = eventsOf(body.Difference.GetEvents()), !body.Difference.GetEnd(), Epoch(body.Difference.GetEpoch())
 	case *kvpb.WatchResponse_Changes:
+		u.Commits = make([]Commit, 0, len(body.Changes.GetCommits()))
 		for _, c := range body.Changes.GetCommits() {
 			commit := Commit{Epoch: Epoch(c.GetEpoch()), Events: eventsOf(c.GetEvents()), End: c.GetEnd()}
 			if c.GetTime() != nil {

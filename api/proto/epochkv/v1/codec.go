@@ -62,5 +62,8 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	buf := data.MaterializeToBuffer(Buffers)
 	defer buf.Free()
+	if changes, ok := v.(*WatchResponse); ok {
+		return changes.unmarshalResponse(buf.ReadOnlyData())
+	}
 	return m.UnmarshalVT(buf.ReadOnlyData())
 }
