@@ -82,6 +82,11 @@ func (o *OS) Open(name string, mode Mode) (File, error) {
 		flags |= unix.O_DIRECT
 	}
 	fd, err := openRetry(name, flags)
+	if err == nil && mode == Create {
+		if err = giveFile(name, fd); err != nil {
+			err = errors.Join(err, unix.Close(fd))
+		}
+	}
 	if err != nil {
 		return nil, pathError(op, name, err)
 	}
@@ -131,7 +136,11 @@ func (o *OS) MkdirAll(dir string) error {
 			return err
 		}
 	}
-	if err := os.Mkdir(dir, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(dir, dirMode)
+	if err == nil {
+		err = giveDir(dir)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return pathError(OpMkdir, dir, err)
 	}
 	return o.SyncDir(parent)
@@ -173,7 +182,7 @@ func (o *OS) SyncDir(dir string) error {
 // in any other, and the lock of a killed process ends. The file itself stays: removing it would race with the next
 // owner.
 func (o *OS) Lock(name string) (io.Closer, error) {
-	fd, err := openRetry(name, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC)
+	fd, err := createLock(name)
 	if err != nil {
 		return nil, pathError(OpLock, name, err)
 	}

@@ -35,7 +35,7 @@ func (r CertificateRule) name(c *x509.Certificate) (string, error) {
 	default:
 		return "", auth.ErrUnauthenticated
 	}
-	if len(names) != 1 || checkName("name", names[0]) != nil {
+	if len(names) != 1 || checkName(names[0]) != nil {
 		return "", fmt.Errorf("%w: the client certificate has no %s that names a user, or several", auth.ErrUnauthenticated, string(r))
 	}
 	return names[0], nil

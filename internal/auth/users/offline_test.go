@@ -3,9 +3,13 @@ package users
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -46,4 +50,38 @@ func TestALockOutIsUndoneOffline(t *testing.T) {
 			t.Errorf("%s has no rights", name)
 		}
 	}
+}
+
+// TestAnOfflineResetLeavesNoFilesOfRoot: the server of another account opens the store afterwards.
+func TestAnOfflineResetLeavesNoFilesOfRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root creates files for others")
+	}
+	before := hashDefault
+	hashDefault = cheap
+	t.Cleanup(func() { hashDefault = before })
+	const account = 61234
+	dir := filepath.Join(t.TempDir(), "db")
+	fs := vfs.NewOS()
+	store, err := mvcc.Open(mvcc.Options{Storage: storage.Options{
+		Dir: dir, FS: fs, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 256 << 10, SegmentBytes: 256 << 10,
+	}})
+	must(t, err)
+	must(t, errors.Join(store.Close(), fs.Close()))
+	files := func(visit func(name string)) {
+		t.Helper()
+		must(t, filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+			visit(name)
+			return err
+		}))
+	}
+	files(func(name string) { must(t, os.Chown(name, account, account)) })
+	must(t, ResetOffline(t.Context(), nil, dir, "ann", "new secret"))
+	files(func(name string) {
+		info, err := os.Stat(name)
+		must(t, err)
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != account {
+			t.Errorf("%s belongs to %d", name, uid)
+		}
+	})
 }

@@ -318,7 +318,7 @@ func (d *draft) removeTokens(name string, match func(*token) bool) {
 }
 
 func (d *draft) createUser(name string, u User) error {
-	if err := checkName("name", name); err != nil {
+	if err := checkName(name); err != nil {
 		return err
 	}
 	if d.next.users[name] != nil {
@@ -364,7 +364,7 @@ func (d *draft) setUser(u *User) error {
 
 // setRole adds or changes a role.
 func (d *draft) setRole(x *Role) error {
-	if err := checkName("name", x.Name); err != nil {
+	if err := checkName(x.Name); err != nil {
 		return err
 	}
 	if x.Name == RoleRoot {
@@ -398,12 +398,12 @@ func (d *draft) setRole(x *Role) error {
 }
 
 // checkName checks the name of a user or role. Names of certificates, which may be URIs, are names.
-func checkName(field, name string) error {
+func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > NameBytesMax:
-		return &InvalidError{Field: field, Text: fmt.Sprintf("must have 1 to %d bytes", NameBytesMax)}
+		return &InvalidError{Field: "name", Text: fmt.Sprintf("must have 1 to %d bytes", NameBytesMax)}
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }):
-		return &InvalidError{Field: field, Text: "must be UTF-8 text of visible characters, without spaces"}
+		return &InvalidError{Field: "name", Text: "must be UTF-8 text of visible characters, without spaces"}
 	}
 	return nil
 }
