@@ -11,7 +11,7 @@ GO    ?= go
 TOOL  := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 LINT  := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 # Modules of this repository: the server, and what must stay out of its go.mod.
-MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/lint
+MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/deploycheck tools/lint
 
 ARGS         ?=
 FUZZTIME     ?= 3s
@@ -89,7 +89,7 @@ test-proxy: ## Drive the Go client and kvctl through nginx, with servers that dr
 test-h2spec: build ## Compare what fails of h2spec, on both transports, with the lists in tools/h2spec (builds h2spec from the Go module proxy)
 	tools/test-h2spec.sh
 
-test-deploy: ## Test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)
+test-deploy: ## Read deploy/ as its programs do, test the alerts with promtool, and every query of the dashboard with a real Prometheus (downloads it on Debian)
 	tools/test-deploy.sh
 
 test-console: build ## Open the console in a headless Chromium: three widths, light and dark, by keyboard, under axe (needs Chromium, Node and a package index)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks deploy/: promtool tests the rules, and a real Prometheus loads them and answers every query of the dashboard, beside a
-# server that is in use. PROMETHEUS and PROMTOOL name the programs; else they are taken from the path, or, on Debian and its
+# Checks deploy/: the manifest, the compose file, the dashboard and the Dockerfile are read as Kubernetes, docker compose, Grafana and
+# BuildKit read them, which do not run; promtool tests the rules, and a real Prometheus loads them and answers every query of the
+# dashboard, beside a server that is in use. PROMETHEUS and PROMTOOL name the programs; else they are taken from the path, or, on Debian and its
 # relatives, unpacked from the package "prometheus" into .cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +18,7 @@ if [[ -z $prometheus || -z $promtool ]]; then
 	prometheus=$cache/usr/bin/prometheus promtool=$cache/usr/bin/promtool
 fi
 
+go run -C tools/deploycheck . ../..
 "$promtool" check rules deploy/prometheus/recording.yaml deploy/prometheus/alerts.yaml
 "$promtool" test rules deploy/prometheus/rules_test.yaml
 go test -count=1 ./internal/e2e/clients -run '^TestDashboardHasDataInEveryPanel$' -v -deploy.prometheus "$prometheus"
