@@ -121,6 +121,7 @@ type restoreReport struct {
 	Base        string  `json:"base,omitempty"`
 	BaseEpoch   uint64  `json:"base_epoch"`
 	Files       int     `json:"files"`
+	BulkLoads   int     `json:"bulk_loads"`
 	FileBytes   int64   `json:"file_bytes"`
 	Epoch       uint64  `json:"epoch"`
 	Time        string  `json:"time,omitempty"`
@@ -135,7 +136,7 @@ type restoreReport struct {
 func (a *app) printRestored(r *restore.Report, plan bool) error {
 	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 		out := restoreReport{
-			Lineage: r.Lineage.String(), Base: r.Base.ID, BaseEpoch: uint64(r.Base.Epoch), Files: r.Files, FileBytes: r.FileBytes, Epoch: uint64(r.Reached.Epoch),
+			Lineage: r.Lineage.String(), Base: r.Base.ID, BaseEpoch: uint64(r.Base.Epoch), Files: r.Files, BulkLoads: r.Loads, FileBytes: r.FileBytes, Epoch: uint64(r.Reached.Epoch),
 			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, TookSeconds: r.Took.Seconds(),
 		}
 		if !plan {
@@ -148,7 +149,7 @@ func (a *app) printRestored(r *restore.Report, plan bool) error {
 		base = fmt.Sprintf("backup %s at epoch %d", r.Base.ID, r.Base.Epoch)
 	}
 	if plan {
-		return a.print("would restore from %s and %d files of %d bytes, which reach epoch %d %s\n", base, r.Files, r.FileBytes, r.Reached.Epoch, pointTime(r.Reached))
+		return a.print("would restore from %s and %d files with %d bulk loads, together %d bytes, which reach epoch %d %s\n", base, r.Files, r.Loads, r.FileBytes, r.Reached.Epoch, pointTime(r.Reached))
 	}
 	return a.print("restored epoch %d %s from %s, %d files and %d records in %v; lineage %s, %d tokens revoked, %d holds ended\n",
 		r.Reached.Epoch, pointTime(r.Reached), base, r.Files, r.Records, r.Took.Round(time.Millisecond), r.NewLineage, r.Tokens, r.Holds)

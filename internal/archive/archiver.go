@@ -25,6 +25,14 @@ type Source interface {
 	// Hold keeps the log, and LogHolder is the holder that the store has had since it was opened, or nil.
 	Hold(o wal.HolderOptions) *wal.Holder
 	LogHolder(name string) *wal.Holder
+	// HeldLoad is the bulk load with the epochs after one and up to another, if its versions are kept until ReleaseLoads. If it is not
+	// known yet whether they are, it is pending.
+	HeldLoad(after, through keys.Epoch) (load keys.HeldLoad, held, pending bool)
+	// ReadLoad passes what a held bulk load has written, from a key on, in order; see mvcc.Changes.
+	ReadLoad(ctx context.Context, at keys.Epoch, from []byte, each func(key, value []byte) error) error
+	// ReleaseLoads gives up what is kept of the bulk loads up to an epoch, and RenewLoads keeps what is kept of all for longer.
+	ReleaseLoads(ctx context.Context, through keys.Epoch) error
+	RenewLoads(ctx context.Context) error
 	// Secure makes the commits of the log segment with an epoch safe in the tree, because the segment is damaged, and
 	// returns the first epoch of the next segment, or false if there is none yet.
 	Secure(ctx context.Context, at keys.Epoch) (next keys.Epoch, ok bool, err error)
@@ -97,6 +105,7 @@ type Archiver struct {
 	opened    time.Time // when the first record of the file was read; zero without any
 	asOf      time.Time // when the stable epoch was what was read up to
 	sealed    *sealed   // a file that is complete and not in the archive yet
+	loads     loadState
 	log       *wal.TailReader
 	damages   int
 	baseAt    time.Time // when a base is looked for again
@@ -141,6 +150,7 @@ func (a *Archiver) Run(ctx context.Context) {
 		}
 		a.failed(err)
 		a.keepHolder()
+		a.keepLoads(ctx)
 		sleep(ctx, pause)
 		pause = min(2*pause, retryMax)
 	}
@@ -159,7 +169,7 @@ func (a *Archiver) Run(ctx context.Context) {
 // disconnect forgets what was read and is not in the archive: it is read again after the next connect, if this process is the owner then.
 func (a *Archiver) disconnect() {
 	a.closeLog()
-	a.connected, a.sealed, a.opened = false, nil, time.Time{}
+	a.connected, a.sealed, a.opened, a.loads.now = false, nil, time.Time{}, nil
 }
 
 // work archives until an error.
@@ -173,6 +183,7 @@ func (a *Archiver) work(ctx context.Context) error {
 	poll := min(a.options.Interval/10, pollMax)
 	for ctx.Err() == nil {
 		a.keepHolder()
+		a.keepLoads(ctx)
 		if err := a.step(ctx); err != nil {
 			if notOwner(err) {
 				a.disconnect()
@@ -241,13 +252,16 @@ func (a *Archiver) flush(ctx context.Context) error {
 
 // due reports whether the file should be closed.
 func (a *Archiver) due() bool {
-	return a.writer.Count() > 0 && !a.opened.IsZero() && (time.Since(a.opened) >= a.options.Interval || a.writer.Bytes() >= a.options.FileBytes)
+	return !a.writer.EndsWithLoad() && a.writer.Count() > 0 && !a.opened.IsZero() && (time.Since(a.opened) >= a.options.Interval || a.writer.Bytes() >= a.options.FileBytes)
 }
 
 // read adds stable records to the file, until it is full or has all. It reports whether there is more to read.
 func (a *Archiver) read(ctx context.Context) (more bool, err error) {
 	if a.sealed != nil {
 		return false, nil // the records after it need its memory
+	}
+	if a.loads.now != nil {
+		return a.readLoad(ctx)
 	}
 	began, through := time.Now(), a.source.Stable()
 	if a.log == nil {
@@ -262,10 +276,11 @@ func (a *Archiver) read(ctx context.Context) (more bool, err error) {
 			a.asOf, a.damages = began, 0
 			return false, nil
 		case rec.Gap && !rec.Skipped:
-			a.load(rec.Epoch)
+			a.seal()
+			a.loads.now = &loading{after: a.next - 1, through: rec.Epoch}
 			return true, nil
 		}
-		if err := a.add(&rec); err != nil {
+		if err := a.add(&Record{Epoch: rec.Epoch, Term: rec.Term, Skipped: rec.Skipped, Body: rec.Body}); err != nil {
 			return false, err
 		}
 	}
@@ -274,7 +289,7 @@ func (a *Archiver) read(ctx context.Context) (more bool, err error) {
 }
 
 // add adds a record to the file, which it begins if there is none.
-func (a *Archiver) add(rec *wal.TailRecord) error {
+func (a *Archiver) add(rec *Record) error {
 	if a.opened.IsZero() {
 		h := Header{Lineage: a.identity.Lineage, First: a.next, Begin: a.begin, Level: a.identity.Level}
 		if a.begin == Linked {
@@ -283,24 +298,17 @@ func (a *Archiver) add(rec *wal.TailRecord) error {
 		a.writer.Reset(h)
 		a.opened = time.Now()
 	}
-	r := Record{Epoch: rec.Epoch, Term: rec.Term, Skipped: rec.Skipped, Body: rec.Body}
-	if err := a.writer.Append(&r); err != nil {
+	if err := a.writer.Append(rec); err != nil {
 		return err
 	}
 	a.last, a.next, a.begin = a.writer.Last(), rec.Epoch+1, Linked
 	return nil
 }
 
-// load ends the chain at a bulk load, which is not in the log.
-func (a *Archiver) load(through keys.Epoch) {
-	a.seal()
-	a.restart(BeginsLoad, through+1, "a bulk load is not in the archive")
-}
-
 // restart begins a new chain at an epoch.
 func (a *Archiver) restart(why Begin, at keys.Epoch, reason string) {
 	a.closeLog()
-	a.begin, a.next, a.last = why, at, Link{}
+	a.begin, a.next, a.last, a.loads.release = why, at, Link{}, at-1
 	if at == 1 {
 		return // a store without a commit is its base
 	}
@@ -352,7 +360,7 @@ func (a *Archiver) closeLog() {
 
 // seal completes the file if it has records.
 func (a *Archiver) seal() {
-	if a.opened.IsZero() || a.sealed != nil {
+	if a.opened.IsZero() || a.sealed != nil || a.writer.EndsWithLoad() {
 		return
 	}
 	info, data := a.writer.Finish()
@@ -365,20 +373,8 @@ func (a *Archiver) upload(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	if err := a.owners.confirmSurely(ctx); err != nil {
-		return err
-	}
 	f := file{a.place.name(logDir, FileName(s.info.First, s.info.Last.Epoch)), s.info.First, s.info.Last.Epoch, s.info.Bytes}
-	surely, stop := a.owners.whileSure(ctx)
-	err := a.place.store.Create(surely, f.name, objectstore.Bytes(s.data))
-	if unsure := stop(); unsure != nil {
-		if lost := a.owners.confirm(ctx); lost != nil {
-			return a.owners.late(f.name, lost)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %s", unsure, err.Error()) // it is tried again
-		}
-	}
+	err := a.create(ctx, f.name, s.data)
 	if err == nil || errors.Is(err, objectstore.ErrExists) {
 		err = a.check(ctx, &f, s)
 	}
@@ -390,7 +386,28 @@ func (a *Archiver) upload(ctx context.Context) error {
 		h.Advance(s.info.Last.Epoch) // and not the epoch after it: the next start compares this record
 	}
 	a.uploaded(s)
+	if s.info.Loads > 0 {
+		a.loads.release = s.info.Last.Epoch
+	}
 	return nil
+}
+
+// create creates an object while this process is surely the owner.
+func (a *Archiver) create(ctx context.Context, name string, data []byte) error {
+	if err := a.owners.confirmSurely(ctx); err != nil {
+		return err
+	}
+	surely, stop := a.owners.whileSure(ctx)
+	err := a.place.store.Create(surely, name, objectstore.Bytes(data))
+	if unsure := stop(); unsure != nil {
+		if lost := a.owners.confirm(ctx); lost != nil {
+			return a.owners.late(name, lost)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s", unsure, err.Error()) // it is tried again
+		}
+	}
+	return err
 }
 
 // check returns nil if the file that exists has the same records as ours. An attempt that seemed to fail may have created it, or
@@ -409,7 +426,7 @@ func (a *Archiver) check(ctx context.Context, f *file, s *sealed) error {
 	if err != nil {
 		return refused(err)
 	}
-	if found.Last != s.info.Last || found.Count != s.info.Count || found.RawBytes != s.info.RawBytes || found.Begin == s.info.Begin && found.Link != s.info.Link {
+	if found.Last != s.info.Last || found.Count != s.info.Count || found.Loads != s.info.Loads || found.Loads == 0 && found.RawBytes != s.info.RawBytes || found.Begin == s.info.Begin && found.Link != s.info.Link {
 		return &RefusedError{f.name + " exists and has other records: another store writes to this archive"}
 	}
 	return nil

@@ -78,6 +78,7 @@ func (a *Archiver) resume(ctx context.Context) error {
 	}
 	e := info.Last.Epoch
 	a.archived(&info)
+	a.loads.release = e // a crash may have come before
 	if oldest != 0 {
 		a.restart(BeginsGap, oldest, fmt.Sprintf("the log begins at epoch %d and does not have the last record of the archive, epoch %d", oldest, e))
 		return nil

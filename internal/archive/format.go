@@ -38,10 +38,10 @@ import (
 //
 // trailer
 //
-//	0       8        88      96     116  120      128      136   144    152      184  188   192
-//	+-------+--------+-------+------+----+--------+--------+-----+------+--------+----+-----+
-//	| magic | header | count | last | 0  | oldest | newest | raw | size | sha256 | 0  | crc |
-//	+-------+--------+-------+------+----+--------+--------+-----+------+--------+----+-----+
+//	0       8        88      96     116     120      128      136   144    152      184  188   192
+//	+-------+--------+-------+------+-------+--------+--------+-----+------+--------+----+-----+
+//	| magic | header | count | last | loads | oldest | newest | raw | size | sha256 | 0  | crc |
+//	+-------+--------+-------+------+-------+--------+--------+-----+------+--------+----+-----+
 //
 // The trailer repeats the header, so that a plan reads one end of each file. The uncompressed frames together are the records:
 //
@@ -52,6 +52,7 @@ const (
 	headerMagic  = "EPKVELOG"
 	trailerMagic = "EPKVEEND"
 	version      = 1
+	versionLoads = 2 // of files with bulk loads
 
 	headerSize      = 80
 	lineageOffset   = 16
@@ -66,7 +67,7 @@ const (
 	trailerHeader    = 8
 	countOffset      = trailerHeader + headerSize
 	lastOffset       = countOffset + 8
-	lastEnd          = lastOffset + linkSize
+	loadsOffset      = lastOffset + linkSize
 	oldestOffset     = 120
 	newestOffset     = 128
 	rawOffset        = 136
@@ -139,11 +140,11 @@ const (
 	Linked      Begin = iota // the file has one
 	BeginsFirst              // it is the first file of the archive
 	BeginsGap                // records before it were given up
-	BeginsLoad               // a bulk load is before it
+	BeginsLoad               // a bulk load is before it that was not archived
 	beginCount
 )
 
-var beginNames = [beginCount]string{"linked", "first file", "records before it are missing", "a bulk load is before it"}
+var beginNames = [beginCount]string{"linked", "first file", "records before it are missing", "a bulk load is before it, which was not archived"}
 
 // String says it in words.
 func (b Begin) String() string { return beginNames[b] }
@@ -155,12 +156,20 @@ type Header struct {
 	Link    Link       // the record before; zero unless Begin is Linked
 	Begin   Begin
 	Level   keys.FeatureLevel // of the store
+	Loads   bool              // some records are bulk loads
+}
+
+func (h *Header) version() uint32 {
+	if h.Loads {
+		return versionLoads
+	}
+	return version
 }
 
 // append appends the header of a file.
 func (h *Header) append(dst []byte) []byte {
 	at, le := len(dst), binary.LittleEndian
-	dst = le.AppendUint32(append(dst, headerMagic...), version)
+	dst = le.AppendUint32(append(dst, headerMagic...), h.version())
 	dst = append(le.AppendUint32(dst, 0), h.Lineage[:]...)
 	dst = h.Link.append(le.AppendUint64(dst, uint64(h.First)))
 	dst = append(dst, byte(h.Level), byte(h.Begin))
@@ -179,14 +188,15 @@ func decodeHeader(file string, offset int64, src []byte) (h Header, err error) {
 		return h, damaged("not an archive file: wrong magic")
 	case crc32.Checksum(src[:headerSumOffset], castagnoli) != le.Uint32(src[headerSumOffset:]):
 		return h, damaged("the header's checksum does not match")
-	case le.Uint32(src[8:]) != version:
-		return h, fmt.Errorf("%w: %s has version %d, this program knows %d", ErrNewerFormat, file, le.Uint32(src[8:]), version)
+	case le.Uint32(src[8:]) != version && le.Uint32(src[8:]) != versionLoads:
+		return h, fmt.Errorf("%w: %s has version %d, this program knows %d", ErrNewerFormat, file, le.Uint32(src[8:]), versionLoads)
 	case le.Uint32(src[12:]) != 0 || !allZero(src[reservedOffset:headerSumOffset]) || src[beginOffset] >= byte(beginCount):
 		return h, fmt.Errorf("%w: %s has flags that this program does not know", ErrNewerFormat, file)
 	}
 	h = Header{
 		Lineage: keys.Lineage(src[lineageOffset:firstOffset]), First: keys.Epoch(le.Uint64(src[firstOffset:])),
 		Link: readLink(src[linkOffset:]), Level: keys.FeatureLevel(src[levelOffset]), Begin: Begin(src[beginOffset]),
+		Loads: le.Uint32(src[8:]) == versionLoads,
 	}
 	if h.First == 0 || h.First > keys.MaxEpoch || h.Begin == Linked && h.Link.Epoch+1 != h.First || h.Begin != Linked && h.Link != (Link{}) {
 		return h, damaged("the link does not fit the first epoch")
@@ -201,6 +211,7 @@ type Info struct {
 	Header
 	Count          uint64    // of records
 	Last           Link      // the last record
+	Loads          uint32    // how many of the records are bulk loads
 	Oldest, Newest time.Time // commit times of its commits; zero without any
 	RawBytes       int64     // of the records, uncompressed
 	Bytes          int64     // of the file
@@ -212,7 +223,7 @@ func (i *Info) append(dst []byte) []byte {
 	le := binary.LittleEndian
 	dst = i.Header.append(append(dst, trailerMagic...))
 	dst = i.Last.append(le.AppendUint64(dst, i.Count))
-	dst = le.AppendUint32(dst, 0)
+	dst = le.AppendUint32(dst, i.Loads)
 	dst = le.AppendUint64(dst, microseconds(i.Oldest))
 	dst = le.AppendUint64(dst, microseconds(i.Newest))
 	return le.AppendUint64(le.AppendUint64(dst, uint64(i.RawBytes)), uint64(i.Bytes))
@@ -239,14 +250,14 @@ func decodeTrailer(file string, size int64, src []byte) (i Info, err error) {
 	if i.Header, err = decodeHeader(file, at+trailerHeader, src[trailerHeader:]); err != nil {
 		return i, err
 	}
-	if !allZero(src[lastEnd:oldestOffset]) || !allZero(src[hashEnd:trailerSumOffset]) {
+	i.Count, i.Last, i.Loads = le.Uint64(src[countOffset:]), readLink(src[lastOffset:]), le.Uint32(src[loadsOffset:])
+	if i.Loads != 0 && !i.Header.Loads || !allZero(src[hashEnd:trailerSumOffset]) {
 		return i, fmt.Errorf("%w: %s has flags that this program does not know", ErrNewerFormat, file)
 	}
-	i.Count, i.Last = le.Uint64(src[countOffset:]), readLink(src[lastOffset:])
 	i.Oldest, i.Newest = fromMicroseconds(le.Uint64(src[oldestOffset:])), fromMicroseconds(le.Uint64(src[newestOffset:]))
 	i.RawBytes, i.Bytes = int64(le.Uint64(src[rawOffset:])), int64(le.Uint64(src[sizeOffset:]))
 	i.SHA256 = [32]byte(src[hashOffset:])
-	if i.Bytes != size || i.Count == 0 || i.Last.Epoch < i.First {
+	if i.Bytes != size || i.Count == 0 || i.Last.Epoch < i.First || i.Header.Loads && i.Loads == 0 {
 		return i, damaged("the trailer is not that of this file")
 	}
 	return i, nil

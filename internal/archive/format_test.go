@@ -173,7 +173,7 @@ func TestVersionsAndFlagsOfLaterProgramsAreRefusedAsNewer(t *testing.T) {
 	h, list := sample(t)
 	_, data := write(t, h, list)
 	for name, change := range map[string]func(p []byte){
-		"version":  func(p []byte) { p[8] = 2 },
+		"version":  func(p []byte) { p[8] = versionLoads + 1 },
 		"flags":    func(p []byte) { p[12] = 1 },
 		"reserved": func(p []byte) { p[70] = 1 },
 		"begin":    func(p []byte) { p[beginOffset] = byte(beginCount) },
@@ -244,6 +244,8 @@ func FuzzRead(f *testing.F) {
 	f.Add(data)
 	f.Add(data[:len(data)-1])
 	f.Add([]byte(headerMagic))
+	_, data = write(f, h, withLoad(f, list))
+	f.Add(data)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		header, got, info, err := read(data)
 		if err != nil {

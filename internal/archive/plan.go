@@ -42,10 +42,12 @@ func (p *Point) Before(t *Target) bool {
 
 // Plan is how a state is made of a base and of archive files.
 type Plan struct {
-	Base   Point
-	Target Target
-	Files  []Info
-	Last   Point // after all records of the files; the target is not later, or it is the latest state
+	Base      Point
+	Target    Target
+	Files     []Info
+	Loads     int   // bulk loads, of which the entries are in objects of their own
+	LoadBytes int64 // of these
+	Last      Point // after all records of the files; the target is not later, or it is the latest state
 
 	place place
 	files []file
@@ -106,7 +108,10 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 	}
 	for {
 		unfit, err := p.try(ctx, all)
-		if err != nil || unfit == "" {
+		if err == nil && unfit == "" {
+			return p, p.checkLoads(ctx)
+		}
+		if err != nil {
 			return p, err
 		}
 		all = slices.DeleteFunc(all, func(f file) bool { return f.name == unfit })
@@ -226,7 +231,13 @@ func (p *Plan) Bytes() (n int64) {
 	for i := range p.Files {
 		n += p.Files[i].Bytes
 	}
-	return n
+	return n + p.LoadBytes
+}
+
+// isAfter reports whether a record is after the target; latest is the latest commit time up to it.
+func (p *Plan) isAfter(e keys.Epoch, latest uint64) bool {
+	t := &p.Target
+	return t.Epoch != 0 && e > t.Epoch || !t.Time.IsZero() && latest > uint64(t.Time.UnixMicro())
 }
 
 // ErrNotReached means that the files do not have what the plan was made of.
@@ -312,9 +323,8 @@ func (r *replay) record(ctx context.Context, rec *Record) error {
 	if err != nil {
 		return err
 	}
-	t := &r.plan.Target
 	r.running = max(r.running, at)
-	if t.Epoch != 0 && rec.Epoch > t.Epoch || !t.Time.IsZero() && r.running > uint64(t.Time.UnixMicro()) {
+	if r.plan.isAfter(rec.Epoch, r.running) {
 		r.ended = true
 	}
 	if r.ended {
@@ -323,7 +333,12 @@ func (r *replay) record(ctx context.Context, rec *Record) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := r.apply(*rec); err != nil {
+	if rec.Load {
+		err = r.load(ctx, rec)
+	} else {
+		err = r.apply(*rec)
+	}
+	if err != nil {
 		return err
 	}
 	r.at = Point{rec.Epoch, rec.Term, fromMicroseconds(r.running)}

@@ -3,6 +3,9 @@ package archive
 import (
 	"context"
 	"encoding/hex"
+	"maps"
+	"path"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
@@ -10,7 +13,7 @@ import (
 
 // Pruned is what Prune has deleted, or would delete.
 type Pruned struct {
-	Files   int
+	Files   int // with those that have entries of bulk loads
 	Bytes   int64
 	Through keys.Epoch // the last epoch that was deleted; zero if none was
 }
@@ -44,10 +47,12 @@ func Prune(ctx context.Context, store objectstore.Store, lineage keys.Lineage, o
 			old = append(old, f)
 		}
 	}
+	gone := map[string]bool{}
 	for i, f := range old {
 		if i == len(old)-1 || f.last == newest {
 			break
 		}
+		gone[f.name] = true
 		if !dryRun {
 			if err := store.Delete(ctx, f.name); err != nil {
 				return r, err
@@ -55,5 +60,32 @@ func Prune(ctx context.Context, store objectstore.Store, lineage keys.Lineage, o
 		}
 		r.Files, r.Bytes, r.Through = r.Files+1, r.Bytes+f.size, max(r.Through, f.last)
 	}
-	return r, nil
+	stays := newest
+	for _, f := range all {
+		if !gone[f.name] {
+			stays = min(stays, f.first)
+		}
+	}
+	return r, p.pruneLoads(ctx, stays, dryRun, &r)
+}
+
+// pruneLoads deletes the entries of the bulk loads before the first epoch that stays.
+func (p *place) pruneLoads(ctx context.Context, first keys.Epoch, dryRun bool, r *Pruned) error {
+	objects, err := p.runs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(objects)) {
+		epoch, ok := parseRunName(path.Base(name))
+		if !ok || epoch >= first {
+			continue
+		}
+		if !dryRun {
+			if err := p.store.Delete(ctx, name); err != nil {
+				return err
+			}
+		}
+		r.Files, r.Bytes = r.Files+1, r.Bytes+objects[name]
+	}
+	return nil
 }

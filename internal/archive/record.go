@@ -10,9 +10,9 @@ import (
 
 // Flags of a record.
 const (
-	flagNoOp  = 1 // the epoch changes nothing
-	flagSkip  = 2 // the epochs from the one after the record before up to this one name no commits
-	flagsMask = flagNoOp | flagSkip
+	flagNoOp = 1 // the epoch changes nothing
+	flagSkip = 2 // the epochs from the one after the record before up to this one name no commits
+	flagLoad = 4 // a bulk load: of the epochs from the one after the record before up to this one, only the last one names a commit
 )
 
 // Record is what the archive has of an epoch.
@@ -21,7 +21,10 @@ type Record struct {
 	Term  keys.Term
 	// Skipped means that a restart skipped all epochs from the one after the record before up to Epoch.
 	Skipped bool
-	// Body is the batch body of a commit; empty for a no-op and for skipped epochs. Valid until the next record is read.
+	// Load means that the record is a bulk load, which has taken all epochs from the one after the record before up to Epoch.
+	Load bool
+	// Body is the batch body of a commit, and the description of a bulk load (see Load); empty for a no-op and for skipped epochs. Valid
+	// until the next record is read. Of a bulk load, Plan.Replay passes one batch body after the other instead.
 	Body []byte
 }
 
@@ -29,6 +32,8 @@ func (r *Record) flags() byte {
 	switch {
 	case r.Skipped:
 		return flagSkip
+	case r.Load:
+		return flagLoad
 	case len(r.Body) == 0:
 		return flagNoOp
 	}
@@ -41,7 +46,11 @@ func (r *Record) Link() Link {
 	binary.LittleEndian.PutUint64(head[:], uint64(r.Epoch))
 	binary.LittleEndian.PutUint64(head[8:], uint64(r.Term))
 	head[16] = r.flags()
-	sum := crc32.Update(crc32.Checksum(head[:], castagnoli), castagnoli, r.Body)
+	body := r.Body
+	if r.Load { // which objects have the entries differs from one archiver to the next
+		body = body[:min(len(body), loadFixed)]
+	}
+	sum := crc32.Update(crc32.Checksum(head[:], castagnoli), castagnoli, body)
 	return Link{r.Epoch, r.Term, sum}
 }
 
@@ -49,6 +58,10 @@ func (r *Record) Link() Link {
 func (r *Record) CommitTime() (uint64, error) {
 	if len(r.Body) == 0 {
 		return 0, nil
+	}
+	if r.Load {
+		l, err := decodeLoad(r.Body)
+		return l.Time, err
 	}
 	h, err := batch.HeaderOf(r.Body)
 	return h.Time, err
@@ -65,7 +78,7 @@ func (r *Record) appendHeader(dst []byte, before Link) []byte {
 // follows reports whether a record may be directly after another.
 func (r *Record) follows(before Link) bool {
 	return r.Epoch <= keys.MaxEpoch && r.Term >= before.Term &&
-		(r.Epoch == before.Epoch+1 || r.Skipped && r.Epoch > before.Epoch)
+		(r.Epoch == before.Epoch+1 || (r.Skipped || r.Load) && r.Epoch > before.Epoch)
 }
 
 // before is what the first record of a file follows, as far as the deltas of its epoch and term are concerned.
@@ -74,4 +87,16 @@ func (h *Header) before() Link {
 		return h.Link
 	}
 	return Link{Epoch: h.First - 1}
+}
+
+// validate reports whether the body is what a replay takes.
+func (r *Record) validate() error {
+	switch {
+	case r.Load:
+		_, err := decodeLoad(r.Body)
+		return err
+	case len(r.Body) == 0:
+		return nil
+	}
+	return batch.Validate(r.Body)
 }

@@ -21,6 +21,7 @@ type Status struct {
 	Pending   int64      // bytes that were read and are not in the archive
 
 	Files, Bytes, Records, RawBytes uint64 // that were uploaded since the start
+	Loads                           LoadStats
 	Breaks                          uint64 // chains that had to begin anew since the start
 	Break                           *Break // the last one, or nil
 	Failures                        uint64
@@ -30,6 +31,9 @@ type Status struct {
 	// it is not known. It is never changed.
 	Owner *Owner
 }
+
+// LoadStats count what was uploaded of bulk loads since the start.
+type LoadStats struct{ Archived, Objects, Bytes uint64 }
 
 // Break is where a chain of files begins anew: only a full backup that has its first epoch makes what follows restorable.
 type Break struct {
@@ -71,7 +75,16 @@ func (a *Archiver) uploaded(s *sealed) {
 		t.AsOf = s.info.Newest
 	}
 	t.Files, t.Bytes = t.Files+1, t.Bytes+uint64(s.info.Bytes)
+	t.Loads.Archived += uint64(s.info.Loads)
 	t.Records, t.RawBytes = t.Records+s.info.Count, t.RawBytes+uint64(s.info.RawBytes)
+}
+
+// uploadedObject notes a part of a bulk load.
+func (a *Archiver) uploadedObject(o *RunObject) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status.Loads.Objects++
+	a.status.Loads.Bytes += uint64(o.Bytes)
 }
 
 // progress notes that a step has ended without an error.

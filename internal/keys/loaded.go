@@ -32,3 +32,11 @@ func (r *LoadedRange) Since() Epoch {
 func WholeSpace(first, last Epoch, s Space) LoadedRange {
 	return LoadedRange{First: first, Epoch: last, Lower: []byte{byte(s)}, Upper: []byte{byte(s) + 1}}
 }
+
+// HeldLoad is a bulk load whose versions are kept until the log archive has them: the log has no record of it.
+type HeldLoad struct {
+	After Epoch // the newest commit before it
+	Epoch Epoch
+	Term  Term
+	Time  uint64 // of its commit, microseconds since 1970
+}

@@ -44,6 +44,7 @@ type bulkLoads struct {
 	pause   commitPause
 	turn    chan struct{} // holds a token while a bulk load is in its commit pause
 	keep    atomic.Int64  // see Store.KeepBulkLoads
+	held    heldLoads
 }
 
 // commitPause sums up how long bulk loads have stopped commits, those that failed in the commit
@@ -139,6 +140,8 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	if err := l.build(ctx); err != nil {
 		return BulkLoaded{}, err
 	}
+	endHolding := s.beginHoldingLoad()
+	defer endHolding()
 	at := time.Now()
 	pause, err := l.switchOver(ctx)
 	if !l.load.Published() {
@@ -147,6 +150,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	}
 	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)
+	s.holdLoad(ctx, l.load)
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, PausedAt: at, CommitPause: pause}, nil
 }
 
@@ -230,6 +234,7 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 		_ = s.LeaseSnapshot(load.Epoch()-1, time.Duration(ttl))
 		_ = s.LeaseSnapshot(load.Epoch(), time.Duration(ttl))
 	}
+	s.bulk.held.published(load.Epoch())
 	s.counters.noOps.Add(uint64(load.Epoch() - last))
 	s.latches.wrote(&x.committing.held, load.Epoch())
 	s.timeline.note(s.clock.Now(), load.Epoch(), s.engine.LoggedBytes())

@@ -72,7 +72,8 @@ type Report struct {
 	Lineage     keys.Lineage // of the archive
 	Base        Base
 	Files       int
-	FileBytes   int64
+	Loads       int           // bulk loads in the files
+	FileBytes   int64         // with the entries of bulk loads
 	Reached     archive.Point // the restored state
 	Records     uint64
 	Checkpoints int
@@ -111,7 +112,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r = &Report{Lineage: lineage, Base: base, Files: len(plan.Files), FileBytes: plan.Bytes(), Reached: plan.Last}
+	r = &Report{Lineage: lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
 	if o.PlanOnly {
 		return r, nil
 	}
@@ -236,12 +237,17 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 // replay brings the records up to the target into the data file, and makes it another store.
 func replay(ctx context.Context, o *Options, plan *archive.Plan, r *Report, dir string) error {
 	var reached archive.Point
-	restored, err := storage.Restore(ctx, o.storage(r, dir), func(apply func(wal.Commit) error) (err error) {
+	restored, err := storage.Restore(ctx, o.storage(r, dir), func(apply func(wal.Commit, bool) error) (err error) {
+		newest := r.Base.Epoch
 		reached, err = plan.Replay(ctx, func(rec archive.Record) error {
-			if r.Records++; r.Records%(1<<16) == 0 {
+			continues := rec.Load && rec.Epoch == newest
+			if newest = rec.Epoch; !continues {
+				r.Records++
+			}
+			if rec.Load || r.Records%(1<<16) == 0 {
 				o.Progress(Progress{"replay", rec.Epoch, r.Records})
 			}
-			return apply(wal.Commit{Epoch: rec.Epoch, Term: rec.Term, Body: rec.Body})
+			return apply(wal.Commit{Epoch: rec.Epoch, Term: rec.Term, Body: rec.Body}, continues)
 		})
 		return err
 	})

@@ -53,9 +53,10 @@ type bench struct {
 	yields bool
 	age    time.Duration // of the change log
 
-	history   keys.Lineage
-	fileBytes int64
-	lifetime  time.Duration // of the archiver's hold, if it is not the usual one
+	forgetLoads bool // nothing keeps bulk loads for the archive
+	history     keys.Lineage
+	fileBytes   int64
+	lifetime    time.Duration // of the archiver's hold, if it is not the usual one
 
 	named        string        // history that is restored
 	answerWithin time.Duration // of the owner of the archive, if it is not short
@@ -86,6 +87,7 @@ func (b *bench) open() {
 	s, err := mvcc.Open(b.options(b.dir))
 	check(b.t, err)
 	b.store, b.history = s, s.History().Lineage
+	s.HoldBulkLoads(!b.forgetLoads)
 	b.archive()
 }
 

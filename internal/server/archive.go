@@ -40,6 +40,7 @@ func openArchive(c *config.Config, store *mvcc.Store, backups *automaticBackups)
 		return nil, fmt.Errorf("--archive: %w", err)
 	}
 	backups.init(target)
+	store.HoldBulkLoads(true)
 	return archive.New(store.Changes(), archive.Options{
 		Lock: archive.LockID(storage.LockFile(c.DataDir)), RequestBackup: backups.request, Target: target, Interval: c.Archive.Interval, FileBytes: int64(c.Archive.FileSize), Yields: c.Archive.OnLowDisk == config.ArchiveGap,
 		HasBase: func(ctx context.Context, lineage keys.Lineage, epoch keys.Epoch) (bool, error) {

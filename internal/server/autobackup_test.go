@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/restore"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -28,12 +30,39 @@ func basesOf(t *testing.T, h *harness) []*backup.Manifest {
 	return all
 }
 
-// TestBulkLoadIntoAnArchiveIsFollowedByAFullBackup: by itself, after a backup that runs, and once. After a start the metrics have it; if it is gone, the
-// next start makes another one.
-func TestBulkLoadIntoAnArchiveIsFollowedByAFullBackup(t *testing.T) {
+// TestBulkLoadIsArchivedWithoutABackup: the archive goes on after it, and what was loaded is restored.
+func TestBulkLoadIsArchivedWithoutABackup(t *testing.T) {
+	dir := t.TempDir()
+	h := mustStart(t, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond })
+	h.put(t, "before", "value")
+	loaded, err := h.bulk(t, 20, 10, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= loaded.GetEpoch() })
+	if status.GetBreakReason() != "" || len(status.GetIntervals()) != 1 || len(basesOf(t, h)) != 0 {
+		t.Fatalf("%+v", status)
+	}
+	if stats := h.stats().Archive.Loads; stats.Archived != 1 || stats.Objects == 0 || stats.Bytes == 0 {
+		t.Fatalf("%+v", stats)
+	}
+	store, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := restore.Run(testContext(t), restore.Options{Store: store, Dir: filepath.Join(t.TempDir(), "restored"), Memory: 64 << 20})
+	if err != nil || r.Loads != 1 || r.Reached.Epoch < keys.Epoch(loaded.GetEpoch()) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+}
+
+// TestBulkLoadThatIsNotArchivedIsFollowedByAFullBackup: by itself, after a backup that runs, and once. After a start the metrics have it; if it is
+// gone, the next start makes another one.
+func TestBulkLoadThatIsNotArchivedIsFollowedByAFullBackup(t *testing.T) {
 	dir, disk := t.TempDir(), vfs.NewMem()
 	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
 	h := mustStartOn(t, disk, adjust)
+	h.store.HoldBulkLoads(false)
 	h.put(t, "before", "value")
 	b := &h.snapshots.backups
 	if err := b.begin("another target"); err != nil {

@@ -46,12 +46,13 @@ func TestDrillsSayWhetherTheArchiveCanBeRestored(t *testing.T) {
 	}
 }
 
-// TestDrillAfterABulkLoadWaitsForNoCommit: the archive has no records of it, so that its epoch is reached by a backup alone.
+// TestDrillAfterABulkLoadWaitsForNoCommit: if the archive has no record of it, its epoch is reached by a backup alone.
 func TestDrillAfterABulkLoadWaitsForNoCommit(t *testing.T) {
 	dir, scratch := t.TempDir(), t.TempDir()
 	h := mustStart(t, func(c *config.Config) {
 		c.Archive.URL, c.Archive.Interval, c.Archive.Drill, c.Archive.DrillDir = dir, 100*time.Millisecond, 300*time.Millisecond, scratch
 	})
+	h.store.HoldBulkLoads(false)
 	put := h.put(t, "a", "b")
 	awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= put })
 	if _, err := h.bulk(t, 100, 10, true); err != nil {
@@ -64,6 +65,22 @@ func TestDrillAfterABulkLoadWaitsForNoCommit(t *testing.T) {
 	})
 	made := time.Now()
 	eventually(t, "a drill is successful", func() bool { return h.stats().Backups.Drills.Success.After(made) })
+}
+
+// TestDrillAfterAnArchivedBulkLoadNeedsNoBackup: and compares what was loaded with the store.
+func TestDrillAfterAnArchivedBulkLoadNeedsNoBackup(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) {
+		c.Archive.URL, c.Archive.Interval, c.Archive.Drill, c.Archive.DrillDir = t.TempDir(), 100*time.Millisecond, 300*time.Millisecond, t.TempDir()
+	})
+	h.put(t, "a", "b")
+	if _, err := h.bulk(t, 100, 10, true); err != nil {
+		t.Fatal(err)
+	}
+	loaded := time.Now()
+	eventually(t, "a drill is successful", func() bool { return h.stats().Backups.Drills.Success.After(loaded.Add(time.Second)) })
+	if all := basesOf(t, h); len(all) > 0 {
+		t.Fatalf("%d backups", len(all))
+	}
 }
 
 // TestDrillsOnTheDeviceOfTheDataAreWarnedOf: as a condition, from the start on.

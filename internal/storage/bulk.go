@@ -86,6 +86,8 @@ type BulkLoad struct {
 
 	run     *extsort.Run // all entries, once prepared
 	epoch   keys.Epoch
+	after   keys.Epoch     // the newest commit before it, once published
+	time    uint64         // of its commit, once published; microseconds since 1970
 	build   *bulkLoadBuild // from BuildBulkLoad until CompleteBulkLoad or CancelBulkLoad
 	durable bool
 }
@@ -199,6 +201,12 @@ func (l *BulkLoad) Published() bool { return l.durable }
 
 // Epoch is the epoch of the bulk load, from BuildBulkLoad on.
 func (l *BulkLoad) Epoch() keys.Epoch { return l.epoch }
+
+// After is the newest commit before the bulk load, once it is published: no epoch between the two names a commit.
+func (l *BulkLoad) After() keys.Epoch { return l.after }
+
+// CommitTime is when the bulk load was committed, in microseconds since 1970, once it is published.
+func (l *BulkLoad) CommitTime() uint64 { return l.time }
 
 // YieldingBulkLoad returns a context for BuildBulkLoad and CatchUpBulkLoad. It ends, with ErrBulkLoadYielded, when a writer
 // has waited for memory for half of Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on no

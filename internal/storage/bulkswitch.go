@@ -56,7 +56,7 @@ func (e *Engine) FinishBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermarks
 		}
 		return fmt.Errorf("bulk load: %w", e.damage(err, v.root, nil))
 	}
-	l.durable = true
+	l.durable, l.after, l.time = true, keys.Epoch(v.active.end.Load()-1), commitTime
 	e.checkpoints.mapExact = b.mapExact
 	e.replaceRepairTree(b.skippedPages)
 	e.counters.merged(&b.stats)

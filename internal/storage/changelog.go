@@ -57,6 +57,9 @@ func (e *Engine) ReadLog(next keys.Epoch, mark wal.TailMark) *wal.TailReader {
 // OldestLogEpoch is the first epoch that the log has.
 func (e *Engine) OldestLogEpoch() keys.Epoch { return e.log.OldestEpoch() }
 
+// TermOf is the term of an epoch that the log has, or of the one before them.
+func (e *Engine) TermOf(epoch keys.Epoch) keys.Term { return e.log.TermOf(epoch) }
+
 // TreeEpoch is the newest epoch of the tree: every commit up to it is there, and durable.
 func (e *Engine) TreeEpoch() keys.Epoch { return e.pager.State().Epoch }
 

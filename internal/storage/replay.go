@@ -32,6 +32,7 @@ type replayer struct {
 	inserter   memtable.Inserter
 	filled     []*generation // oldest first; the last one is being filled
 	newest     keys.Epoch    // of the records that were replayed
+	continues  bool          // what is inserted has the epoch of what is before it, as parts of a bulk load have
 	term       keys.Term     // of the newest record
 	commitTime uint64        // the latest of the records and of the tree
 	root       btree.Root    // of the tree, with everything before them
@@ -98,7 +99,11 @@ func (r *replayer) table(epoch keys.Epoch) (*memtable.Table, error) {
 	if n := len(r.filled); n > 0 && int64(r.filled[n-1].mem.Bytes()) < r.engine.memory.memtableBytes {
 		return r.filled[n-1].mem, nil
 	}
-	r.seal(epoch)
+	if r.continues {
+		r.seal(epoch + 1)
+	} else {
+		r.seal(epoch)
+	}
 	if err := r.makeRoom(); err != nil {
 		return nil, err
 	}

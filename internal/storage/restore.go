@@ -24,10 +24,11 @@ type Restored struct {
 
 // Restore brings commits that are not in a log into the data file in o.Dir, which is created if there is none, and makes the
 // result another store: with a new identity and a new lineage, which began at its epoch. The directory has no log. records calls
-// apply with the records after the epoch of the data file, in order. It may end early with an error; the files are of no use then.
+// apply with the records after the epoch of the data file, in order; a bulk load is several with one epoch, of which each but the first
+// continues the one before. It may end early with an error; the files are of no use then.
 //
 // It is a recovery: what memory cannot hold is merged into the tree meanwhile.
-func Restore(ctx context.Context, o Options, records func(apply func(wal.Commit) error) error) (_ Restored, err error) {
+func Restore(ctx context.Context, o Options, records func(apply func(c wal.Commit, continues bool) error) error) (_ Restored, err error) {
 	o.setDefaults()
 	if err := o.FS.MkdirAll(o.Dir); err != nil {
 		return Restored{}, err
@@ -54,11 +55,12 @@ func Restore(ctx context.Context, o Options, records func(apply func(wal.Commit)
 }
 
 // restore merges records into the tree.
-func (r *replayer) restore(records func(apply func(wal.Commit) error) error) error {
-	err := records(func(c wal.Commit) error {
-		if c.Epoch <= r.newest {
+func (r *replayer) restore(records func(apply func(c wal.Commit, continues bool) error) error) error {
+	err := records(func(c wal.Commit, continues bool) error {
+		if continues != (c.Epoch == r.newest) || c.Epoch < r.newest {
 			return fmt.Errorf("storage: epoch %d is restored after epoch %d", c.Epoch, r.newest)
 		}
+		r.continues = continues
 		return r.apply(c)
 	})
 	if err != nil {

@@ -24,7 +24,9 @@ var (
 	archiveBytesDesc    = desc("archive_bytes_total", "Bytes of those files.")
 	archiveRecordsDesc  = desc("archive_records_total", "Records in those files.")
 	archiveRawDesc      = desc("archive_uncompressed_bytes_total", "Bytes of those records before compression.")
-	archiveBreaksDesc   = descFromStart("archive_breaks_total", "How often the log archive had to begin anew, after a bulk load or lost log: only a full backup makes what follows restorable.")
+	archiveLoadsDesc    = desc("archive_bulk_loads_total", "Bulk loads in those files.")
+	archiveLoadByteDesc = desc("archive_bulk_load_bytes_total", "Bytes of the objects with the entries of bulk loads that were created in the log archive.")
+	archiveBreaksDesc   = descFromStart("archive_breaks_total", "How often the log archive had to begin anew, after lost log or a bulk load that was not archived: only a full backup makes what follows restorable.")
 	archiveFailuresDesc = descFromStart("archive_failures_total", "Attempts to archive that failed and are made again.")
 )
 
@@ -49,6 +51,8 @@ func (s *ArchiveStats) collect(ch chan<- prometheus.Metric) {
 	counter(ch, archiveBytesDesc, float64(s.Bytes))
 	counter(ch, archiveRecordsDesc, float64(s.Records))
 	counter(ch, archiveRawDesc, float64(s.RawBytes))
+	counter(ch, archiveLoadsDesc, float64(s.Loads.Archived))
+	counter(ch, archiveLoadByteDesc, float64(s.Loads.Bytes))
 	counter(ch, archiveBreaksDesc, float64(s.Breaks))
 	counter(ch, archiveFailuresDesc, float64(s.Failures))
 }
