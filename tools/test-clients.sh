@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Drives bin/kvserver from clients of other languages: the tests in Python, and the examples in Node, Java and Rust, which count
 # while the server is killed under them, in plain text and over mutual TLS; the view in SQLite, whose test kills both sides; a tour in
-# Ruby; curl; grpcurl, which knows the server by reflection; ghz, which loads it; and openssl, which looks at the handshake. Packages
+# Ruby; curl; grpcurl, which knows the server by reflection, also with tokens; ghz, which loads it; and openssl, which looks at the handshake. Packages
 # come from the package index of each language, and stay under .cache or, for Go, in its module cache. Those of Ruby are Debian's:
 # ruby-grpc, ruby-grpc-tools and libprotobuf-dev. The tour in Ruby, curl, grpcurl and ghz meet both transports.
 # CLIENTS names the ones to run; a client whose tools are missing is a failure.
@@ -148,6 +148,38 @@ grpcurl_requests() {
 	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | grep -q SERVING || fail "grpcurl: health"
 }
 
+# The first administrator, a role, a user and its token, all by reflection; and what the token permits. Leaves users checked.
+grpcurl_tokens() {
+	local call=(timeout 20 "$grpcurl" -plaintext) auth=epochkv.v1.AuthService once root token
+	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | grep -q SERVING || fail "grpcurl: health" # it has logged the token before
+	once=$(sed -n 's/.*bootstrap_token=\([^ ]*\).*/\1/p' "$work/log" | tail -1)
+	"${call[@]}" -d "{\"token\":\"$once\",\"user\":\"ann\",\"password\":\"ann-password\"}" "$ENDPOINT" $auth/Bootstrap >/dev/null || fail "grpcurl: bootstrap"
+	root=$("${call[@]}" -d '{"user":"ann","password":"ann-password"}' "$ENDPOINT" $auth/Login | sed -n 's/.*"token": "\(.*\)".*/\1/p')
+	local as_root=("${call[@]}" -H "authorization: Bearer $root")
+	"${as_root[@]}" -d '{"role":{"name":"shop","grants":[{"start":"cy8=","end":"czA=","read":true,"write":true}]}}' "$ENDPOINT" $auth/CreateRole >/dev/null || fail "grpcurl: role"
+	"${as_root[@]}" -d '{"name":"bob","roles":["shop"]}' "$ENDPOINT" $auth/CreateUser >/dev/null || fail "grpcurl: user"
+	token=$("${as_root[@]}" -d '{"user":"bob"}' "$ENDPOINT" $auth/CreateToken | sed -n 's/.*"token": "\(epochkv_.*\)".*/\1/p')
+	"${as_root[@]}" "$ENDPOINT" $auth/Enable >/dev/null || fail "grpcurl: enable"
+
+	local as_bob=("${call[@]}" -H "authorization: Bearer $token")
+	"${as_bob[@]}" -d '{"key":"cy8x","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | grep -q epoch || fail "grpcurl: put with a token"
+	refused PERMISSION_DENIED "${as_bob[@]}" -d '{"key":"aw=="}' "$ENDPOINT" epochkv.v1.KVService/Get
+	refused PERMISSION_DENIED "${as_bob[@]}" -d '{"id":1,"get":{"key":"aw=="}}' "$ENDPOINT" epochkv.v1.KVService/Pipeline
+	refused PERMISSION_DENIED "${as_bob[@]}" "$ENDPOINT" epochkv.v1.AdminService/Status
+	refused UNAUTHENTICATED "${call[@]}" -d '{"key":"cy8x"}' "$ENDPOINT" epochkv.v1.KVService/Get
+	refused UNAUTHENTICATED "${call[@]}" -H "authorization: Bearer ${token}x" -d '{"key":"cy8x"}' "$ENDPOINT" epochkv.v1.KVService/Get
+	"${as_root[@]}" -d '{"name":"bob","disabled":true}' "$ENDPOINT" $auth/UpdateUser >/dev/null || fail "grpcurl: disable"
+	refused UNAUTHENTICATED "${as_bob[@]}" -d '{"key":"cy8x"}' "$ENDPOINT" epochkv.v1.KVService/Get
+}
+
+# A command whose output must have a reason. The error of a message of a pipeline is an answer, so the exit code may be 0.
+refused() {
+	local reason=$1
+	shift
+	"$@" >"$work/error" 2>&1 || true
+	grep -q "$reason" "$work/error" || fail "no $reason: ${*: -1}: $(cat "$work/error")"
+}
+
 # Load: every request of 20,000 by 50 callers on 4 connections succeeds.
 ghz_load() {
 	for call in '{"key":"aw==","value":"dg=="} Put' '{"key":"aw=="} Get'; do
@@ -199,6 +231,7 @@ for client in $clients; do
 		need go
 		grpcurl=$(go_tool grpcurl github.com/fullstorydev/grpcurl/cmd/grpcurl v1.9.3)
 		on_both_transports grpcurl_requests
+		on_both_transports grpcurl_tokens
 		;;
 	ghz)
 		need go
