@@ -133,25 +133,28 @@ curl_requests() {
 	[[ $(timeout 20 curl --silent --http2-prior-knowledge -o "$work/body" -w '%{http_code}' "http://$ENDPOINT/") == 415 ]] || fail "curl: GET / was not refused"
 }
 
+# Whether a line of the input has a text. It reads to the end: what writes into a closed pipe fails, and the pipe with it.
+has() { grep -- "$1" >/dev/null; }
+
 # Requests by reflection: unary ones, both directions of streams, and an error with its details.
 grpcurl_requests() {
 	local call=(timeout 20 "$grpcurl" -plaintext)
-	"${call[@]}" "$ENDPOINT" list | grep -q '^epochkv.v1.KVService$' || fail "grpcurl: no reflection"
-	"${call[@]}" -d '{"key":"aw==","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | grep -q epoch || fail "grpcurl: put"
-	"${call[@]}" -d '{}' "$ENDPOINT" epochkv.v1.KVService/Scan | grep -q '"dg=="' || fail "grpcurl: scan"
-	"${call[@]}" -d '{"id":1,"put":{"key":"bA==","value":"dg=="}} {"id":2,"get":{"key":"bA=="}}' "$ENDPOINT" epochkv.v1.KVService/Pipeline | grep -q '"dg=="' || fail "grpcurl: pipeline"
-	"${call[@]}" -d '{"begin":{}} {"get":{"key":"aw=="}} {"commit":{}}' "$ENDPOINT" epochkv.v1.TransactionService/Transact | grep -q '"dg=="' || fail "grpcurl: transaction"
+	"${call[@]}" "$ENDPOINT" list | has '^epochkv.v1.KVService$' || fail "grpcurl: no reflection"
+	"${call[@]}" -d '{"key":"aw==","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | has epoch || fail "grpcurl: put"
+	"${call[@]}" -d '{}' "$ENDPOINT" epochkv.v1.KVService/Scan | has '"dg=="' || fail "grpcurl: scan"
+	"${call[@]}" -d '{"id":1,"put":{"key":"bA==","value":"dg=="}} {"id":2,"get":{"key":"bA=="}}' "$ENDPOINT" epochkv.v1.KVService/Pipeline | has '"dg=="' || fail "grpcurl: pipeline"
+	"${call[@]}" -d '{"begin":{}} {"get":{"key":"aw=="}} {"commit":{}}' "$ENDPOINT" epochkv.v1.TransactionService/Transact | has '"dg=="' || fail "grpcurl: transaction"
 	if "${call[@]}" -d '{}' "$ENDPOINT" epochkv.v1.KVService/Put >"$work/error" 2>&1 || ! grep -q KEY_EMPTY "$work/error"; then fail "grpcurl: no reason: $(cat "$work/error")"; fi
 	if "${call[@]}" -max-time 0.5 -d '{"create":{"ranges":[{}]}}' "$ENDPOINT" epochkv.v1.FeedService/Watch >"$work/error" 2>&1; then
 		: # grpcurl closes its side, with which the watch ends
 	fi
-	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | grep -q SERVING || fail "grpcurl: health"
+	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | has SERVING || fail "grpcurl: health"
 }
 
 # The first administrator, a role, a user and its token, all by reflection; and what the token permits. Leaves users checked.
 grpcurl_tokens() {
 	local call=(timeout 20 "$grpcurl" -plaintext) auth=epochkv.v1.AuthService once root token
-	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | grep -q SERVING || fail "grpcurl: health" # it has logged the token before
+	"${call[@]}" "$ENDPOINT" grpc.health.v1.Health/Check | has SERVING || fail "grpcurl: health" # it has logged the token before
 	once=$(sed -n 's/.*bootstrap_token=\([^ ]*\).*/\1/p' "$work/log" | tail -1)
 	"${call[@]}" -d "{\"token\":\"$once\",\"user\":\"ann\",\"password\":\"ann-password\"}" "$ENDPOINT" $auth/Bootstrap >/dev/null || fail "grpcurl: bootstrap"
 	root=$("${call[@]}" -d '{"user":"ann","password":"ann-password"}' "$ENDPOINT" $auth/Login | sed -n 's/.*"token": "\(.*\)".*/\1/p')
@@ -162,7 +165,7 @@ grpcurl_tokens() {
 	"${as_root[@]}" "$ENDPOINT" $auth/Enable >/dev/null || fail "grpcurl: enable"
 
 	local as_bob=("${call[@]}" -H "authorization: Bearer $token")
-	"${as_bob[@]}" -d '{"key":"cy8x","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | grep -q epoch || fail "grpcurl: put with a token"
+	"${as_bob[@]}" -d '{"key":"cy8x","value":"dg=="}' "$ENDPOINT" epochkv.v1.KVService/Put | has epoch || fail "grpcurl: put with a token"
 	refused PERMISSION_DENIED "${as_bob[@]}" -d '{"key":"aw=="}' "$ENDPOINT" epochkv.v1.KVService/Get
 	refused PERMISSION_DENIED "${as_bob[@]}" -d '{"id":1,"get":{"key":"aw=="}}' "$ENDPOINT" epochkv.v1.KVService/Pipeline
 	refused PERMISSION_DENIED "${as_bob[@]}" "$ENDPOINT" epochkv.v1.AdminService/Status

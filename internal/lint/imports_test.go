@@ -109,6 +109,7 @@ var mayImport = map[string][]string{
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
 	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/audit", "internal/auth/users", "internal/archive", "internal/backup", "internal/certs", "internal/objectstore", "internal/restore", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify, salvage and restore of files
+	"tools":        {},
 	"examples":     {"api/proto/epochkv/v1", "client"},
 
 	// Tests that need the whole, and measurements, may look anywhere.
