@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"bytes"
 	"context"
 	"slices"
 
@@ -32,35 +31,35 @@ func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int)
 	if len(upper) > 0 {
 		end = lockKey(upper)
 	}
-	names := m.locks.waitedFor(lower, upper)
-	var last []byte // where the scan was ended, if it was: names after it belong to the next list
+	names := m.locks.waitedFor(string(lower), string(upper))
+	last := "" // where the scan was ended, if it was: names after it belong to the next list
 	held, size := 0, 0
 	err = x.ScanSystem(ctx, lockKey(lower), end, func(key, _ []byte, _ keys.Epoch) bool {
-		name := bytes.Clone(key[1:])
+		name := string(key[1:])
 		names = append(names, name)
 		if held, size = held+1, size+len(name); held > limit || size >= keysBytesMax {
 			last = name
 		}
-		return last == nil
+		return last == ""
 	})
 	if err != nil {
 		return nil, false, 0, err
 	}
-	slices.SortFunc(names, bytes.Compare)
-	names = slices.CompactFunc(names, bytes.Equal)
-	if last != nil {
-		names = slices.DeleteFunc(names, func(name []byte) bool { return bytes.Compare(name, last) > 0 })
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if last != "" {
+		names = slices.DeleteFunc(names, func(name string) bool { return name > last })
 	}
 	size = 0
 	for _, name := range names {
 		if len(found) == limit || size >= keysBytesMax {
 			return found, true, x.Await(), nil
 		}
-		n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(name)))
+		info := LockInfo{Name: []byte(name)}
+		n, err := x.NewestVersion(ctx, keys.Append(nil, keys.SpaceSystem, lockKey(info.Name)))
 		if err != nil {
 			return nil, false, 0, err
 		}
-		info := LockInfo{Name: name}
 		if n.Found {
 			info.Held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: n.Value}
 		}
@@ -68,26 +67,27 @@ func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int)
 		found = append(found, info)
 		size += len(name) + len(n.Value)
 	}
-	return found, last != nil, x.Await(), nil
+	return found, last != "", x.Await(), nil
 }
 
-// waitedFor are the names of locks in a range that requests wait for.
-func (t *lockTable) waitedFor(lower, upper []byte) (names [][]byte) {
+// waitedFor are the names of locks in a range that requests wait for. They are those of the table, not copied: they may be many, and
+// long.
+func (t *lockTable) waitedFor(lower, upper string) (names []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name, q := range t.queues {
-		if len(q.waiters) > 0 && name >= string(lower) && (len(upper) == 0 || name < string(upper)) {
-			names = append(names, []byte(name))
+		if len(q.waiters) > 0 && name >= lower && (upper == "" || name < upper) {
+			names = append(names, name)
 		}
 	}
 	return names
 }
 
 // waiting is how many requests wait for a lock, and the leases of the first ones.
-func (t *lockTable) waiting(name []byte) (count int, first []ID) {
+func (t *lockTable) waiting(name string) (count int, first []ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	q := t.queues[string(name)]
+	q := t.queues[name]
 	if q == nil {
 		return 0, nil
 	}

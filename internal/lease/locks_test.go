@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"sync"
 	"testing"
@@ -322,5 +323,30 @@ func TestAListOfLocksHasABoundInBytes(t *testing.T) {
 	}
 	if seen != count || lists != 2 {
 		t.Errorf("%d locks in %d lists", seen, lists)
+	}
+}
+
+// TestAListOfLocksCopiesNoNamesThatItDoesNotHave: requests may wait for very many locks with long names.
+func TestAListOfLocksCopiesNoNamesThatItDoesNotHave(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	const waiting, nameBytes = 1000, 2000
+	for i := range waiting {
+		name := append(make([]byte, nameBytes), fmt.Sprintf("%04d", i)...)
+		w, err := h.locks.wait(name, attempt{lease: 1, number: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { h.locks.leave(name, w) })
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	found, more, _, err := h.ListLocks(t.Context(), nil, nil, 2)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(found) != 2 || !more || found[0].Waiters != 1 {
+		t.Fatal(found, more, err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > waiting*nameBytes/4 {
+		t.Errorf("a list of 2 locks took %d bytes, where requests wait for %d with %d bytes of names", took, waiting, waiting*nameBytes)
 	}
 }
