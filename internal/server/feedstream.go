@@ -259,12 +259,12 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 // respond sends a response with about so many bytes of keys and values.
 func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.WatchResponse, size int) error {
 	out.WatchId = sw.id
-	sw.access.sent(out)
 	return w.sendMessage(ctx, sw, out, size)
 }
 
 // sendMessage sends an encoder of a response, and returns when the client's windows have taken it: before the feed is asked for more.
 func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
+	sw.access.sent(out)
 	w.sending.Store(max(int64(w.server.clock.now()), 1))
 	defer w.sending.Store(0)
 	if w.holds.Load() && size > w.server.feed.responseBytes() {

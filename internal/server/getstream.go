@@ -27,6 +27,7 @@ func (s *kvService) GetStream(req *pb.GetStreamRequest, stream grpc.ServerStream
 		if err != nil {
 			return err
 		}
+		accessOf(ctx).sent(found)
 		var charge *memoryCharge
 		if counted, ok := answer.(*chargedMessage); ok {
 			charge = counted.charge

@@ -365,6 +365,8 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 			return ctx.Err()
 		}
 		out.Response = &pb.TransactResponse_Error{Error: st.Proto()}
+	} else {
+		c.access.operation.sent(out)
 	}
 	if err := c.stream.SendMsg(held.of(out)); err != nil {
 		held.release()

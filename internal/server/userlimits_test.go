@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -52,8 +54,35 @@ func TestLimitsOfAUserHoldForEveryForm(t *testing.T) {
 		if _, err := c.kv.Put(ctx, &pb.PutRequest{Key: get.Key, Value: make([]byte, 10<<10)}); err != nil {
 			t.Error(err)
 		}
-		delete(forms, "watch")       // has nothing to send
-		delete(forms, "transaction") // is not counted by what it sends
+		forms["get stream"] = func() error {
+			stream, err := c.kv.GetStream(ctx, &pb.GetStreamRequest{Key: get.Key})
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		forms["watch"] = func() error { // the changes of an open watch; the next request pays for them
+			stream, err := c.feed.Watch(ctx)
+			if err == nil {
+				err = stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("k")}}}})
+			}
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err == nil {
+				_, err = c.kv.Put(ctx, &pb.PutRequest{Key: get.Key, Value: make([]byte, 10<<10)})
+			}
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err == nil {
+				_, err = c.kv.Delete(ctx, &pb.DeleteRequest{Key: []byte("k2")})
+			}
+			return err
+		}
 		for name, ask := range forms {
 			limited(auth.Limits{BytesOut: 1 << 10})
 			var err error
