@@ -91,6 +91,7 @@ type Limits struct {
 	BatchBytes     int // 64 MiB
 	BatchOps       int // 1,000,000
 	Sessions       int // 8192
+	SessionsBeside int // of them, those that SessionOf gives out at once; all
 	SnapshotLeases int // leases that exist at once; 4096
 }
 

@@ -37,6 +37,7 @@ func (o *Options) setDefaults() {
 	orDefault(&l.ValueBytes, min(defaultValueBytes, l.BatchBytes))
 	orDefault(&l.BatchOps, defaultBatchOps)
 	orDefault(&l.Sessions, defaultSessions)
+	orDefault(&l.SessionsBeside, l.Sessions)
 	orDefault(&l.SnapshotLeases, defaultSnapshotLeases)
 }
 

@@ -35,6 +35,7 @@ type Session struct {
 	permit      func() error          // see Permit
 	touches     touchFunc             // see AssertTouches
 	closed      atomic.Bool
+	beside      bool // it is of SessionOf; guarded by the pool's mutex
 }
 
 func (s *Store) newSession() *Session {

@@ -11,6 +11,7 @@ type sessionPool struct {
 	mu     sync.Mutex
 	idle   []*Session
 	open   int  // in use; the limit counts them
+	beside int  // of these, those of SessionOf, which have a limit of their own
 	closed bool // the store closes: no session is given out any more
 }
 
@@ -19,10 +20,24 @@ type sessionPool struct {
 const attachedMax = 256
 
 // Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
-func (s *Store) Session() (*Session, error) {
+func (s *Store) Session() (*Session, error) { return s.session(false) }
+
+// session is Session, or SessionOf.
+func (s *Store) session(beside bool) (x *Session, err error) {
 	p := &s.sessions
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if beside {
+		if p.beside >= s.options.Limits.SessionsBeside {
+			return nil, ErrTooManySessions
+		}
+		defer func() {
+			if err == nil {
+				p.beside++
+				x.beside = true
+			}
+		}()
+	}
 	if p.closed {
 		return nil, ErrClosed
 	}
@@ -47,9 +62,10 @@ func WithPermit(ctx context.Context, permit func() error) context.Context {
 	return context.WithValue(ctx, permitKey{}, permit)
 }
 
-// SessionOf is Session for a request with the function of WithPermit, if its context has one.
+// SessionOf is Session for a request that may wait and is not bounded otherwise: of a lease, a lock, or a hold. Limits.SessionsBeside
+// bounds them, so that they do not take the sessions of all others. The session has the function of WithPermit, if the context has one.
 func (s *Store) SessionOf(ctx context.Context) (*Session, error) {
-	x, err := s.Session()
+	x, err := s.session(true)
 	if err == nil {
 		x.permit, _ = ctx.Value(permitKey{}).(func() error)
 	}
@@ -65,6 +81,10 @@ func (p *sessionPool) put(x *Session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.open--
+	if x.beside {
+		x.beside = false
+		p.beside--
+	}
 	if len(p.idle) >= attachedMax {
 		x.Attachment = nil
 	}

@@ -18,7 +18,7 @@ import (
 // eighths of the sessions, from the begin of the commit to its end.
 //
 // Scans, walks of watches, and transactions, which keep a session while their client thinks, have
-// sessions of their own; see sessionsMax. So an eighth is left for requests that do not wait. For walks
+// sessions of their own, and so have requests for leases and locks; see sessionsMax. So an eighth is left for requests that do not wait. For walks
 // the rule for a connection is that of reads.
 type heldSessions struct {
 	reads, walks sessionShare
@@ -34,10 +34,15 @@ type sessionShare struct {
 }
 
 // sessionsMax is how many sessions clients may have: those of requests, one for each scan, those of the
-// walks of watches, and one for each interactive transaction. Sessions are made when they are needed first.
+// walks of watches, those of requests for leases, locks and holds, which are not admitted as others are, and one
+// for each interactive transaction. Sessions are made when they are needed first.
 func sessionsMax(l *config.Limits) int {
-	return l.InflightRequests + scansMax(l.InflightRequests) + walkSessionsMax(l.InflightRequests) + l.Transactions
+	n := l.InflightRequests
+	return n + scansMax(n) + walkSessionsMax(n) + leaseSessionsMax(n) + l.Transactions
 }
+
+// leaseSessionsMax is how many sessions requests for leases, locks and holds may have at once; see mvcc.Store.SessionOf.
+func leaseSessionsMax(requests int) int { return max(16, requests/4) }
 
 // scansMax is how many scans there may be. A scan has a session for as long as its client reads.
 func scansMax(requests int) int { return max(1, requests/4) }

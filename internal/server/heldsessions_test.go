@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -183,6 +185,39 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 				t.Errorf("%d of %d writers were refused, want %d", refused, writers, writers-wait)
 			}
 		})
+	}
+}
+
+// TestLocksThatWaitLeaveSessionsToOthers: requests for leases and locks are not admitted as others are. More of them than there are
+// sessions wait in their commits: here for a latch, as for memory or the commit pause of a bulk load.
+func TestLocksThatWaitLeaveSessionsToOthers(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests, c.Limits.Transactions = 16, 1 })
+	h.put(t, string(coldKey(0)), "value")
+	conn := h.dial(t)
+	lease, err := pb.NewLeaseServiceClient(conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
+	var working sync.WaitGroup
+	defer working.Wait()
+	defer release()
+	locks := pb.NewLockServiceClient(conn)
+	var refused atomic.Int64
+	sessions := sessionsMax(&h.config.Limits)
+	for range 2 * sessions {
+		working.Go(func() {
+			if _, err := locks.AcquireLock(t.Context(), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: lease.Id}); err != nil {
+				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+				refused.Add(1)
+			}
+		})
+	}
+	eventually(t, "as many as may wait do, and the others are refused", func() bool {
+		return refused.Load() == int64(2*sessions-leaseSessionsMax(h.config.Limits.InflightRequests))
+	})
+	for range 3 {
+		h.mustServeOthers(t)
 	}
 }
 

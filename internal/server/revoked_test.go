@@ -22,8 +22,23 @@ func only(grants ...auth.Grant) map[string][]auth.Grant {
 	return map[string][]auth.Grant{"alice": grants}
 }
 
-// holdLatch holds the latch of a key until release is called.
+// holdLatch holds the latch of a key until release is called, which then writes it.
 func (h *harness) holdLatch(t *testing.T, key string) (release func()) {
+	t.Helper()
+	return h.hold(t, func(w *mvcc.Write) { w.Set([]byte(key), []byte("held")) })
+}
+
+// holdLatchOf is holdLatch for an internal key, and writes nothing.
+func (h *harness) holdLatchOf(t *testing.T, internal []byte) (release func()) {
+	t.Helper()
+	return h.hold(t, func(w *mvcc.Write) {
+		w.SetOwn()
+		w.Latch(internal)
+	})
+}
+
+// hold holds the latches of a write until release is called.
+func (h *harness) hold(t *testing.T, fill func(*mvcc.Write)) (release func()) {
 	t.Helper()
 	held, let, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -36,7 +51,7 @@ func (h *harness) holdLatch(t *testing.T, key string) (release func()) {
 		}
 		defer x.Close()
 		var w mvcc.Write
-		w.Set([]byte(key), []byte("held"))
+		fill(&w)
 		w.Durability = mvcc.DurabilityAsync
 		w.Under(func(*mvcc.Latched) error {
 			close(held)
