@@ -193,7 +193,8 @@ func TestViewStaysInStepThroughKills(t *testing.T) {
 	consumer.start()
 	defer server.kill()
 	defer consumer.kill()
-	c, err := client.Dial(address)
+	// A server that was killed may take long to start on a busy machine: the deadline of the test bounds that.
+	c, err := client.Dial(address, client.WithRetry(client.Retry{Attempts: 1000, Base: 100 * time.Millisecond, Max: time.Second}))
 	if err != nil {
 		t.Fatal(err)
 	}
