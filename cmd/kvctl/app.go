@@ -94,7 +94,8 @@ func (a *app) rootCommand() *cobra.Command {
 		Short: "Read, write and inspect an EpochKV server",
 		Long: `kvctl reads, writes and inspects an EpochKV server.
 
-On a terminal, lists are tables as wide as the terminal at most, and severities have colours unless $NO_COLOR is set; in a pipe nothing is cut.
+On a terminal, lists are tables as wide as the terminal at most, and severities have colours unless $NO_COLOR is set; in a pipe nothing is cut,
+reports stay as they are, and lists are JSON lines. -o json makes JSON of everything, errors included.
 
 Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,
 8 corruption, 9 not permitted, 10 disk full, 130 interrupted, 143 terminated.`,
@@ -115,7 +116,7 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition fail
 	flags.StringVar(&a.context, "context", "", "use the settings of the context `NAME` (default: $"+contextEnv+", or the one that \"kvctl context use\" chose)")
 	a.tls.addFlags(flags)
 	flags.DurationVar(&a.timeout, "timeout", timeoutDefault, "bound `DURATION` of one request; scan, import and export take as long as they need unless it is given")
-	flags.StringVarP(&a.format, "output", "o", "", "output `FORMAT`: table, json, jsonl or raw (default: table for reports and on a terminal, else raw for get, jsonl for the rest)")
+	flags.StringVarP(&a.format, "output", "o", "", "output `FORMAT`: table, json, jsonl or raw (default: table on a terminal and for reports, such as status, slow and config get; else raw for get, jsonl for lists and writes)")
 	flags.BoolVar(&a.hex, "hex", false, "keys and values are hexadecimal, on the command line and in the output")
 	root.AddCommand(
 		a.putCommand(), a.getCommand(), a.delCommand(), a.scanCommand(), a.importCommand(), a.exportCommand(),

@@ -163,7 +163,7 @@ func (a *app) authStatus(cmd *cobra.Command, c *client.Client) error {
 	if who.GetExpires() != nil {
 		row.Expires = who.GetExpires().AsTime().Format(time.RFC3339)
 	}
-	if format := a.formatOr(formatJSONL); format != formatTable {
+	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 		return a.printJSON(format, row)
 	}
 	checked := "not checked: every client may do everything"
@@ -207,7 +207,7 @@ The exit code is 9 if one is missing.`,
 				if err != nil {
 					return err
 				}
-				if format := a.formatOr(formatJSONL); format != formatTable {
+				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 					err = a.printJSON(format, struct {
 						Permitted bool   `json:"permitted"`
 						Missing   string `json:"missing,omitempty"`

@@ -149,7 +149,7 @@ func (a *app) backupStatusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if format := a.formatOr(formatJSONL); format != formatTable {
+				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 					return a.printMessage(format, s)
 				}
 				return a.print("%s", backupStatusText(s))

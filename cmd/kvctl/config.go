@@ -94,7 +94,7 @@ func (a *app) printConfigChanges(now, later []*kvpb.ConfigChange) error {
 		rows = append(rows, row)
 		table = append(table, []string{row.Name, row.Value, row.Previous, row.Effective})
 	}
-	if printed, err := printRows(a, rows); printed {
+	if printed, err := printReport(a, rows); printed {
 		return err
 	}
 	if len(rows) == 0 {
@@ -129,7 +129,7 @@ func (a *app) printConfig(cmd *cobra.Command, c *client.Client, names []string, 
 			return usageError{fmt.Errorf("the server has no option %q; kvctl config get shows all", name)}
 		}
 	}
-	if printed, err := printRows(a, rows); printed {
+	if printed, err := printReport(a, rows); printed {
 		return err
 	}
 	return a.writeTable(table)

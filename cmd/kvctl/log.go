@@ -45,8 +45,8 @@ the disk is full, the largest first.`,
 }
 
 func (a *app) printHolders(holders []*kvpb.LogHolder) error {
-	format := a.formatOr(formatJSONL)
-	if format != formatTable {
+	format := a.formatOr(formatTable)
+	if format == formatJSON || format == formatJSONL {
 		for _, h := range holders {
 			if err := a.printMessage(format, h); err != nil {
 				return err

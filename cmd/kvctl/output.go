@@ -241,7 +241,16 @@ func writeFitted(w io.Writer, rows [][]string, widths []int, columns int) error 
 
 // printRows prints a list as JSON, one document or a line a row, or reports false if the format is a table, which the caller prints.
 func printRows[Row any](a *app, rows []Row) (printed bool, err error) {
-	switch format := a.formatOr(formatJSONL); format {
+	return printRowsOr(a, rows, formatJSONL)
+}
+
+// printReport is printRows for what people read: it is a table in a pipe, too.
+func printReport[Row any](a *app, rows []Row) (printed bool, err error) {
+	return printRowsOr(a, rows, formatTable)
+}
+
+func printRowsOr[Row any](a *app, rows []Row, inPipe string) (printed bool, err error) {
+	switch format := a.formatOr(inPipe); format {
 	case formatJSON:
 		return true, a.printJSON(format, rows)
 	case formatJSONL:

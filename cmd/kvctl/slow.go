@@ -77,7 +77,7 @@ func (a *app) printSlow(out *kvpb.SlowRequestsResponse) error {
 			rows[i].Waits[w.name] = w.took.Microseconds()
 		}
 	}
-	if printed, err := printRows(a, rows); printed {
+	if printed, err := printReport(a, rows); printed {
 		return err
 	}
 	if len(rows) == 0 {

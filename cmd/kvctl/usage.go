@@ -7,14 +7,17 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const excludeText = "options that exclude each other: "
+const (
+	excludeText = "options that exclude each other: "
+	suggestText = "\n\nDid you mean this?" // of the library, before names that are similar
+)
 
 // usageTexts are the messages of the libraries that parse command lines, in the words of this program.
 var usageTexts = []struct {
 	pattern *regexp.Regexp
 	text    string
 }{
-	{regexp.MustCompile(`^unknown command "(.*)" for "(.*)"$`), `unknown command "$1"; "$2 --help" lists the commands`},
+	{regexp.MustCompile(`(?s)^unknown command "([^\n]*)" for "([^\n"]*)"(\n\nDid you mean this\?.*)?$`), `unknown command "$1"; "$2 --help" lists the commands$3`},
 	{regexp.MustCompile(`^requires at least (\d+) arg\(s\), only received (\d+)$`), "wrong number of arguments: expected at least $1, got $2"},
 	{regexp.MustCompile(`^accepts (\d+) arg\(s\), received (\d+)$`), "wrong number of arguments: expected $1, got $2"},
 	{regexp.MustCompile(`^accepts at most (\d+) arg\(s\), received (\d+)$`), "wrong number of arguments: expected at most $1, got $2"},
@@ -39,6 +42,9 @@ func inOurWords(text string) string {
 			text = t.pattern.ReplaceAllString(text, t.text)
 			break
 		}
+	}
+	if before, names, ok := strings.Cut(text, suggestText); ok {
+		return before + "; similar: " + strings.Join(strings.Fields(names), ", ")
 	}
 	if names, ok := strings.CutPrefix(text, excludeText); ok {
 		return excludeText + "--" + strings.Join(strings.Fields(names), ", --")

@@ -273,7 +273,7 @@ func (a *app) userShowCommand() *cobra.Command {
 					return err
 				}
 				row := userRowOf(u)
-				if format := a.formatOr(formatJSONL); format != formatTable {
+				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 					return a.printJSON(format, row)
 				}
 				table := [][]string{
