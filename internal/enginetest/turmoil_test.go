@@ -11,12 +11,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 var turmoilSeeds = flag.Int("turmoil.seeds", 12, "runs of TestTurmoil")
@@ -35,7 +38,7 @@ func TestTurmoil(t *testing.T) {
 	}
 	t.Log(total)
 	for _, what := range []string{"put", "bulk load", "bulk load ended", "refused", "crash", "restart", "checkpoint ended", "shortage", "read fault"} {
-		if total[what] == 0 && *turmoilSeeds >= 12*exhaustiveStep {
+		if total[what] == 0 && *turmoilSeeds >= 200*exhaustiveStep {
 			t.Errorf("no %s: this tests nothing", what)
 		}
 	}
@@ -45,18 +48,21 @@ const turmoilKeys = 300
 
 // uproar is one run.
 type uproar struct {
-	t      *testing.T
-	rng    *rand.Rand
-	mem    *vfs.Mem
-	faulty *vfs.Faulty
-	o      mvcc.Options
-	s      *mvcc.Store
-	x      *session
-	want   map[string]string
-	pinned []*pinnedState
-	faults bool // reads failed: DATA_LOSS is possible
-	total  map[string]int
-	maybe  map[string]string // the state if what was under way happened; nil if nothing was
+	t            *testing.T
+	rng          *rand.Rand
+	mem          *vfs.Mem
+	faulty       *vfs.Faulty
+	o            mvcc.Options
+	s            *mvcc.Store
+	x            *session
+	want         map[string]string
+	pinned       []*pinnedState
+	faults       bool          // reads failed: DATA_LOSS is possible
+	failing      bool          // operations that change something fail
+	rule         *vfs.Injected // a write that fails, or nil
+	total        map[string]int
+	acknowledged []keys.Epoch      // of puts
+	maybe        map[string]string // the state if what was under way happened; nil if nothing was
 }
 
 // pinnedState is a snapshot and what it must show.
@@ -67,8 +73,17 @@ type pinnedState struct {
 
 func turmoil(t *testing.T, seed uint64, total map[string]int) {
 	u := &uproar{t: t, rng: rand.New(rand.NewPCG(seed, 77)), mem: vfs.NewMem(), want: map[string]string{}, total: total}
+	u.o = modelOptions(nil)
+	u.o.Storage.PageSize = []int{512, 512, 1024, 8192}[u.rng.IntN(4)]
+	u.o.Storage.DiskReserve = storage.DiskReserveDerived
+	u.o.Storage.MemoryBytes, u.o.Storage.StallMax = 8<<20, 200*time.Millisecond
+	u.o.Storage.FeatureLevel = keys.FeatureLevel(1 + u.rng.IntN(2))
+	if u.rng.IntN(2) == 0 {
+		u.o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 200 << 10}
+	}
 	u.mem.SetCapacity(256 << 20)
 	u.start()
+	u.failing = u.rng.IntN(2) == 0
 	withFaults := u.rng.IntN(3) == 0
 	for step := range 120 {
 		u.step(withFaults)
@@ -77,7 +92,11 @@ func turmoil(t *testing.T, seed uint64, total map[string]int) {
 		}
 	}
 	u.mem.SetCapacity(256 << 20)
+	if u.rule != nil {
+		u.rule.Remove()
+	}
 	u.check()
+	u.goesOn()
 	u.stop()
 	if u.faults {
 		got, _ := mustSalvage(t, u.mem)
@@ -89,17 +108,71 @@ func turmoil(t *testing.T, seed uint64, total map[string]int) {
 	verifyFiles(t, u.o)
 }
 
+// start opens the store, sometimes after an attempt during which an operation fails, or the machine crashes.
 func (u *uproar) start() {
 	u.t.Helper()
-	u.faulty = vfs.NewFaulty(u.mem)
-	u.o = modelOptions(u.faulty)
-	u.o.Storage.DiskReserve = storage.DiskReserveDerived
-	u.o.Storage.MemoryBytes = 8 << 20
-	s, err := mvcc.Open(u.o)
-	if err != nil {
-		u.t.Fatalf("open: %v", err)
+	u.rule = nil
+	for attempt := u.rng.IntN(4); ; attempt++ {
+		u.faulty = vfs.NewFaulty(u.mem)
+		u.o.Storage.FS = u.faulty
+		switch {
+		case attempt == 0 && u.failing:
+			u.faulty.Inject(u.failure())
+		case attempt <= 1:
+			u.mem.CrashAt(u.mem.Mutations() + 1 + u.rng.Int64N(40))
+		}
+		s, err := mvcc.Open(u.o)
+		if err == nil && s.Err() == nil && attempt > 1 {
+			u.s, u.x = s, mustSession(u.t, s)
+			return
+		}
+		if err == nil {
+			_ = s.Close()
+		} else if attempt > 1 {
+			u.t.Fatalf("open: %v", err)
+		}
+		u.total["start again"]++
+		u.mem = u.mem.Crash(u.rng.Uint64(), u.survival())
+		u.mem.SetCapacity(256 << 20)
 	}
-	u.s, u.x = s, mustSession(u.t, s)
+}
+
+// survival is which of the unsynced changes is left.
+func (u *uproar) survival() vfs.Survival {
+	return []vfs.Survival{vfs.SurviveSome, vfs.SurviveSome, vfs.SurviveNone, vfs.SurviveAll, vfs.SurviveProcess}[u.rng.IntN(5)]
+}
+
+// failure lets one of the next operations that change something fail.
+func (u *uproar) failure() vfs.Rule {
+	ops := []vfs.Op{vfs.OpWrite, vfs.OpSync | vfs.OpSyncData, vfs.OpPreallocate, vfs.OpCreate | vfs.OpOpen, vfs.OpTruncate | vfs.OpRename | vfs.OpRemove | vfs.OpSyncDir, vfs.OpMutating}
+	names := []string{"*.log", "data.ekv", "bulk-*", "reserve-*", "*"}
+	rule := vfs.Rule{
+		Op: ops[u.rng.IntN(len(ops))], Name: names[u.rng.IntN(len(names))], Nth: 1 + u.rng.IntN(25),
+		Err: vfs.Errnos()[u.rng.IntN(len(vfs.Errnos()))], Bytes: u.rng.IntN(5000),
+	}
+	switch rule.Op {
+	case vfs.OpWrite:
+		rule.Fault = []vfs.Fault{vfs.Fail, vfs.Short, vfs.Torn}[u.rng.IntN(3)]
+	case vfs.OpSync | vfs.OpSyncData:
+		rule.Fault = []vfs.Fault{vfs.Fail, vfs.DiscardDirty}[u.rng.IntN(2)]
+	}
+	return rule
+}
+
+// goesOn puts until that succeeds: there is space, and no operation fails any more.
+func (u *uproar) goesOn() {
+	u.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		_, err := put(u.x, u.keyOf(0), "last", mvcc.DurabilitySync)
+		if err == nil {
+			u.want = maps.Clone(u.want)
+			u.want[u.keyOf(0)] = "last"
+			return
+		}
+		if time.Now().After(deadline) {
+			u.t.Fatalf("puts still fail: %v", err)
+		}
+	}
 }
 
 func (u *uproar) endSessions() {
@@ -122,7 +195,7 @@ func (u *uproar) stop() {
 func (u *uproar) crash() {
 	u.t.Helper()
 	u.total["crash"]++
-	left := u.mem.Crash(u.rng.Uint64(), []vfs.Survival{vfs.SurviveSome, vfs.SurviveSome, vfs.SurviveNone, vfs.SurviveAll, vfs.SurviveProcess}[u.rng.IntN(5)])
+	left := u.mem.Crash(u.rng.Uint64(), u.survival())
 	u.endSessions()
 	_ = u.s.Close() // it has crashed
 	u.mem = left
@@ -133,6 +206,42 @@ func (u *uproar) crash() {
 	}
 	u.maybe = nil
 	u.check()
+	u.checkLog()
+}
+
+// checkLog reads the log from its oldest epoch on: it has every commit from there on.
+func (u *uproar) checkLog() {
+	u.t.Helper()
+	log := u.s.Changes()
+	oldest, through := log.OldestInLog(), log.Stable()
+	r := log.ReadLog(oldest, wal.TailMark{})
+	defer func() { _ = r.Close() }() // it was only read
+	found := map[keys.Epoch]bool{}
+	for {
+		rec, ok, err := r.Next(through)
+		if truncated, is := errors.AsType[*wal.TruncatedError](err); is { // the crash has brought back a part of what was given up
+			u.total["log with a hole"]++
+			oldest = truncated.Oldest
+			_ = r.Close()
+			r = log.ReadLog(oldest, wal.TailMark{})
+			continue
+		}
+		if err != nil && u.failing {
+			return // the end of an old segment could not be written
+		}
+		if err != nil {
+			u.t.Fatalf("the log from epoch %d on: %v", oldest, err)
+		}
+		if !ok {
+			break
+		}
+		found[rec.Epoch] = !rec.Gap
+	}
+	for _, e := range u.acknowledged {
+		if e >= oldest && !found[e] {
+			u.t.Fatalf("the log from epoch %d to %d lacks epoch %d", oldest, through, e)
+		}
+	}
 }
 
 // happened reports whether a key that next changes has its new value. Keys that cannot be read do not tell.
@@ -161,33 +270,39 @@ func (u *uproar) value() string {
 // step does one thing, sometimes up to an operation at which the machine crashes.
 func (u *uproar) step(withFaults bool) {
 	crashes := u.rng.IntN(12) == 0
+	if u.rule != nil && u.rng.IntN(3) == 0 {
+		u.rule.Remove()
+		u.rule = nil
+	}
 	if crashes {
 		u.mem.CrashAt(u.mem.Mutations() + 1 + u.rng.Int64N(60))
 	}
 	switch n := u.rng.IntN(100); {
-	case n < 45:
+	case n < 38:
 		u.write()
-	case n < 55:
+	case n < 46:
 		u.deleteRange()
-	case n < 65:
+	case n < 56:
 		u.bulkLoad()
-	case n < 80:
+	case n < 70:
 		u.checkpoint()
-	case n < 86:
+	case n < 76:
 		u.pin()
-	case n < 89:
+	case n < 79:
 		u.resize()
-	case n < 94:
+	case n < 88:
 		u.squeeze()
-	case n < 96 && withFaults && !crashes:
+	case n < 90 && withFaults && !crashes:
 		u.failReads()
-	case n < 98 && !crashes:
+	case n < 94 && !crashes && u.rule == nil:
 		u.total["restart"]++
 		u.stop()
 		u.start()
-	default:
+		u.checkLog()
+	case u.rule == nil && u.failing:
+		u.rule = u.faulty.Inject(u.failure())
 	}
-	if crashes || u.mem.Crashed() {
+	if crashes || u.mem.Crashed() || u.s.Err() != nil {
 		u.crash()
 		return
 	}
@@ -203,8 +318,10 @@ func (u *uproar) ended(what string, err error, next map[string]string) {
 	case err == nil:
 		u.total[what]++
 		u.want = next
-	case u.mem.Crashed():
+	case u.mem.Crashed(), u.s.Err() != nil:
 		u.maybe = next
+	case u.rule != nil && u.rule.Fired() > 0:
+		u.total["faulted"]++
 	case errors.Is(err, vfs.ErrNoSpace), errors.Is(err, storage.ErrMemoryFull), errors.Is(err, storage.ErrNoSegment), errors.Is(err, storage.ErrReserveUnchecked):
 		u.total["refused"]++
 	case errors.Is(err, context.Canceled):
@@ -239,8 +356,10 @@ func (u *uproar) write() {
 			}
 		}
 		maps.DeleteFunc(next, func(k, _ string) bool { return k[0] == '+' })
-		_, err := commitAndWait(u.x, &w)
-		u.ended("put", err, next)
+		epoch, err := commitAndWait(u.x, &w)
+		if u.ended("put", err, next); err == nil {
+			u.acknowledged = append(u.acknowledged, epoch)
+		}
 		if err != nil {
 			return
 		}
@@ -307,7 +426,7 @@ func (u *uproar) bulkLoad() {
 	if err == nil {
 		_, err = l.Commit(ctx)
 	}
-	if failed := l.Close(); failed != nil && !u.mem.Crashed() {
+	if failed := l.Close(); failed != nil && !u.mem.Crashed() && u.rule == nil {
 		u.t.Errorf("the bulk load does not close: %v", failed)
 	}
 	u.ended("bulk load", err, next)
@@ -337,7 +456,7 @@ func (u *uproar) pin() {
 }
 
 func (u *uproar) resize() {
-	if _, err := u.s.ResizeCache(int64(16+u.rng.IntN(3000)) * 512); err != nil {
+	if _, err := u.s.ResizeCache(int64(16*u.o.Storage.PageSize + u.rng.IntN(1500<<10))); err != nil {
 		u.t.Fatal(err)
 	}
 }
@@ -394,7 +513,13 @@ func (u *uproar) check() {
 	if u.rng.IntN(3) > 0 {
 		return
 	}
+	if u.rule != nil {
+		return // its operation may be one of the verification
+	}
 	report, err := u.s.Verify(context.Background(), inspect.VerifyOptions{})
+	if _, full := errors.AsType[*wal.HolderEndedError](err); full {
+		return
+	}
 	if err != nil {
 		u.t.Fatal(err)
 	}

@@ -144,6 +144,7 @@ func (l *Log) writeHeader() error {
 		return fmt.Errorf("wal: write the header of %s: %w", f.segment.path, err) // the first records write it again
 	}
 	f.written = f.pos
+	f.segment.synced.Store(f.written) // a skip record may follow the header: the epochs that it skips count as durable
 	l.durableHeader.Store(f.segment.number)
 	return nil
 }

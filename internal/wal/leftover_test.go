@@ -49,31 +49,57 @@ func TestFilesThatWaitToBecomeSegmentsAreNoPartOfTheLog(t *testing.T) {
 	}
 }
 
-// TestHoleAmongOldSegmentsIsNoDamage: a start finds old segments of which some are missing, as earlier versions left them. The
-// commits before the hole are of no use, and those in the hole are not in the log any more.
+// TestHoleAmongOldSegmentsIsNoDamage: a start finds old segments of which some are missing, as earlier versions left them, or as a
+// crash has brought them back, perhaps without close records. The commits before the hole are of no use, and those in the hole
+// are not in the log any more. Without a hole the same is damage.
 func TestHoleAmongOldSegmentsIsNoDamage(t *testing.T) {
+	for _, closed := range []bool{true, false} {
+		for _, hole := range []bool{true, false} {
+			t.Run(fmt.Sprintf("close record %v/hole %v", closed, hole), func(t *testing.T) { testHole(t, closed, hole) })
+		}
+	}
+}
+
+func testHole(t *testing.T, closed, hole bool) {
 	fs := vfs.NewMem()
 	a := mustStart(t, testOptions(fs, SegmentBytesMin))
 	last := a.mustRun(t, 100)
 	mustClose(t, a.log)
 	rec, _ := mustReplay(t, fs, last)
-	if err := fs.Remove(rec.Segments[3].File); err != nil {
-		t.Fatal(err)
+	before, oldest := rec.Segments[2], rec.Segments[4].First
+	if hole {
+		if err := fs.Remove(rec.Segments[3].File); err != nil {
+			t.Fatal(err)
+		}
 	}
-	oldest := rec.Segments[4].First
+	if !closed {
+		err := ReadSegment(fs, before, func(r Record) error {
+			if r.Flags&flagClose != 0 {
+				_ = patch(t, fs, before.File, r.Offset, make([]byte, closeRecordSpace))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !hole { // damage of the last record
+		_ = patch(t, fs, before.File, lastRecordOf(t, fs, before)+recordHeaderSize, []byte{0xff, 0xff, 0xff})
+	}
 	rec, _ = mustReplay(t, fs, last)
 	b, err := startLog(testOptions(fs, SegmentBytesMin), rec)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer mustClose(t, b.log)
-	for from := keys.Epoch(1); from < oldest; from++ {
+	for from := keys.Epoch(1); from < rec.Segments[3].First; from++ {
 		r := b.log.ReadFrom(from, TailMark{})
 		ok, err := true, error(nil)
 		for ok && err == nil {
 			_, ok, err = r.Next(last)
 		}
-		if truncated, is := errors.AsType[*TruncatedError](err); !is || truncated.Oldest != oldest {
+		truncated, is := errors.AsType[*TruncatedError](err)
+		if is != hole || is && truncated.Oldest != oldest || !is && !errors.Is(err, ErrCorrupt) {
 			t.Errorf("from epoch %d: %v", from, err)
 		}
 		_ = r.Close()
@@ -81,6 +107,21 @@ func TestHoleAmongOldSegmentsIsNoDamage(t *testing.T) {
 	r := b.log.ReadFrom(oldest, TailMark{})
 	defer r.Close()
 	wantTail(t, tailed(t, r, last), int64(oldest), int64(last))
+}
+
+// lastRecordOf is the offset of the last record with an epoch.
+func lastRecordOf(t *testing.T, fs vfs.FS, s SegmentInfo) (offset int64) {
+	t.Helper()
+	err := ReadSegment(fs, s, func(r Record) error {
+		if r.HoldsEpoch() {
+			offset = r.Offset
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return offset
 }
 
 // TestOldFileThatCannotBeRenamedIsRemoved: the log goes on, with a new file.

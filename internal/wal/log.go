@@ -194,7 +194,7 @@ func (l *Log) adopt(rec Recovery) {
 		if s.File == rec.tail.file { // a bulk load may have taken epochs after its last record
 			end = min(end, max(rec.tail.next, 1)-1)
 		}
-		old[i] = completedSegment{info: *s, end: end, size: size, completed: now}
+		old[i] = completedSegment{info: *s, end: end, size: size, completed: now, earlier: true}
 		if s.Damage == nil { // else the segment before it ends where the next segment with a known first epoch begins
 			end = min(end, s.First-1)
 		}

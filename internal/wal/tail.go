@@ -329,7 +329,11 @@ func (r *TailReader) bytes(n int) ([]byte, error) {
 	return r.buf[:n], nil
 }
 
+// damaged is the error about a record that cannot be read. If it may be in a segment that is missing, it counts as truncated.
 func (r *TailReader) damaged(reason string) error {
+	if next, hole := r.log.completed.holeAfter(r.segment.number); hole {
+		return &TruncatedError{Epoch: r.next, Oldest: next}
+	}
 	return corruption(r.segment.File, r.pos, r.at, reason)
 }
 
@@ -420,6 +424,25 @@ func (r *completed) following(number uint64) (s SegmentInfo, readable bool) {
 		return SegmentInfo{}, false
 	}
 	return r.open[0].info(), true
+}
+
+// holeAfter reports whether a segment may be missing after one that an earlier run has written, and returns the first epoch of the one
+// that is there. An earlier run may have given segments up, and a crash may have brought a part of them back, without the
+// close records that tell. Segments with consecutive numbers have none between them.
+func (r *completed) holeAfter(number uint64) (next keys.Epoch, hole bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.segments {
+		if !r.segments[i].earlier || r.segments[i].info.number != number {
+			continue
+		}
+		if i+1 < len(r.segments) {
+			s := &r.segments[i+1].info
+			return s.First, s.readable() && s.number > number+1
+		}
+		return 0, false
+	}
+	return 0, false
 }
 
 // OldestEpoch is the first epoch that the log has.

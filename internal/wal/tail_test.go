@@ -187,6 +187,32 @@ func TestTailTellsGapsApart(t *testing.T) {
 	wantTail(t, tailed(t, again, next), 1, int64(next), int64(last+100), int64(end+100), int64(rec.Next()-1))
 }
 
+// TestTailReadsSkippedEpochsBeforeTheFirstCommit: after an unclean end the epochs that are skipped count as durable at once. A reader
+// passes them although nothing was written since.
+func TestTailReadsSkippedEpochsBeforeTheFirstCommit(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	last := a.mustRun(t, 20)
+	if err := a.log.Flush(last); err != nil {
+		t.Fatal(err)
+	}
+	crashed := fs.Crash(1, vfs.SurviveNone)
+	rec, _ := mustReplay(t, crashed, 0)
+	b, err := startLog(testOptions(crashed, SegmentBytesMin), rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustClose(t, b.log)
+	for _, from := range []keys.Epoch{1, last, last + 1, last + 2, rec.Next() - 1} {
+		r := b.log.ReadFrom(from, TailMark{})
+		got := tailed(t, r, b.log.Durable())
+		if end := -int64(rec.Next() - 1); len(got) == 0 || got[len(got)-1] != end || len(got) != int(max(last+1, from)-from)+1 {
+			t.Errorf("from epoch %d: %v, want the end %d", from, got, end)
+		}
+		_ = r.Close()
+	}
+}
+
 func TestTailReadsTheHistoryThatIsLeft(t *testing.T) {
 	a, err := startLog(lineageOptions(vfs.NewMem()), Recovery{})
 	if err != nil {

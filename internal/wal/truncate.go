@@ -28,6 +28,7 @@ type completedSegment struct {
 	end       keys.Epoch // its last epoch
 	size      int64
 	completed time.Time // when it was complete, or the log was opened
+	earlier   bool      // an earlier run has written it
 }
 
 // begin adds a segment that takes reservations from now on.
@@ -152,6 +153,8 @@ func (l *Log) recycle(taken []completedSegment) error {
 	for _, s := range taken {
 		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycleSegment(s.info.File, s.size) {
 			l.counts.recycled.Add(1)
+		} else {
+			l.recordFailure(l.preallocator.removeScheduled()) // at once: the names go in the order of the segments, so that a crash leaves no hole
 		}
 		l.counts.segments.Add(-1)
 		l.counts.segmentBytes.Add(-s.size)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -103,4 +104,29 @@ func readRun(t *testing.T, r *Run, count int, rule vfs.Rule) error {
 		t.Fatalf("%+v: %d entries of %d and no error", rule, n, count)
 	}
 	return c.Err
+}
+
+// TestFileThatCouldNotBeRemovedIsReplaced: the next sort uses the same names.
+func TestFileThatCouldNotBeRemovedIsReplaced(t *testing.T) {
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	if err := faulty.MkdirAll("db"); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		s := newSorter(faulty, 4<<10)
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpRemove, Nth: 1, Sticky: round == 0})
+		if round > 0 {
+			rule.Remove()
+		}
+		want := filled(t, s, 300, func(i int) string { return fmt.Sprintf("%08d", i*7919%100_003) }, rand.New(rand.NewPCG(1, 1)))
+		r, err := s.Finish(context.Background())
+		if round > 0 && (err != nil || r.Count != uint64(len(want))) {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		_ = s.Close() // it cannot remove its files in the first round
+		rule.Remove()
+	}
+	if left, err := faulty.List("db"); err != nil || len(left) > 0 {
+		t.Errorf("%q are left, %v", left, err)
+	}
 }

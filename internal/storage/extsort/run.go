@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	iofs "io/fs"
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -102,6 +103,11 @@ type runWriter struct {
 
 func newRunWriter(fs vfs.FS, name string, inlineMax int) (*runWriter, error) {
 	f, err := fs.Open(name, vfs.Create)
+	if errors.Is(err, iofs.ErrExist) { // an earlier sort could not remove it
+		if err = fs.Remove(name); err == nil {
+			f, err = fs.Open(name, vfs.Create)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
