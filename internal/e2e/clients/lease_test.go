@@ -272,7 +272,7 @@ func TestKvctlLockRunsOneCommandAtATime(t *testing.T) {
 	}
 	all.Wait()
 	holder := exec.Command(filepath.Join(bin, "kvctl"), "lock", "--ttl", "1s", "job", "--", "sh", "-c", "trap 'exit 3' TERM; echo held; while :; do sleep 0.01; done")
-	holder.Env = append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint)
+	holder.Env = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...)
 	out, err := holder.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

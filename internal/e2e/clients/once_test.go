@@ -63,11 +63,7 @@ func TestEveryIncrementIsAppliedOnceUnderFaults(t *testing.T) {
 	done := make(chan struct{})
 	var clients sync.WaitGroup
 	for i := range tallies {
-		c, err := client.Dial(p.endpoint, client.WithRetry(client.Retry{Attempts: 10_000, Max: 20 * time.Millisecond}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
+		c := s.dial(p.endpoint, client.WithRetry(client.Retry{Attempts: 10_000, Max: 20 * time.Millisecond}))
 		clients.Go(func() {
 			for {
 				select {
@@ -122,11 +118,7 @@ func TestUpdateAcrossStopsIsAppliedOnce(t *testing.T) {
 	var clients sync.WaitGroup
 	for i := range applied {
 		// Enough attempts for the slowest start: an error means that a commit was not answered.
-		c, err := client.Dial(s.endpoint, client.WithRetry(client.Retry{Attempts: 10_000, Max: 20 * time.Millisecond}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
+		c := s.dial(s.endpoint, client.WithRetry(client.Retry{Attempts: 10_000, Max: 20 * time.Millisecond}))
 		key := fmt.Append(nil, "n", i)
 		clients.Go(func() {
 			for {

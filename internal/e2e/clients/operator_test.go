@@ -91,8 +91,8 @@ func TestHangupReplacesCertificates(t *testing.T) {
 	if _, _, code := s.kvctl("", append(using("first"), "put", "k", "v")...); code == 0 {
 		t.Error("the certificates before are in force")
 	}
-	if code := s.signal(syscall.SIGTERM); code != 0 || strings.Count(s.log.String(), `msg="certificates loaded" changed=true`) != 1 {
-		t.Errorf("exit %d: %s", code, s.log.String())
+	if code := s.signal(syscall.SIGTERM); code != 0 || strings.Count(s.log.text(), `msg="certificates loaded" changed=true`) != 1 {
+		t.Errorf("exit %d: %s", code, s.log.text())
 	}
 }
 

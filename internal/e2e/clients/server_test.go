@@ -5,17 +5,22 @@ package clients
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/invariants"
 )
 
 const startMax = 20 * time.Second
@@ -31,7 +36,11 @@ func run(m *testing.M) int {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "github.com/epochkv/epochkv/cmd/kvserver", "github.com/epochkv/epochkv/cmd/kvctl")
+	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator))
+	if invariants.Enabled {
+		build.Args = append(build.Args, "-tags", "invariants")
+	}
+	build.Args = append(build.Args, "github.com/epochkv/epochkv/cmd/kvserver", "github.com/epochkv/epochkv/cmd/kvctl")
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "building the binaries:", err)
@@ -50,7 +59,7 @@ type server struct {
 	env      []string // of the server and of kvctl, in addition to that of the test
 	dialed   []client.Option
 	process  *exec.Cmd
-	log      bytes.Buffer
+	log      lockedBuffer
 }
 
 // startServer runs a server on an empty directory until the test ends.
@@ -58,7 +67,53 @@ func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t), args: args}
 	s.run()
+	if *withUsers {
+		s.checkUsers()
+	}
 	return s
+}
+
+var withUsers = flag.Bool("users", false, "check users in the tests of this package that start a server on an empty directory, whose clients then have a token")
+
+// checkUsers makes the first administrator, and has users checked. Clients of the test have its token from now on.
+func (s *server) checkUsers() {
+	s.t.Helper()
+	once := bootstrapToken.FindStringSubmatch(s.log.text())
+	if once == nil {
+		s.t.Fatalf("the server has logged no token:\n%s", s.log.text())
+	}
+	for _, command := range []struct{ stdin, line string }{
+		{once[1] + "\ntests' password\n", "user bootstrap tests"}, {"tests' password\n", "login tests --print"}, {"", "auth enable"},
+	} {
+		out, errs, code := s.kvctl(command.stdin, strings.Fields(command.line)...)
+		if code != 0 {
+			s.t.Fatalf("kvctl %s: %s", command.line, errs)
+		}
+		if token := strings.TrimSpace(out); strings.HasPrefix(command.line, "login") {
+			s.env = append(s.env, "KVCTL_TOKEN="+token)
+			s.dialed = append(s.dialed, client.WithToken(token))
+		}
+	}
+}
+
+var bootstrapToken = regexp.MustCompile("bootstrap_token=([^ \n]*)")
+
+// lockedBuffer is what a process writes, which the test may read meanwhile.
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) text() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
 }
 
 // run starts a server that ends with the test.
@@ -68,7 +123,7 @@ func (s *server) run() {
 	s.t.Cleanup(func() {
 		s.signal(syscall.SIGKILL)
 		if s.t.Failed() {
-			s.t.Logf("the server's log:\n%s", s.log.String())
+			s.t.Logf("the server's log:\n%s", s.log.text())
 		}
 	})
 }
@@ -105,7 +160,7 @@ func (s *server) start() {
 		}
 	}
 	s.signal(syscall.SIGKILL)
-	s.t.Fatalf("the server did not start:\n%s", s.log.String())
+	s.t.Fatalf("the server did not start:\n%s", s.log.text())
 }
 
 // signal sends a signal and waits for the end of the process. It returns the exit code, -1 if a

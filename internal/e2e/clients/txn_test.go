@@ -15,16 +15,6 @@ import (
 	"github.com/epochkv/epochkv/client"
 )
 
-func mustDial(t *testing.T, endpoint string) *client.Client {
-	t.Helper()
-	c, err := client.Dial(endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() }) // the test is over
-	return c
-}
-
 func number(v client.Value) int {
 	n, _ := strconv.Atoi(string(v.Data))
 	return n
@@ -32,7 +22,7 @@ func number(v client.Value) int {
 
 func TestUpdateRunsAgainUntilNothingIsLost(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	key := []byte("n")
 	const clients, rounds = 8, 25
 	var all sync.WaitGroup
@@ -73,7 +63,7 @@ func TestUpdateRunsAgainUntilNothingIsLost(t *testing.T) {
 
 func TestAnErrorOfTheFunctionRollsBackAndComesOut(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	enough, calls := errors.New("enough"), 0
 	err := c.Update(t.Context(), func(tx *client.Txn) error {
 		calls++
@@ -98,7 +88,7 @@ func TestAnErrorOfTheFunctionRollsBackAndComesOut(t *testing.T) {
 
 func TestATransactionScansInPagesOverItsOwnWrites(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	var b client.Batch
 	for i := range 100 {
 		b.Put(fmt.Appendf(nil, "k%03d", i), make([]byte, 50))
@@ -145,7 +135,7 @@ func TestATransactionScansInPagesOverItsOwnWrites(t *testing.T) {
 
 func TestInteractiveTransactions(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	tx, err := c.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +184,7 @@ func TestInteractiveTransactions(t *testing.T) {
 
 func TestPlansAndInvocations(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	ctx := t.Context()
 	leader := []byte("leader")
 	take := client.When(client.Absent(leader), client.Empty(client.Prefix([]byte("leader/")))).
@@ -246,7 +236,7 @@ func TestPlansAndInvocations(t *testing.T) {
 // safe.
 func TestUpdateOutlivesARestartOfTheServer(t *testing.T) {
 	s := startServer(t)
-	c := mustDial(t, s.endpoint)
+	c := s.dial(s.endpoint)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	calls := 0

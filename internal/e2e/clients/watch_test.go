@@ -33,7 +33,7 @@ func (w *watchProcess) Write(p []byte) (int, error) {
 func (s *server) startWatch(args ...string) *watchProcess {
 	s.t.Helper()
 	w := &watchProcess{t: s.t, cmd: exec.Command(filepath.Join(bin, "kvctl"), append([]string{"watch"}, args...)...)}
-	w.cmd.Env = append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint)
+	w.cmd.Env = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...)
 	w.cmd.Stdout, w.cmd.Stderr = w, &w.errs
 	if err := w.cmd.Start(); err != nil {
 		s.t.Fatal(err)
