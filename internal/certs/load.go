@@ -127,7 +127,7 @@ const othersMay = 0o007
 func readFile(name string) ([]byte, fs.FileMode, error) {
 	file, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, explained(err, os.Geteuid())
 	}
 	defer func() { _ = file.Close() }() // only read
 	info, err := file.Stat()
@@ -142,6 +142,14 @@ func readFile(name string) ([]byte, fs.FileMode, error) {
 		err = fmt.Errorf("%s is longer than %d bytes; name a PEM file", name, fileBytesMax)
 	}
 	return text, info.Mode(), err
+}
+
+// explained says who may not read a file, and what to do: a key of root is what a server under systemd meets first.
+func explained(err error, uid int) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return fmt.Errorf("%w: the server runs as user %d, which must be able to read it and to enter its directories; make it the owner, or let a group of it read the file", err, uid)
 }
 
 func (f *Files) parse(texts [filesMax][]byte, now time.Time) (*state, error) {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -413,5 +414,15 @@ func TestKeysThatOthersMayReadAreReported(t *testing.T) {
 		if s, err := Open(f); err != nil || s.Info().KeyExposed != want {
 			t.Errorf("%v: %v", mode, err)
 		}
+	}
+}
+
+func TestUnreadableFilesNameTheAccountOfTheServer(t *testing.T) {
+	denied := &fs.PathError{Op: "open", Path: "server.key", Err: syscall.EACCES}
+	if got := explained(denied, 61234).Error(); !strings.HasPrefix(got, "open server.key: permission denied: the server runs as user 61234") {
+		t.Error(got)
+	}
+	if missing := (&fs.PathError{Op: "open", Path: "server.key", Err: syscall.ENOENT}); explained(missing, 0) != error(missing) {
+		t.Error("a missing file is explained as one that may not be read")
 	}
 }
