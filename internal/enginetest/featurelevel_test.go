@@ -267,6 +267,46 @@ func TestFinalizeIsAtomic(t *testing.T) {
 	}
 }
 
+// TestFinalizeWhoseSyncFailedSurvivesACrash: a sync of the upgrade fails, the next process finds the new level in the kernel's memory, and
+// acknowledges a write, and then the machine crashes. The log must not have a lineage that the data file has lost.
+func TestFinalizeWhoseSyncFailedSurvivesACrash(t *testing.T) {
+	for nth := 1; ; nth++ {
+		mem := vfs.NewMem()
+		faulty := vfs.NewFaulty(mem)
+		o := tiny(faulty)
+		o.Storage.FeatureLevel = keys.FeatureLevelOldest
+		s, err := mvcc.Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustPut(t, s, "a", "1")
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpSync | vfs.OpSyncData, Name: "data.ekv", Nth: nth, Fault: vfs.DiscardDirty})
+		_, _ = s.FinalizeUpgrade(context.Background())
+		again := mem.Crash(0, vfs.SurviveProcess)
+		met := rule.Fired() > 0
+		_ = s.Close() // it may have failed
+		if s, err = mvcc.Open(tiny(again)); err != nil {
+			t.Fatalf("sync %d: %v", nth, err)
+		}
+		level := s.FeatureLevel()
+		mustPut(t, s, "b", "2")
+		crashed := again.Crash(1, vfs.SurviveNone)
+		_ = s.Close() // it has crashed
+		s = mustOpen(t, tiny(crashed))
+		mustHold(t, s, map[string]string{"a": "1", "b": "2"})
+		if s.FeatureLevel() != level {
+			t.Errorf("sync %d: level %d, and before the crash %d", nth, s.FeatureLevel(), level)
+		}
+		mustClose(t, s)
+		if !met {
+			if nth < 4 {
+				t.Errorf("%d syncs: this tests nothing", nth-1)
+			}
+			return
+		}
+	}
+}
+
 // TestEitherSuperblockKnowsTheLineage: after a finalized upgrade the log is readable although the newest superblock and its copy
 // are damaged.
 func TestEitherSuperblockKnowsTheLineage(t *testing.T) {

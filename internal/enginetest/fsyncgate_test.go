@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -42,14 +43,13 @@ func content(t *testing.T, s *mvcc.Store, n int) map[string]string {
 	return shown
 }
 
-// TestWhatARestartAfterAFailedSyncShowsSurvivesACrash: a sync fails, the process starts anew on the
-// same kernel, and then the machine crashes. Everything that the second process showed or
-// acknowledged must be there.
+// TestWhatARestartAfterAFailedSyncShowsSurvivesACrash: a sync fails, of a commit, a checkpoint or a bulk load, the process starts
+// anew on the same kernel, and then the machine crashes. Everything that the second process showed or acknowledged must be there.
 func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 	const puts = 20
 	rng := rand.New(rand.NewPCG(crashTestSeed(t), 1))
 	for _, name := range []string{"*.log", "data.ekv"} {
-		for nth := 1; ; nth++ {
+		for nth, loads := 1, false; ; nth++ {
 			mem := vfs.NewMem()
 			met := forgetful(t, mem, name, nth, func(s *mvcc.Store) {
 				x := mustSession(t, s)
@@ -58,17 +58,27 @@ func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 					if _, err := put(x, fmt.Sprintf("key-%03d", i%7), fmt.Sprint("first ", i), mvcc.DurabilitySync); err != nil {
 						return
 					}
-					if i%6 == 5 {
+					switch {
+					case i%6 != 5:
+					case loads:
+						if _, err := load(s, map[string]string{"key-001": fmt.Sprint("loaded ", i), "key-008": fmt.Sprint("loaded ", i)}); err != nil {
+							return
+						}
+					default:
 						if s.Checkpoint(t.Context()) != nil {
 							return
 						}
 					}
 				}
 			})
+			if !met && nth < 3 {
+				t.Fatalf("%s: %d syncs", name, nth-1)
+			}
+			if !met && !loads {
+				nth, loads = 0, true
+				continue
+			}
 			if !met {
-				if nth < 3 {
-					t.Fatalf("%s: %d syncs", name, nth-1)
-				}
 				break
 			}
 			for at := int64(0); ; at += 1 + rng.Int64N(6*exhaustiveStep) {
@@ -120,4 +130,29 @@ func crashedLater(t *testing.T, mem *vfs.Mem, what string, at int64) bool {
 	}
 	mustClose(t, s)
 	return at == 0 || crashed
+}
+
+// TestBulkLoadBeforeAStartOnAFullDisk: the file system needs space to write the superblock again. The store opens, and accepts its
+// first commit when that has succeeded.
+func TestBulkLoadBeforeAStartOnAFullDisk(t *testing.T) {
+	mem := vfs.NewMem()
+	s := mustOpen(t, reserving(mem))
+	mustPut(t, s, "a", "1")
+	mustLoad(t, s, map[string]string{"b": "2"})
+	left := mem.Crash(1, vfs.SurviveProcess)
+	faulty := vfs.NewFaulty(left)
+	rule := faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: "data.ekv", Sticky: true, Err: syscall.ENOSPC})
+	again := mustOpen(t, reserving(faulty))
+	mustHold(t, again, map[string]string{"a": "1", "b": "2"})
+	x := mustSession(t, again)
+	if _, err := put(x, "c", "3", mvcc.DurabilitySync); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Errorf("a put: %v", err)
+	}
+	x.Close()
+	rule.Remove()
+	awaitSpace(t, again, "c")
+	crashed := left.Crash(1, vfs.SurviveNone)
+	_ = again.Close() // it has crashed
+	last := mustOpen(t, tiny(crashed))
+	mustHold(t, last, map[string]string{"a": "1", "b": "2", "c": "v"})
 }

@@ -43,6 +43,9 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak
+	if err := e.beginLog(&found); err != nil {
+		return recovery, errors.Join(err, e.log.Close(), r.free())
+	}
 	active, err := e.firstGeneration(found.Next())
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -29,6 +30,8 @@ type diskReserve struct {
 
 	mu    sync.Mutex // one check at a time; taken after checkpointState.mu, before retired.mu and Engine.mu
 	taken int        // files of the log's reserve that became segments, as seen last; guarded by Engine.mu
+
+	uncertain bool // see Engine.certify; guarded by Engine.mu
 }
 
 func (r *diskReserve) init(enabled bool) {
@@ -211,6 +214,9 @@ const spaceRetry = 500 * time.Millisecond
 // newSegment returns a segment of the log, and records a shortage if the segment came from the reserve. It waits at Open
 // only; see advanceGeneration.
 func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, error) {
+	if err := e.certify(); err != nil {
+		return nil, err
+	}
 	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
 	if _, taken := e.log.Reserve(); taken > e.reserve.taken {
 		e.reserve.taken = taken
@@ -218,6 +224,34 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 		e.checkpoints.request() // immutable memtables should be merged while the reserve is there
 	}
 	return segment, err
+}
+
+// beginLog makes the newest superblock certain before the log goes on, see certify. A full disk does not matter if the log has all
+// that its next segment needs.
+func (e *Engine) beginLog(found *wal.Recovery) error {
+	state := e.pager.State()
+	err := e.pager.MakeCertain()
+	if errors.Is(err, vfs.ErrNoSpace) {
+		e.reserve.uncertain = !found.Continues(lineageOf(&state))
+		return nil
+	}
+	return err
+}
+
+// certify makes the newest superblock durable for certain, unless that has happened, before the log gets a segment that needs it.
+// After a failed sync and a restart of the process, the superblock may be in the kernel's memory only. A crash would then lose a
+// bulk load, which is not in the log, or the lineage, and the log that went on after it would not fit the data file. It is called at
+// Open, or with mu.
+func (e *Engine) certify() error {
+	if !e.reserve.uncertain {
+		return nil
+	}
+	err := e.pager.MakeCertain()
+	if errors.Is(err, pager.ErrBusy) { // the checkpoint does it
+		return fmt.Errorf("%w: the newest superblock is being written", ErrNoSegment)
+	}
+	e.reserve.uncertain = err != nil
+	return err
 }
 
 // CheckpointBlocked reports whether the last checkpoint failed because the disk is full or a page is damaged.

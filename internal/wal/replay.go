@@ -55,6 +55,17 @@ type tail struct {
 	successor uint64 // number of the next segment; zero without a close record, and in that of a log that was closed
 }
 
+// Continues reports whether the log continues without a word of the data file: it has the epoch after which replay began, and its
+// newest segment has the lineage that the next one will have. A segment that continues otherwise must not be durable before the
+// superblock from which all that is known.
+func (rec *Recovery) Continues(lineage keys.Lineage) bool {
+	if len(rec.Segments) == 0 || rec.tail.next <= rec.after {
+		return false
+	}
+	newest := &rec.Segments[len(rec.Segments)-1]
+	return newest.version >= version2 && newest.lineage == prefixOf(lineage) || newest.version < version2 && lineage == keys.Lineage{}
+}
+
 // Term is the term of the last epoch.
 func (rec *Recovery) Term() keys.Term { return rec.terms.last() }
 
