@@ -35,6 +35,9 @@ type archiveReport struct {
 	Files         uint64        `json:"files"`
 	FileBytes     uint64        `json:"file_bytes"`
 	Records       uint64        `json:"records"`
+	BulkLoads     uint64        `json:"bulk_loads"`
+	MergedFiles   uint64        `json:"merged_files"`
+	MergeError    string        `json:"merge_error,omitempty"`
 	BreakReason   string        `json:"break_reason,omitempty"`
 	BreakEpoch    uint64        `json:"break_epoch,omitempty"`
 	Owner         *ownerRow     `json:"owner,omitempty"`
@@ -96,7 +99,7 @@ func archiveReportOf(out *kvpb.ArchiveStatusResponse) *archiveReport {
 		Target: out.GetTarget(), Lineage: out.GetLineage(), ArchivedEpoch: out.GetArchivedEpoch(), LagSeconds: out.GetLag().AsDuration().Seconds(),
 		PendingBytes: out.GetPendingBytes(), HeldLogBytes: out.GetHeldLogBytes(), Error: out.GetError(), Refused: out.GetRefused(),
 		Files: out.GetFiles(), FileBytes: out.GetFileBytes(), Records: out.GetRecords(), BreakReason: out.GetBreakReason(), BreakEpoch: out.GetBreakEpoch(),
-		Restorable: []intervalRow{},
+		BulkLoads: out.GetBulkLoads(), MergedFiles: out.GetMergedFiles(), MergeError: out.GetMergeError(), Restorable: []intervalRow{},
 	}
 	if o := out.GetOwner(); o != nil {
 		r.Owner = &ownerRow{Host: o.GetHost(), Process: o.GetProcess(), Self: o.GetSelf()}
@@ -140,7 +143,10 @@ func (a *app) printArchive(r *archiveReport) error {
 		{"archived epoch", fmt.Sprint(r.ArchivedEpoch)},
 		{"lag", time.Duration(r.LagSeconds * float64(time.Second)).Round(time.Millisecond).String()},
 		{"not archived", fmt.Sprintf("%d bytes read, %d bytes of log kept", r.PendingBytes, r.HeldLogBytes)},
-		{"since the start", fmt.Sprintf("%d files, %d bytes, %d records", r.Files, r.FileBytes, r.Records)},
+		{"since the start", fmt.Sprintf("%d files, %d bytes, %d records, %d bulk loads; %d files merged", r.Files, r.FileBytes, r.Records, r.BulkLoads, r.MergedFiles)},
+	}
+	if r.MergeError != "" {
+		rows = append(rows, []string{"not merged", r.MergeError})
 	}
 	if r.BreakReason != "" {
 		rows = append(rows, []string{"begun anew", fmt.Sprintf("at epoch %d: %s; states since then need a full backup that was made after it", r.BreakEpoch, r.BreakReason)})

@@ -59,6 +59,7 @@ type Options struct {
 	AnswerWithin time.Duration
 	// RequestBackup is told that what follows can be restored only with a full backup that is made from now on. It may be nil.
 	RequestBackup func(reason string)
+	Merge         MergeOptions
 	// HasBase reports whether there is a backup of an epoch or a later one. It may be nil.
 	HasBase func(ctx context.Context, lineage keys.Lineage, epoch keys.Epoch) (bool, error)
 }
@@ -106,13 +107,19 @@ type Archiver struct {
 	asOf      time.Time // when the stable epoch was what was read up to
 	sealed    *sealed   // a file that is complete and not in the archive yet
 	loads     loadState
-	log       *wal.TailReader
-	damages   int
+	tail      tail
 	baseAt    time.Time // when a base is looked for again
 
-	mu     sync.Mutex // guards what follows
-	status Status
-	holder *wal.Holder
+	mu      sync.Mutex // guards what follows
+	status  Status
+	holder  *wal.Holder
+	merging *merger // since this process was the owner first
+}
+
+// tail is the archiver's place in the log.
+type tail struct {
+	log     *wal.TailReader // nil until the next read
+	damages int             // reads in a row that have found damage
 }
 
 // sealed is a complete file.
@@ -137,6 +144,9 @@ func (a *Archiver) Run(ctx context.Context) {
 	renewing, end := context.WithCancel(ctx)
 	defer end()
 	go a.renewHolder(renewing)
+	var merging sync.WaitGroup
+	merging.Go(func() { a.mergeFiles(ctx) })
+	defer merging.Wait()
 	quick := min(retryMin, a.options.Interval)
 	pause := quick
 	for ctx.Err() == nil {
@@ -264,16 +274,16 @@ func (a *Archiver) read(ctx context.Context) (more bool, err error) {
 		return a.readLoad(ctx)
 	}
 	began, through := time.Now(), a.source.Stable()
-	if a.log == nil {
-		a.log = a.source.ReadLog(a.next, wal.TailMark{})
+	if a.tail.log == nil {
+		a.tail.log = a.source.ReadLog(a.next, wal.TailMark{})
 	}
 	for ctx.Err() == nil && (a.opened.IsZero() || a.writer.Bytes() < a.options.FileBytes) {
-		rec, ok, err := a.log.Next(through)
+		rec, ok, err := a.tail.log.Next(through)
 		switch {
 		case err != nil:
 			return false, a.unreadable(ctx, err)
 		case !ok:
-			a.asOf, a.damages = began, 0
+			a.asOf, a.tail.damages = began, 0
 			return false, nil
 		case rec.Gap && !rec.Skipped:
 			a.seal()
@@ -331,7 +341,7 @@ func (a *Archiver) unreadable(ctx context.Context, err error) error {
 		return nil
 	}
 	first := a.begin == BeginsFirst && isDamage(err) // files that were given up long ago may still have their names: they are not needed
-	if a.damages++; !first && (a.damages < damagesMax || !isDamage(err)) {
+	if a.tail.damages++; !first && (a.tail.damages < damagesMax || !isDamage(err)) {
 		return err
 	}
 	next, ok, failed := a.source.Secure(ctx, a.next)
@@ -352,10 +362,10 @@ func isDamage(err error) bool {
 }
 
 func (a *Archiver) closeLog() {
-	if a.log != nil {
-		_ = a.log.Close() // it was only read
+	if a.tail.log != nil {
+		_ = a.tail.log.Close() // it was only read
 	}
-	a.log = nil
+	a.tail.log = nil
 }
 
 // seal completes the file if it has records.
@@ -373,7 +383,7 @@ func (a *Archiver) upload(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	f := file{a.place.name(logDir, FileName(s.info.First, s.info.Last.Epoch)), s.info.First, s.info.Last.Epoch, s.info.Bytes}
+	f := file{name: a.place.name(logDir, FileName(s.info.First, s.info.Last.Epoch)), first: s.info.First, last: s.info.Last.Epoch, size: s.info.Bytes}
 	err := a.create(ctx, f.name, s.data)
 	if err == nil || errors.Is(err, objectstore.ErrExists) {
 		err = a.check(ctx, &f, s)

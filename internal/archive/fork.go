@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,25 @@ type OverlapError struct {
 func (e *OverlapError) Error() string {
 	return fmt.Sprintf("too many files of the archive have the same epochs, among them %s; expected a few that a process wrote again after a lost answer. "+
 		"Name the file that the wanted history ends with (--history FILE), or remove what is none of this archive", e.File)
+}
+
+// distinctFiles are the files without the parts of merged ones, as far as they are after the base and not after the target.
+func (p *Plan) distinctFiles(ctx context.Context, all []file) ([]file, error) {
+	var wanted, others []file
+	for _, f := range all {
+		if f.last <= p.Base.Epoch || p.Target.Epoch != 0 && f.first > p.Target.Epoch {
+			others = append(others, f)
+		} else {
+			wanted = append(wanted, f)
+		}
+	}
+	rest, err := p.place.distinct(ctx, wanted)
+	if err != nil {
+		return nil, err
+	}
+	rest = append(rest, others...)
+	slices.SortFunc(rest, func(a, b file) int { return cmp.Compare(a.name, b.name) })
+	return rest, nil
 }
 
 // findFork returns the first epoch after the base and up to the target of which two files have different records; nil without any.

@@ -102,6 +102,8 @@ type frameReader struct {
 	hash hash.Hash    // of what was read
 	tail func() error // reads what is after the end of the frames
 
+	copied func(frame []byte) // is passed each frame that is intact, with its header; nil: none is
+
 	offset  int64  // in the file
 	buf     []byte // compressed frame
 	raw     []byte // uncompressed bytes that are not used yet; a record that goes on in the next frame is moved to its beginning
@@ -237,6 +239,9 @@ func (r *frameReader) frame() error {
 		return r.damaged(fmt.Sprintf("a frame does not decompress to its %d bytes: %v", raw, err))
 	}
 	r.raw, r.used = out, 0
+	if r.copied != nil {
+		r.copied(frame)
+	}
 	r.rawRead += int64(raw)
 	return nil
 }

@@ -40,17 +40,26 @@ type file struct {
 	name        string // of the object
 	first, last keys.Epoch
 	size        int64
+	created     time.Time // by the clock of the target
 }
 
 // files are the archive files, in the order of their first epochs.
 func (p *place) files(ctx context.Context) (list []file, err error) {
-	err = p.store.List(ctx, p.name(logDir)+"/", func(o objectstore.Object) error {
-		if first, last, ok := ParseFileName(path.Base(o.Name)); ok && path.Dir(o.Name) == p.name(logDir) {
-			list = append(list, file{o.Name, first, last, o.Size})
-		}
+	err = p.eachFile(ctx, func(f file) error {
+		list = append(list, f)
 		return nil
 	})
 	return list, err
+}
+
+// eachFile lists the archive files. An error of each ends the list.
+func (p *place) eachFile(ctx context.Context, each func(file) error) error {
+	return p.store.List(ctx, p.name(logDir)+"/", func(o objectstore.Object) error {
+		if first, last, ok := ParseFileName(path.Base(o.Name)); ok && path.Dir(o.Name) == p.name(logDir) {
+			return each(file{o.Name, first, last, o.Size, o.Created})
+		}
+		return nil
+	})
 }
 
 // size is the size of an object. It is asked for by its whole name, so that the list is short.

@@ -95,6 +95,9 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 			return nil, err
 		}
 	} else {
+		if all, err = p.distinctFiles(ctx, all); err != nil {
+			return nil, err
+		}
 		found, err := p.findFork(ctx, all)
 		if err != nil {
 			return nil, err

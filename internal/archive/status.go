@@ -22,6 +22,7 @@ type Status struct {
 
 	Files, Bytes, Records, RawBytes uint64 // that were uploaded since the start
 	Loads                           LoadStats
+	Merges                          MergeStats
 	Breaks                          uint64 // chains that had to begin anew since the start
 	Break                           *Break // the last one, or nil
 	Failures                        uint64
@@ -128,6 +129,10 @@ func (a *Archiver) owns() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.status.Owner = &owner
+	if a.merging == nil || *a.merging.place != a.place {
+		where := a.place
+		a.merging = newMerger(&where, a.owners.confirmSurely, a.countMerges)
+	}
 }
 
 // waits notes that the owner before has to answer first.

@@ -171,7 +171,7 @@ func Default() Config {
 			WatchesPerStream: 10_000,
 			StreamsPerClient: 1000,
 		},
-		Archive:          Archive{Interval: 4 * time.Second, FileSize: 16 * MiB, OnLowDisk: ArchiveGap},
+		Archive:          Archive{Interval: 4 * time.Second, FileSize: 16 * MiB, Merge: true, OnLowDisk: ArchiveGap},
 		TxnIdleTimeout:   30 * time.Second,
 		TxnTimeout:       5 * time.Minute,
 		ProbeInterval:    5 * time.Second,

@@ -36,30 +36,27 @@ func Unreachable(err error) bool {
 	return errors.As(err, &overlap) || errors.As(err, &missing) || errors.As(err, &base) || errors.As(err, &forked) || errors.As(err, &other) || errors.Is(err, archive.ErrNotReached)
 }
 
-// choose finds the newest base from which the target can be reached, and the files that lead there.
-func choose(ctx context.Context, o *Options) (lineage keys.Lineage, base Base, plan *archive.Plan, err error) {
-	if lineage, err = chooseLineage(ctx, o); err != nil {
-		return lineage, base, nil, err
-	}
-	bases, err := Bases(ctx, o.Store, lineage)
+// choose finds the newest base of a history from which the target can be reached, and the files that lead there.
+func choose(ctx context.Context, o *Options) (base Base, plan *archive.Plan, err error) {
+	bases, err := Bases(ctx, o.Store, o.Lineage)
 	if err != nil {
-		return lineage, base, nil, fmt.Errorf("list the backups: %w", err)
+		return base, nil, fmt.Errorf("list the backups: %w", err)
 	}
 	for {
-		base, plan, err = planFrom(ctx, o, lineage, bases)
+		base, plan, err = planFrom(ctx, o, bases)
 		other := new(archive.BaseError)
 		if o.History == "" || !errors.As(err, &other) {
-			return lineage, base, plan, err
+			return base, plan, err
 		}
 		bases = slices.DeleteFunc(bases, func(b Base) bool { return b.ID == base.ID })
 	}
 }
 
 // planFrom plans from the newest base.
-func planFrom(ctx context.Context, o *Options, lineage keys.Lineage, bases []Base) (base Base, plan *archive.Plan, err error) {
+func planFrom(ctx context.Context, o *Options, bases []Base) (base Base, plan *archive.Plan, err error) {
 	base, found := newest(bases, &o.Target)
 	if !found {
-		whole, err := archive.BeginsAtFirstEpoch(ctx, o.Store, lineage)
+		whole, err := archive.BeginsAtFirstEpoch(ctx, o.Store, o.Lineage)
 		if err != nil {
 			return base, nil, err
 		}
@@ -67,7 +64,7 @@ func planFrom(ctx context.Context, o *Options, lineage keys.Lineage, bases []Bas
 			return base, nil, noBase(bases, o.Target)
 		}
 	}
-	plan, err = archive.NewPlan(ctx, o.Store, lineage, base.Point, o.Target, o.History)
+	plan, err = archive.NewPlan(ctx, o.Store, o.Lineage, base.Point, o.Target, o.History)
 	if err == nil && !found && len(plan.Files) > 0 && !o.Target.Time.IsZero() && plan.Files[0].Oldest.After(o.Target.Time) {
 		err = &NoBaseError{Target: o.Target, First: plan.Files[0].Oldest} // an empty store would be taken for the state of then
 	}

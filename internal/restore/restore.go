@@ -108,19 +108,25 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		return nil, errOtherEpoch
 	}
 	o.Progress(Progress{Step: "plan"})
-	lineage, base, plan, err := choose(ctx, &o)
+	if o.Lineage, err = chooseLineage(ctx, &o); err != nil {
+		return nil, err
+	}
+	if !o.PlanOnly { // before the plan: nothing of it is deleted meanwhile
+		leased, end, err := keepLease(ctx, &o)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		ctx = leased
+	}
+	base, plan, err := choose(ctx, &o)
 	if err != nil {
 		return nil, err
 	}
-	r = &Report{Lineage: lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
+	r = &Report{Lineage: o.Lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
 	if o.PlanOnly {
 		return r, nil
 	}
-	ctx, end, err := keepLease(ctx, &o, lineage)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
 	err = build(ctx, &o, plan, r)
 	r.Took = time.Since(began)
 	return r, err
@@ -128,8 +134,8 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 
 // keepLease keeps the objects of an archive from being deleted until end is called. An archive that cannot be written, such as a
 // volume that is mounted to be read, is restored without: what is deleted meanwhile is a named error.
-func keepLease(ctx context.Context, o *Options, lineage keys.Lineage) (_ context.Context, end func(), err error) {
-	lease, err := archive.TakeLease(ctx, o.Store, lineage)
+func keepLease(ctx context.Context, o *Options) (_ context.Context, end func(), err error) {
+	lease, err := archive.TakeLease(ctx, o.Store, o.Lineage)
 	if errors.Is(err, objectstore.ErrDenied) || errors.Is(err, syscall.EROFS) {
 		o.Progress(Progress{Step: "no lease, because the archive cannot be written: nothing keeps a prune from deleting what is restored"})
 		return ctx, func() {}, nil

@@ -53,6 +53,7 @@ type bench struct {
 	yields bool
 	age    time.Duration // of the change log
 
+	merge       archive.MergeOptions
 	forgetLoads bool // nothing keeps bulk loads for the archive
 	history     keys.Lineage
 	fileBytes   int64
@@ -66,7 +67,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	store, err := objectstore.Open("file://"+t.TempDir(), objectstore.Options{})
 	check(t, err)
-	b := &bench{t: t, dir: filepath.Join(t.TempDir(), "db"), target: objectstore.NewFaulty(store), rng: rand.New(rand.NewPCG(testseed.Base(t), 1)), now: map[string]string{}, states: map[keys.Epoch]uint64{0: hash(nil)}, age: time.Hour}
+	b := &bench{t: t, dir: filepath.Join(t.TempDir(), "db"), target: objectstore.NewFaulty(store), rng: rand.New(rand.NewPCG(testseed.Base(t), 1)), now: map[string]string{}, states: map[keys.Epoch]uint64{0: hash(nil)}, age: time.Hour, merge: archive.MergeOptions{Off: true}}
 	b.open()
 	t.Cleanup(b.close)
 	return b
@@ -94,7 +95,7 @@ func (b *bench) open() {
 // archive starts the archiver.
 func (b *bench) archive() {
 	b.arch = archive.New(b.store.Changes(), archive.Options{
-		Target: b.target, Identity: b.identity, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 300*time.Millisecond),
+		Target: b.target, Identity: b.identity, Merge: b.merge, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 300*time.Millisecond),
 	})
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})
@@ -105,6 +106,33 @@ func (b *bench) archive() {
 	b.stop = func() {
 		cancel()
 		<-done
+	}
+}
+
+// mergeQuickly merges small files all the time, and deletes their parts at once.
+func (b *bench) mergeQuickly() {
+	b.t.Helper()
+	b.stop()
+	b.merge = archive.MergeOptions{Every: 3 * time.Millisecond, Files: 4, Bytes: 512 << 10, Grace: time.Nanosecond}
+	b.archive()
+}
+
+// merged waits until files were merged and parts deleted, and ends the archiver when it has archived everything.
+func (b *bench) merged() {
+	b.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; b.commits(2) {
+		b.archived()
+		s := b.arch.Status().Merges
+		if s.Created > 0 && s.Deleted > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatalf("no files were merged: %+v", s)
+		}
+	}
+	b.stop()
+	if s := b.arch.Status().Merges; s.Failures > 0 {
+		b.t.Fatalf("merges have failed: %+v", s)
 	}
 }
 
@@ -267,16 +295,17 @@ func (b *bench) times() (list []moment) {
 
 // TestRestoreEqualsTheModelAtRandomEpochsAndTimes: of 200 random epochs and times, each has in the archive the state of the model, and some
 // are restored (all of them with -restore.points=200): whatever epoch or time is restored, the store has the state of then, and no other
-// one. The original is closed and opened again meanwhile.
+// one. The original is closed and opened again meanwhile, and files of the archive are merged.
 func TestRestoreEqualsTheModelAtRandomEpochsAndTimes(t *testing.T) {
 	b := newBench(t)
+	b.mergeQuickly()
 	for range 3 {
 		b.commits(60)
 		b.close()
 		b.open()
 	}
 	b.commits(40)
-	b.archived()
+	b.merged()
 	times := b.times()
 	last := times[len(times)-1]
 	for i := range max(*points, randomTargets) {

@@ -43,6 +43,7 @@ func openArchive(c *config.Config, store *mvcc.Store, backups *automaticBackups)
 	store.HoldBulkLoads(true)
 	return archive.New(store.Changes(), archive.Options{
 		Lock: archive.LockID(storage.LockFile(c.DataDir)), RequestBackup: backups.request, Target: target, Interval: c.Archive.Interval, FileBytes: int64(c.Archive.FileSize), Yields: c.Archive.OnLowDisk == config.ArchiveGap,
+		Merge: archive.MergeOptions{Off: !c.Archive.Merge},
 		HasBase: func(ctx context.Context, lineage keys.Lineage, epoch keys.Epoch) (bool, error) {
 			all, err := backupsOf(ctx, target, lineage, store)
 			return hasBase(all, epoch), err
@@ -123,6 +124,10 @@ func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusReq
 		out.Files, out.FileBytes, out.Records, out.Refused = status.Files, status.Bytes, status.Records, status.Refused
 		if status.Err != nil {
 			out.Error = status.Err.Error()
+		}
+		out.BulkLoads, out.MergedFiles = status.Loads.Archived, status.Merges.Merged
+		if status.Merges.Err != nil {
+			out.MergeError = status.Merges.Err.Error()
 		}
 		out.Owner = ownerMessage(status.Owner)
 		if b := status.Break; b != nil {

@@ -27,6 +27,9 @@ var (
 	archiveLoadsDesc    = desc("archive_bulk_loads_total", "Bulk loads in those files.")
 	archiveLoadByteDesc = desc("archive_bulk_load_bytes_total", "Bytes of the objects with the entries of bulk loads that were created in the log archive.")
 	archiveBreaksDesc   = descFromStart("archive_breaks_total", "How often the log archive had to begin anew, after lost log or a bulk load that was not archived: only a full backup makes what follows restorable.")
+	archiveMergedDesc   = desc("archive_merged_files_total", "Small files of the log archive that were merged into larger ones.")
+	archiveMergesDesc   = desc("archive_merges_total", "Files of the log archive that were made of smaller ones.")
+	archiveMergeErrDesc = descFromStart("archive_merge_failures_total", "Attempts to merge files of the log archive that failed and are made again.")
 	archiveFailuresDesc = descFromStart("archive_failures_total", "Attempts to archive that failed and are made again.")
 )
 
@@ -54,5 +57,8 @@ func (s *ArchiveStats) collect(ch chan<- prometheus.Metric) {
 	counter(ch, archiveLoadsDesc, float64(s.Loads.Archived))
 	counter(ch, archiveLoadByteDesc, float64(s.Loads.Bytes))
 	counter(ch, archiveBreaksDesc, float64(s.Breaks))
+	counter(ch, archiveMergedDesc, float64(s.Merges.Merged))
+	counter(ch, archiveMergesDesc, float64(s.Merges.Created))
+	counter(ch, archiveMergeErrDesc, float64(s.Merges.Failures))
 	counter(ch, archiveFailuresDesc, float64(s.Failures))
 }

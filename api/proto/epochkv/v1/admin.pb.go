@@ -338,7 +338,12 @@ type ArchiveStatusResponse struct {
 	Intervals []*ArchiveInterval `protobuf:"bytes,15,rep,name=intervals,proto3" json:"intervals,omitempty"`
 	// The process that archives this store to the target, as far as the server knows: itself, or another one that
 	// keeps it from archiving or has to answer first. Absent until the server has asked the target.
-	Owner         *ArchiveOwner `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *ArchiveOwner `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Since the start of the server: bulk loads that were archived, and small files that were merged into larger ones.
+	BulkLoads   uint64 `protobuf:"varint,17,opt,name=bulk_loads,json=bulkLoads,proto3" json:"bulk_loads,omitempty"`
+	MergedFiles uint64 `protobuf:"varint,18,opt,name=merged_files,json=mergedFiles,proto3" json:"merged_files,omitempty"`
+	// Why small files could not be merged the last time; empty if all is well. It keeps nothing from being archived.
+	MergeError    string `protobuf:"bytes,19,opt,name=merge_error,json=mergeError,proto3" json:"merge_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -483,6 +488,27 @@ func (x *ArchiveStatusResponse) GetOwner() *ArchiveOwner {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *ArchiveStatusResponse) GetBulkLoads() uint64 {
+	if x != nil {
+		return x.BulkLoads
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetMergedFiles() uint64 {
+	if x != nil {
+		return x.MergedFiles
+	}
+	return 0
+}
+
+func (x *ArchiveStatusResponse) GetMergeError() string {
+	if x != nil {
+		return x.MergeError
+	}
+	return ""
 }
 
 // ArchiveOwner is a process that archives a store.
@@ -5314,7 +5340,7 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16epochkv/v1/admin.proto\x12\n" +
 	"epochkv.v1\x1a\x13epochkv/v1/kv.proto\x1a\x1depochkv/v1/transactions.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
-	"\x14ArchiveStatusRequest\"\xb0\x04\n" +
+	"\x14ArchiveStatusRequest\"\x93\x05\n" +
 	"\x15ArchiveStatusResponse\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x18\n" +
@@ -5334,7 +5360,12 @@ const file_epochkv_v1_admin_proto_rawDesc = "" +
 	"\vbreak_epoch\x18\x0e \x01(\x04R\n" +
 	"breakEpoch\x129\n" +
 	"\tintervals\x18\x0f \x03(\v2\x1b.epochkv.v1.ArchiveIntervalR\tintervals\x12.\n" +
-	"\x05owner\x18\x10 \x01(\v2\x18.epochkv.v1.ArchiveOwnerR\x05owner\"\x82\x01\n" +
+	"\x05owner\x18\x10 \x01(\v2\x18.epochkv.v1.ArchiveOwnerR\x05owner\x12\x1d\n" +
+	"\n" +
+	"bulk_loads\x18\x11 \x01(\x04R\tbulkLoads\x12!\n" +
+	"\fmerged_files\x18\x12 \x01(\x04R\vmergedFiles\x12\x1f\n" +
+	"\vmerge_error\x18\x13 \x01(\tR\n" +
+	"mergeError\"\x82\x01\n" +
 	"\fArchiveOwner\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
 	"\aprocess\x18\x02 \x01(\x03R\aprocess\x120\n" +
