@@ -139,13 +139,13 @@ func TestStaleEntriesDeleteNothing(t *testing.T) {
 		x := mustSession(t, s)
 		defer x.Close()
 		soon, late := in(s, time.Second), in(s, time.Minute)
-		for _, key := range []string{"plain", "later", "deleted", "again", "sooner", "same", "touched", "added"} {
+		for _, key := range []string{"plain", "later", "deleted", "again", "sooner", "same", "touched", "added", "revived"} {
 			putWith(t, x, key, "1", metadata.Fields{ExpiresAt: soon})
 		}
 		mustCheckpoint(t, s)
 		mustPut(t, s, "plain", "2")
 		putWith(t, x, "later", "2", metadata.Fields{ExpiresAt: late})
-		for _, key := range []string{"deleted", "again"} {
+		for _, key := range []string{"deleted", "again", "revived"} {
 			w := new(Write)
 			w.Delete([]byte(key))
 			if _, err := commitAndWait(x, w); err != nil {
@@ -153,19 +153,20 @@ func TestStaleEntriesDeleteNothing(t *testing.T) {
 			}
 		}
 		mustPut(t, s, "again", "2")
+		putWith(t, x, "revived", "2", metadata.Fields{ExpiresAt: late}) // the entry of before its deletion is still there
 		putWith(t, x, "sooner", "2", metadata.Fields{ExpiresAt: soon - 500})
 		putWith(t, x, "same", "2", metadata.Fields{ExpiresAt: soon})
 		invokeEither(t, x, Invoke{Kind: InvokeTouch, Key: []byte("touched"), ExpiresAt: late}, false)
 		invokeEither(t, x, Invoke{Kind: InvokeAdd, Key: []byte("added"), Delta: 1}, false)
-		deadlines := map[string]uint64{"plain": 0, "later": late, "again": 0, "sooner": soon - 500, "same": soon, "touched": late, "added": soon}
+		deadlines := map[string]uint64{"plain": 0, "later": late, "again": 0, "sooner": soon - 500, "same": soon, "touched": late, "added": soon, "revived": late}
 		for range 25 {
 			time.Sleep(100 * time.Millisecond)
 			checkDeadlines(t, s, deadlines)
 		}
-		if n := checkDeadlines(t, s, deadlines); n != 4 || checkQueue(t, s) != 0 {
+		if n := checkDeadlines(t, s, deadlines); n != 5 || checkQueue(t, s) != 0 {
 			t.Errorf("%d keys are left: %v; queue %v", n, dump(t, s), queue(t, s))
 		}
-		if st := s.Stats().Expiry; st.Expired != 3 || st.Stale != 3 {
+		if st := s.Stats().Expiry; st.Expired != 3 || st.Stale != 4 {
 			t.Errorf("%+v", st)
 		}
 	})
