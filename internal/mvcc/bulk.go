@@ -237,7 +237,7 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	s.bulk.held.published(load.Epoch())
 	s.counters.noOps.Add(uint64(load.Epoch() - last))
 	s.latches.wrote(&x.committing.held, load.Epoch())
-	s.timeline.note(s.clock.Now(), load.Epoch(), s.engine.LoggedBytes())
+	s.timeline.note(timeSample{at: s.clock.Now()/1000 + 1, epoch: load.Epoch(), bytes: s.engine.LoggedBytes()})
 	s.watermark.jumpTo(load.Epoch())
 	return load.Epoch(), nil
 }

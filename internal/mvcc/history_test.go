@@ -251,6 +251,38 @@ func TestTheStateAtATimeHasTheCommitsJustAfterASample(t *testing.T) {
 	})
 }
 
+// TestTheStateWhileTheStoreWasClosedIsThatOfItsEnd: the commits between the last sample and the end have no sample when the store
+// is opened again, and the log does not have them any more. They are in the state of every time after them nevertheless.
+func TestTheStateWhileTheStoreWasClosedIsThatOfItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := tiny(vfs.NewMem())
+		o.Retention = time.Hour
+		s := mustOpen(t, o)
+		var last keys.Epoch
+		for round := range 3 {
+			time.Sleep(1200 * time.Millisecond) // a sample is taken
+			last = mustPut(t, s, "k", fmt.Sprint(round))
+			before := s.Clock().Now()
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Minute)
+			s = mustOpen(t, o)
+			for i := range 50 { // the segments of before are given up
+				mustPut(t, s, "l", fmt.Sprintf("%d %01000d", i, 0))
+			}
+			mustCheckpoint(t, s)
+			at := before + uint64(5*time.Minute/time.Microsecond)
+			if got, err := s.EpochAt(t.Context(), at); err != nil || got != last {
+				t.Fatalf("round %d: the state while the store was closed is of epoch %d, %v; want %d; the log begins at %d", round, got, err, last, s.engine.OldestLogEpoch())
+			}
+		}
+		if s.engine.OldestLogEpoch() <= last {
+			t.Error("the log has the commits: the test tests nothing")
+		}
+	})
+}
+
 // markEvery makes marks come after each so many bytes.
 func (s *Store) markEvery(bytes int64) {
 	s.timeline.marks.mu.Lock()

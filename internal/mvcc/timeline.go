@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -263,35 +264,48 @@ func (s *Store) endRetention(ctx context.Context, x *Session) error {
 	return nil
 }
 
-// recordStart records a sample and the floor when a store with a retention is opened, so that a crash from now on neither ends
-// the retention nor makes times coarser. If that is not possible now, advanceTimeline does it.
+// recordStart records the floor when a store with a retention is opened, so that a crash from now on does not end the retention, and
+// a sample of what it was opened with, at the time of the newest commit: the commits between the last sample and the stop are those
+// of any time after them, however long the store was closed. If that is not possible now, advanceTimeline records the floor.
 func (s *Store) recordStart(ctx context.Context) {
 	t := &s.timeline
 	if t.keep == 0 {
 		return
 	}
+	sample := timeSample{at: cmp.Or(s.recovery.CommitTime, s.clock.Now())/1000 + 1, epoch: s.Visible()}
 	if s.FeatureLevel() < keys.FeatureLevelHistory {
-		t.note(s.clock.Now(), s.Visible(), 0)
+		t.note(sample)
 		return
 	}
-	sample := timeSample{at: s.clock.Now()/1000 + 1, epoch: s.Visible()}
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
-	w.recordSample(sample)
+	if t.later(sample) {
+		w.recordSample(sample)
+	}
 	w.recordFloor(keys.Epoch(t.floor.Load()))
-	epoch, err := s.probe.commitDurably(ctx, w)
-	if t.own = epoch; err == nil {
+	var err error
+	if t.own, err = s.probe.commitDurably(ctx, w); err == nil {
 		t.recorded = true
-		t.note(s.clock.Now(), max(sample.epoch, 1), 0)
+		sample.epoch = max(sample.epoch, 1)
+		t.note(sample)
 	}
 }
 
-// note adds a sample without a record: of a start, or of a bulk load, which the log does not have. No commit up to the epoch is
-// later than the time, in microseconds since 1970.
-func (t *timeline) note(at uint64, epoch keys.Epoch, bytes uint64) {
+// later reports whether a sample comes after those that there are, or is one of the same time with a later epoch.
+func (t *timeline) later(sample timeSample) bool {
+	n := len(t.samples)
+	return n == 0 || sample.at >= t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch
+}
+
+// note adds a sample without a record: of a start, or of a bulk load, which the log does not have.
+func (t *timeline) note(sample timeSample) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n := len(t.samples); t.keep > 0 && (n == 0 || at/1000+1 > t.samples[n-1].at && epoch > t.samples[n-1].epoch) {
-		t.samples = append(t.samples, timeSample{at: at/1000 + 1, epoch: epoch, bytes: bytes})
+	if t.keep == 0 || !t.later(sample) {
+		return
 	}
+	if n := len(t.samples); n > 0 && t.samples[n-1].at == sample.at {
+		t.samples = t.samples[:n-1]
+	}
+	t.samples = append(t.samples, sample)
 }

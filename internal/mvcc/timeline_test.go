@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +28,17 @@ type pastModel struct {
 	times   []uint64     // of these
 	holds   []Hold
 	low     keys.Epoch // the largest low watermark so far
+	jumps   bool       // the wall clock does
+	wall    atomic.Int64
+}
+
+// wallClock is that of the system, which an operator sets now and then.
+func (m *pastModel) wallClock() time.Time { return time.Now().Add(time.Duration(m.wall.Load())) }
+
+// jump sets the wall clock.
+func (m *pastModel) jump() {
+	by := []time.Duration{time.Hour, -time.Hour, 24 * time.Hour, -24 * time.Hour}[m.rng.IntN(4)]
+	m.wall.Add(int64(by))
 }
 
 func (m *pastModel) open() {
@@ -140,6 +152,9 @@ func (m *pastModel) checkTime() {
 func (m *pastModel) step() {
 	x := mustSession(m.t, m.store)
 	defer x.Close()
+	if m.jumps && m.rng.IntN(20) == 0 {
+		m.jump()
+	}
 	switch n := m.rng.IntN(100); {
 	case n < 60:
 		m.commit()
@@ -178,16 +193,18 @@ func (m *pastModel) step() {
 
 // TestThePastStaysReadable compares a store that keeps the past for ten seconds with a model that keeps it forever: within
 // that time, and from the epochs of holds on, every state is readable, at its epoch and at its time, through checkpoints,
-// restarts and crashes; the history has every version, and a comparison of two states every key in which they differ.
+// restarts and crashes; the history has every version, and a comparison of two states every key in which they differ. In every
+// second round the wall clock jumps by an hour or a day, forward or back, before restarts as well.
 func TestThePastStaysReadable(t *testing.T) {
 	base := testseed.Base(t)
-	for seed := base; seed < base+2; seed++ {
+	for seed := base; seed < base+4; seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			t.Logf("seed %d", seed)
 			o := tiny(vfs.NewMem())
 			o.Retention = 10 * time.Second
 			o.SyncInterval, o.GCInterval = 50*time.Millisecond, 100*time.Millisecond
 			m := &pastModel{t: t, rng: rand.New(rand.NewPCG(seed, 0)), fs: o.Storage.FS.(*vfs.Mem), options: o, states: map[keys.Epoch]map[string]string{}}
+			m.jumps, m.options.WallClock = seed%2 == 1, m.wallClock
 			m.open()
 			defer func() { _ = m.store.Close() }()
 			for range 120 {
