@@ -158,6 +158,13 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 		if n := s.counters.streams.Load(); n != 0 {
 			t.Errorf("%d streams never ended", n)
 		}
+		held := &s.admission.sessions
+		if reads, walks, writes := held.reads.held.Load(), held.walks.held.Load(), held.writes.Load(); reads != 0 || walks != 0 || writes != 0 {
+			t.Errorf("sessions of %d reads, %d walks and %d writes are counted for ever", reads, walks, writes)
+		}
+		if n := s.feed.units.used.Load(); n != 0 {
+			t.Errorf("%d watches are counted for ever", n)
+		}
 	})
 	return h
 }
