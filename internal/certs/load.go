@@ -144,7 +144,7 @@ func readFile(name string) ([]byte, fs.FileMode, error) {
 	return text, info.Mode(), err
 }
 
-// explained says who may not read a file, and what to do: a key of root is what a server under systemd meets first.
+// explained names the account that may not read a file, and what to do: a key of root is what a server under systemd meets first.
 func explained(err error, uid int) error {
 	if !errors.Is(err, fs.ErrPermission) {
 		return err
