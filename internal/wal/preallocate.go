@@ -318,14 +318,13 @@ func (p *preallocator) releaseOld() (released bool, err error) {
 	return released, p.removeScheduled()
 }
 
-// recycle keeps a file without records to become a new segment, or schedules its removal, and reports whether it was kept.
-func (p *preallocator) recycle(name string, size int64) (kept bool) {
+// recycle keeps a file without records to become a new segment, or schedules its removal.
+func (p *preallocator) recycle(name string, size int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if kept = p.mayRecycleLocked(name, size); kept {
+	if p.mayRecycleLocked(name, size) {
 		p.recyclable = append(p.recyclable, name)
 	}
-	return kept
 }
 
 // recycleSegment is recycle for a segment that is not needed any more. A file that is kept loses the name of a segment:
