@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Opens the console of bin/kvserver in a headless Chromium, at three widths, light and dark, by keyboard, and under axe.
+# Then an idle server has the console open, and may take 1 % of a core.
 # CHROMIUM names the browser; SCREENSHOTS a directory for pictures of all pages. The driver comes from the npm registry and stays under .cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,13 +11,13 @@ for tool in node npm; do
 	command -v "$tool" >/dev/null || { echo "test-console: $tool is missing" >&2; exit 1; }
 done
 mkdir -p .cache/console
-cp tools/console/package.json tools/console/test.mjs .cache/console/
+cp tools/console/package.json tools/console/*.mjs .cache/console/
 (cd .cache/console && npm install --silent --no-audit --no-fund)
 
 work=$(mktemp -d)
-server= locker=
+server= locker= idle= viewer=
 cleanup() {
-	for process in $locker $server; do
+	for process in $locker $server $viewer $idle; do
 		{ kill -9 "$process" && wait "$process"; } 2>/dev/null || true
 	done
 	rm -rf "$work"
@@ -47,3 +48,28 @@ export KVCTL_TOKEN
 kvctl role create reader --grant r:user/ >/dev/null
 printf 'bob-password\n' | kvctl user create bob --role reader >/dev/null
 node .cache/console/test.mjs "http://$http/" "$browser" "$lease" ${SCREENSHOTS:+"$SCREENSHOTS"}
+
+# Processor time counts, and not time, so that other programs change little. A checkpoint or a probe may fall into one period: the best of three counts.
+ticks() { awk '{print $14 + $15}' "/proc/$idle/stat"; }
+bin/kvserver --data-dir "$work/idle" --listen 127.0.0.1:17462 --http 127.0.0.1:17463 --memory 256MiB >"$work/idle.log" 2>&1 &
+idle=$!
+until (exec 3<>/dev/tcp/127.0.0.1/17463) 2>/dev/null; do
+	kill -0 "$idle" || { cat "$work/idle.log" >&2; exit 1; }
+	sleep 0.1
+done
+node .cache/console/idle.mjs http://127.0.0.1:17463/ "$browser" >"$work/viewer" &
+viewer=$!
+for _ in $(seq 300); do
+	grep -q open "$work/viewer" && break
+	sleep 0.1
+done
+grep -q open "$work/viewer" || { echo "test-console: the console of the idle server did not open" >&2; exit 1; }
+best=100000 period=30 per_second=$(getconf CLK_TCK)
+for _ in 1 2 3; do
+	before=$(ticks)
+	sleep "$period"
+	used=$(($(ticks) - before))
+	((used < best)) && best=$used
+	((best * 100 <= period * per_second)) && break
+done
+awk -v used="$best" -v all="$((period * per_second))" 'BEGIN {printf "an idle server with the console open: %.2f %% of a core\n", 100 * used / all; exit used * 100 > all}'
