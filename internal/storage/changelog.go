@@ -32,11 +32,15 @@ func (e *Engine) holdChangeLog() {
 // TruncateLog gives back segments whose time in the change log is over. Checkpoints do so as well, but a store without
 // writes makes none.
 func (e *Engine) TruncateLog() error {
-	if c := &e.options.ChangeLog; c.Age == 0 && c.Archive.Name == "" {
+	if c := &e.options.ChangeLog; c.Age == 0 && c.Archive.Name == "" || !e.mayTruncate() {
 		return nil
 	}
 	return e.log.Truncate()
 }
+
+// mayTruncate reports whether the log may give up what the newest superblock does not need: a crash must not bring back the one
+// before it. Checkpoints, which truncate the log, have made sure of that.
+func (e *Engine) mayTruncate() bool { return e.pager.Certain() || e.pager.MakeCertain() == nil }
 
 // HoldLog keeps the log for a reader.
 func (e *Engine) HoldLog(o wal.HolderOptions) *wal.Holder { return e.log.Hold(o) }

@@ -6,7 +6,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -48,6 +50,46 @@ func TestLogIsKeptUntilTheSuperblockIsCertain(t *testing.T) {
 		q.checkNow()
 		q.mustClose()
 	}
+}
+
+// TestChangeLogIsKeptUntilTheSuperblockIsCertain: the same, but the file system has no space to write the superblock again. What is kept
+// of the log for readers that come back is not given up either, neither when its time is over nor because the disk is full.
+func TestChangeLogIsKeptUntilTheSuperblockIsCertain(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.options.disturb = nil
+	q.options.DiskReserve = DiskReserveDerived
+	q.options.ChangeLog = ChangeLog{Age: time.Nanosecond}
+	faulty := vfs.NewFaulty(q.fs)
+	q.options.FS = faulty
+	q.mustOpen()
+	for i := range 300 {
+		q.set(fmt.Sprintf("key-%05d", i), strings.Repeat("v", 900))
+	}
+	if err := q.engine.WaitDurable(t.Context(), keys.Epoch(q.visible.Load())); err != nil {
+		t.Fatal(err)
+	}
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: dataName, Nth: 2, Fault: vfs.DiscardDirty})
+	if err := q.checkpointAt(); err == nil {
+		t.Fatal("the sync did not fail")
+	}
+	_ = q.engine.Close()
+	q.fs = q.fs.Crash(0, vfs.SurviveProcess)
+	faulty = vfs.NewFaulty(q.fs)
+	q.options.FS = faulty
+	rule := faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: dataName, Sticky: true, Err: syscall.ENOSPC})
+	q.mustOpen()
+	blocked := error(vfs.ErrNoSpace)
+	q.engine.checkpoints.blocked.Store(&blocked)
+	q.engine.CheckSpace()
+	if err := q.engine.TruncateLog(); err != nil || rule.Fired() == 0 || q.engine.Shortage() == nil {
+		t.Fatal(err)
+	}
+	disk := q.fs.Crash(1, vfs.SurviveAll) // but not what the failed sync has discarded
+	_ = q.engine.Close() // its files are gone
+	q.fs, q.options.FS = disk, disk
+	q.mustOpen()
+	q.checkNow()
+	q.mustClose()
 }
 
 // removeUnusedSegments removes what the log has allocated in advance.

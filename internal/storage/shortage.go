@@ -99,7 +99,7 @@ func (e *Engine) fillReserve() error {
 			return err
 		}
 		more, failed := e.log.ReleaseOldFiles()
-		if !more && failed == nil {
+		if !more && failed == nil && e.mayTruncate() {
 			_, more, failed = e.log.DropLargestHolder()
 		}
 		if !more || failed != nil {

@@ -51,6 +51,7 @@ type Pager struct {
 	open        atomic.Bool                                        // a checkpoint or Shrink is running
 	stats       atomic.Pointer[spaceCounts]                        // as of the end of the last checkpoint
 	reserve     atomic.Int64                                       // bytes of free pages that the file should hold
+	resynced    atomic.Bool                                        // the newest superblock is certainly on the device
 	written     struct{ pages, submissions, synced atomic.Uint64 } // synced: pages by the begin of the last sync
 
 	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
@@ -60,7 +61,6 @@ type Pager struct {
 	// Owned by the open checkpoint, or by the goroutine that has set open.
 	space      *space
 	allocation *PageArray
-	resynced   bool     // the newest superblock is certainly on the device
 	newStoreID [16]byte // of superblocks from now on; zero: the one that the file has
 }
 

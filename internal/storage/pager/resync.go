@@ -4,6 +4,9 @@ import (
 	"fmt"
 )
 
+// Certain reports whether the newest superblock is certainly on the device: see MakeCertain.
+func (p *Pager) Certain() bool { return p.resynced.Load() }
+
 // MakeCertain makes the newest superblock durable for certain, as each checkpoint does first. Before that
 // nothing outside the data file may be removed that only older states need. ErrBusy during a checkpoint.
 func (p *Pager) MakeCertain() error {
@@ -26,7 +29,7 @@ func (p *Pager) MakeCertain() error {
 //
 // A full device leaves the state as it is, and the next checkpoint tries again. The caller has set open.
 func (p *Pager) rewriteSuperblock() error {
-	if p.resynced {
+	if p.resynced.Load() {
 		return nil
 	}
 	err := p.writeSuperblock(p.current(), p.current().locations()...)
@@ -36,6 +39,6 @@ func (p *Pager) rewriteSuperblock() error {
 	if err != nil {
 		return fmt.Errorf("write the newest superblock again: %w", p.failed(err))
 	}
-	p.resynced = true
+	p.resynced.Store(true)
 	return nil
 }
