@@ -8,7 +8,10 @@ import (
 )
 
 // checkLive refuses a lease that has ended or is being revoked. The caller holds the latch of the lease.
-func (m *Manager) checkLive(id ID) error {
+func (m *Manager) checkLive(id ID) error { return m.admit(id, 0) }
+
+// admit is checkLive for a commit that attaches so many keys to the lease.
+func (m *Manager) admit(id ID, keys int) error {
 	e, err := m.find(id)
 	if err != nil {
 		return err
@@ -18,7 +21,7 @@ func (m *Manager) checkLive(id ID) error {
 	if e.revoking {
 		return &Error{ID: id, Err: ErrRevoking}
 	}
-	return nil
+	return m.admitKeysLocked(e, keys)
 }
 
 // keysBytesMax bounds the keys of one answer.
@@ -68,7 +71,7 @@ func (m *Manager) held(
 			if err != nil {
 				return nil, false, 0, err
 			}
-			if n.Found && n.Metadata.Lease == uint64(id) {
+			if belongs(&n, id) {
 				found, size = append(found, bytes.Clone(named)), size+len(internal)
 			}
 			after = attachment

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -21,6 +22,9 @@ const (
 
 // Run revokes leases at their deadlines, and those that Revoke was asked for, until ctx ends. Without leases it sleeps.
 func (m *Manager) Run(ctx context.Context) {
+	var counts sync.WaitGroup
+	counts.Go(func() { m.runCounts(ctx) })
+	defer counts.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	nextRecord := m.options.Elapsed() + recordEvery

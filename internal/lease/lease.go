@@ -27,6 +27,7 @@
 //   - Attachments of a lease whose revocation has begun are refused. The revocation sets a mark in memory, and then waits
 //     for the commits that have held the lease's latch before: it finds all of their attachments.
 //   - A revocation deletes a key only if, under the key's latch, the newest version names this lease.
+//   - A lease has at most Options.Keys attachments, stale ones included; see counting.
 //   - Tokens of one lock ascend, and at most one is valid at any epoch.
 //
 // Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
@@ -83,6 +84,7 @@ const longStepKeys = 128
 // Options configure a Manager. Zero fields take the default named beside them.
 type Options struct {
 	Leases    int                  // that exist at once; 1,000,000
+	Keys      int                  // attached to a lease; KeysMax
 	Waiters   int                  // requests that wait for locks or observe them, at once; 100,000
 	StepBytes int                  // of attachments that one commit of a revocation deletes; 16 MiB
 	StepKeys  int                  // attachments that it deletes, if it deletes all; 1,000. See longStepKeys
@@ -108,6 +110,7 @@ type Manager struct {
 		mu      sync.Mutex
 		session *mvcc.Session // not counted by the limit: clients may have all others in use
 	}
+	counting counting
 	unread   unreadLeases  // of the start
 	wake     chan struct{} // holds a token if the expirer must look again
 	locks    lockTable
@@ -119,6 +122,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	started := time.Now()
 	orDefault(&o.Leases, 1_000_000)
 	orDefault(&o.Waiters, 100_000)
+	orDefault(&o.Keys, KeysMax)
 	orDefault(&o.StepBytes, 16<<20)
 	orDefault(&o.StepKeys, StepKeysMax)
 	orDefault(&o.Grace, time.Second)
@@ -128,13 +132,13 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Manager{store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1)}
-	m.revoker.session = store.OwnSession()
+	m := &Manager{store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), counting: counting{wake: make(chan struct{}, 1)}}
+	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
 	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("read the leases: %w", err)
 	}
-	store.GuardLeases(func(id uint64) error { return m.checkLive(ID(id)) })
+	store.GuardLeases(func(id uint64, keys int) error { return m.admit(ID(id), keys) })
 	return m, nil
 }
 
@@ -161,6 +165,7 @@ type entry struct {
 	deadline time.Duration // in elapsed time
 	revoking bool          // never goes back
 	recorded bool          // what is left may be recorded: a keep-alive removes that first
+	attached attachedKeys
 	clearing int           // keep-alives that remove it
 	cleared  int           // how often one of them has begun to
 	ended    chan struct{} // closed when the lease is revoked; nil while nothing waits for it
@@ -194,7 +199,7 @@ func (m *Manager) find(id ID) (*entry, error) {
 // Error is an error of one lease.
 type Error struct {
 	ID  ID
-	Err error // ErrNotFound, ErrRevoking or ErrExists
+	Err error // ErrNotFound, ErrRevoking, ErrExists or ErrTooManyKeys
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("lease %d: %v", e.ID, e.Err) }
@@ -240,7 +245,7 @@ func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner str
 	for id == 0 {
 		id = ID(rand.Uint64() >> 1) // fits into an int64 of other languages
 	}
-	e := &entry{id: id, record: record{ttl: time.Duration(wholeSeconds(ttl)) * time.Second, granted: m.options.Now(), owner: owner}}
+	e := &entry{id: id, attached: attachedKeys{countAt: m.options.Keys / 2}, record: record{ttl: time.Duration(wholeSeconds(ttl)) * time.Second, granted: m.options.Now(), owner: owner}}
 	epoch, err := m.commitGrant(ctx, e)
 	if err != nil {
 		return Info{}, 0, err

@@ -17,8 +17,8 @@ func TestRevocationFindsThePutThatWasCheckedBefore(t *testing.T) {
 	defer h.stop()
 	h.mustGrant(1, time.Hour)
 	checked, proceed := make(chan struct{}), make(chan struct{})
-	h.store.GuardLeases(func(id uint64) error {
-		err := h.checkLive(ID(id))
+	h.store.GuardLeases(func(id uint64, keys int) error {
+		err := h.admit(ID(id), keys)
 		close(checked)
 		<-proceed
 		return err

@@ -96,7 +96,7 @@ func (m *Manager) commitRevocation(
 			if err != nil {
 				return err
 			}
-			if n.Found && n.Metadata.Lease == uint64(e.id) {
+			if belongs(&n, e.id) {
 				l.Write().Batch.Delete(keys.SpaceOf(internal), keys.User(internal))
 				deleted++
 				if name, ok := lockName(internal); ok {

@@ -19,9 +19,9 @@ import (
 
 // derivation is what a Write computes under its latches.
 type derivation struct {
-	latches  []byte   // internal keys of Latch, one after the other
-	ends     []int    // where each of them ends
-	leases   []uint64 // that the batch named when the latches were taken
+	latches  []byte       // internal keys of Latch, one after the other
+	ends     []int        // where each of them ends
+	leases   []leasedKeys // that the batch named when the latches were taken
 	under    func(*Latched) error
 	queued   bool      // the operations of an InvokeAll have changed the expiry queue themselves
 	released time.Time // when the latches were released, if there is a function under

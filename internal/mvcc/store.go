@@ -37,12 +37,12 @@ type Store struct {
 	expirer       *expirer
 	timeline      timeline
 	lifecycle     lifecycle
-	leaseCheck    atomic.Pointer[func(lease uint64) error] // of GuardLeases
+	leaseCheck    atomic.Pointer[func(lease uint64, keys int) error] // of GuardLeases
 }
 
 // ownSessionsMax is how many sessions beside those of clients may commit at once: of bulk loads, the probe, the request window, the
-// timeline, the revocation of leases (OwnSession), and the workers of the expirer.
-const ownSessionsMax = 5 + expiryCommitsMax
+// timeline, the revocation of leases and the counting of their keys (OwnSession), and the workers of the expirer.
+const ownSessionsMax = 6 + expiryCommitsMax
 
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
 // storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.

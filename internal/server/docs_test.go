@@ -47,6 +47,7 @@ func limitRows() []limitRow {
 		{"watches of a stream", option(c.Feed.WatchesPerStream, "max-watches-per-stream"), "`TOO_MANY_WATCHES`"},
 		{"ranges of a watch", fmt.Sprint(watchRangesMax), "`INVALID_REQUEST`"},
 		{"leases", option(c.Limits.Leases, "max-leases"), "`TOO_MANY_LEASES`"},
+		{"keys of a lease", fmt.Sprint(lease.KeysMax), "`TOO_MANY_LEASE_KEYS`"},
 		{"time to live of a lease", fmt.Sprintf("%v to %d years", lease.TTLMin, lease.TTLMax/(365*24*time.Hour)), "`INVALID_TTL`"},
 		{"time to live of a key", "1s to " + years, "`INVALID_TTL`"},
 		{"holds of history", fmt.Sprintf("%d, for %d days at most", mvcc.HoldsMax, mvcc.HoldTimeMax/(24*time.Hour)), "`TOO_MANY_HOLDS`"},

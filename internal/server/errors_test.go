@@ -108,6 +108,9 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_LEASE_REVOKING:       {err: &lease.Error{ID: 1, Err: lease.ErrRevoking}, code: codes.FailedPrecondition, metadata: []string{"lease"}},
 		pb.ErrorReason_ERROR_REASON_LEASE_EXISTS:         {err: &lease.Error{ID: 1, Err: lease.ErrExists}, code: codes.AlreadyExists, metadata: []string{"lease"}},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASES:      {err: lease.ErrTooMany, code: codes.ResourceExhausted, retry: true},
+		pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASE_KEYS: {
+			err: &lease.Error{ID: 1, Err: lease.ErrTooManyKeys}, code: codes.ResourceExhausted, metadata: []string{"lease", "limit"}, retry: true,
+		},
 		pb.ErrorReason_ERROR_REASON_TOO_MANY_WAITERS:     {err: lease.ErrWaiters, code: codes.ResourceExhausted, retry: true},
 		pb.ErrorReason_ERROR_REASON_FENCED:               {err: &mvcc.PreconditionError{Condition: mvcc.Condition{Kind: mvcc.LockHeld}}, code: codes.FailedPrecondition, metadata: []string{"key", "token", "index"}},
 		pb.ErrorReason_ERROR_REASON_TLS_NOT_CONFIGURED:   {err: errNoTLS, code: codes.FailedPrecondition},

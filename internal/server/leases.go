@@ -233,6 +233,10 @@ func classifyLease(err error) (fault, bool) {
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_LEASE_REVOKING, metadata: metadata}, true
 	case errors.Is(err, lease.ErrExists):
 		return fault{code: codes.AlreadyExists, reason: pb.ErrorReason_ERROR_REASON_LEASE_EXISTS, metadata: metadata}, true
+	case errors.Is(err, lease.ErrTooManyKeys):
+		f := exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASE_KEYS, retryLoad)
+		f.metadata = map[string]string{"lease": metadata["lease"], "limit": strconv.Itoa(lease.KeysMax)}
+		return f, true
 	case errors.Is(err, lease.ErrTooMany):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_LEASES, retryLoad), true
 	case errors.Is(err, lease.ErrWaiters):

@@ -199,6 +199,9 @@ const (
 	ErrorReason_ERROR_REASON_LEASE_EXISTS ErrorReason = 62
 	// RESOURCE_EXHAUSTED: too many leases exist.
 	ErrorReason_ERROR_REASON_TOO_MANY_LEASES ErrorReason = 63
+	// RESOURCE_EXHAUSTED: the lease has as many keys as a lease may have, or has had them lately: those that were deleted, or put again
+	// without it, are counted off in the background. Metadata: lease, limit.
+	ErrorReason_ERROR_REASON_TOO_MANY_LEASE_KEYS ErrorReason = 66
 	// FAILED_PRECONDITION: a precondition names a lock that is not held with its token: the writer has lost the lock. Metadata:
 	// key (bytes: the name of the lock), token, index (position in the request's list).
 	ErrorReason_ERROR_REASON_FENCED ErrorReason = 64
@@ -315,6 +318,7 @@ var (
 		61:  "ERROR_REASON_LEASE_REVOKING",
 		62:  "ERROR_REASON_LEASE_EXISTS",
 		63:  "ERROR_REASON_TOO_MANY_LEASES",
+		66:  "ERROR_REASON_TOO_MANY_LEASE_KEYS",
 		64:  "ERROR_REASON_FENCED",
 		65:  "ERROR_REASON_TOO_MANY_WAITERS",
 		70:  "ERROR_REASON_FEATURE_LEVEL",
@@ -398,6 +402,7 @@ var (
 		"ERROR_REASON_LEASE_REVOKING":           61,
 		"ERROR_REASON_LEASE_EXISTS":             62,
 		"ERROR_REASON_TOO_MANY_LEASES":          63,
+		"ERROR_REASON_TOO_MANY_LEASE_KEYS":      66,
 		"ERROR_REASON_FENCED":                   64,
 		"ERROR_REASON_TOO_MANY_WAITERS":         65,
 		"ERROR_REASON_FEATURE_LEVEL":            70,
@@ -454,7 +459,7 @@ var File_epochkv_v1_errors_proto protoreflect.FileDescriptor
 const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/errors.proto\x12\n" +
-	"epochkv.v1*\xfc\x14\n" +
+	"epochkv.v1*\xa2\x15\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12\x1a\n" +
@@ -516,7 +521,8 @@ const file_epochkv_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_LEASE_NOT_FOUND\x10<\x12\x1f\n" +
 	"\x1bERROR_REASON_LEASE_REVOKING\x10=\x12\x1d\n" +
 	"\x19ERROR_REASON_LEASE_EXISTS\x10>\x12 \n" +
-	"\x1cERROR_REASON_TOO_MANY_LEASES\x10?\x12\x17\n" +
+	"\x1cERROR_REASON_TOO_MANY_LEASES\x10?\x12$\n" +
+	" ERROR_REASON_TOO_MANY_LEASE_KEYS\x10B\x12\x17\n" +
 	"\x13ERROR_REASON_FENCED\x10@\x12!\n" +
 	"\x1dERROR_REASON_TOO_MANY_WAITERS\x10A\x12\x1e\n" +
 	"\x1aERROR_REASON_FEATURE_LEVEL\x10F\x12#\n" +
