@@ -91,7 +91,7 @@ func (a *Archiver) resume(ctx context.Context) error {
 }
 
 // compare compares the last record of the archive with the log, and refuses another one. If the log has been given up to an epoch after
-// it, that is oldest. Without a file, found is false.
+// it, or is damaged there, oldest is the first one that the log has. Without a file, found is false.
 func (a *Archiver) compare(ctx context.Context) (info Info, found bool, oldest keys.Epoch, err error) {
 	newest, info, found, err := a.newest(ctx)
 	if err != nil || !found {
@@ -106,6 +106,11 @@ func (a *Archiver) compare(ctx context.Context) (info Info, found bool, oldest k
 	rec, ok, err := log.Next(a.source.Stable())
 	if truncated, is := errors.AsType[*wal.TruncatedError](err); is {
 		return info, true, truncated.Oldest, nil
+	}
+	if isDamage(err) { // it can never be compared, and what is before the next segment is not in the log either
+		if next, ok, failed := a.source.Secure(ctx, e); ok && failed == nil {
+			return info, true, next, nil
+		}
 	}
 	if err != nil || !ok {
 		return info, true, 0, errors.Join(err, fmt.Errorf("archive: the log has no record of epoch %d", e))

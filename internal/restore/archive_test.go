@@ -19,6 +19,8 @@ import (
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // replayed is the hash of the state that the archive has at a target, without a store.
@@ -167,6 +169,45 @@ func TestLogIsHeldUntilItIsArchived(t *testing.T) {
 	check(t, b.store.Checkpoint(t.Context()))
 	if oldest := b.store.Changes().OldestInLog(); oldest == 1 {
 		t.Fatal("the log was never given back")
+	}
+}
+
+// TestDamageOfTheLastRecordThatIsArchivedIsAGap: a start finds that the log cannot be read where the archive ends. The archive goes on
+// after a gap, instead of trying again for ever, while the whole log is kept for it.
+func TestDamageOfTheLastRecordThatIsArchivedIsAGap(t *testing.T) {
+	b := newBench(t)
+	b.commits(20)
+	b.archived()
+	b.stop()
+	end := b.arch.Status().Archived
+	b.commits(400) // several segments, which are not archived
+	b.close()
+	b.damageRecord(end)
+	b.open()
+	b.commits(5)
+	b.archived()
+	if s := b.arch.Status(); s.Breaks != 1 || s.Break.First <= end {
+		t.Fatalf("the gap is not noted: %+v", s)
+	}
+}
+
+// damageRecord flips a bit in the log's record of an epoch.
+func (b *bench) damageRecord(e keys.Epoch) {
+	b.t.Helper()
+	fs := vfs.NewOS()
+	segments, err := wal.Segments(fs, b.dir)
+	check(b.t, err)
+	for _, s := range segments {
+		check(b.t, wal.ReadSegment(fs, s, func(r wal.Record) error {
+			if r.Epoch != e || !r.HoldsEpoch() {
+				return nil
+			}
+			f, err := fs.Open(s.File, vfs.ReadWrite)
+			check(b.t, err)
+			_, err = f.WriteAt([]byte{r.Body[0] ^ 1}, r.Offset+24)
+			check(b.t, errors.Join(err, f.Close()))
+			return nil
+		}))
 	}
 }
 
