@@ -4,12 +4,14 @@ import (
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // heldSessions bounds the sessions that requests have while they wait, so that requests that do not
 // wait find one.
 //
-// Reads wait for the device, for a worker, or until their client has taken the answer before theirs.
+// Reads wait for the device, for a worker, or until their client has taken the answer before theirs. A read
+// of History or Diff is counted from its begin, with two sessions.
 // The pipelines of gRPC's own transport are counted with them, each of which has a session until it
 // ends. Together they have at most half of the sessions. Of that half, a connection that holds
 // sessions gets one more only if afterwards at least as many are free as it holds; see admission.
@@ -93,6 +95,23 @@ func (h *sessionShare) release(own *atomic.Int64, n int64) {
 func (h *heldSessions) hold(conn *connection) bool { return h.reads.hold(conn.readSessions(), 1) }
 
 func (h *heldSessions) release(conn *connection) { h.reads.release(conn.readSessions(), 1) }
+
+// pastSessions is how many sessions a read of History or Diff has: its own, and one at the begin.
+const pastSessions = 2
+
+// holdPast is hold for a read of History or Diff, which nearly always reads pages, and is not tried without waiting first. After nil the
+// caller must call releasePast.
+func (a *admission) holdPast(conn *connection) error {
+	if !a.sessions.reads.hold(conn.readSessions(), pastSessions) {
+		a.refused.Add(1)
+		return mvcc.ErrTooManySessions
+	}
+	return nil
+}
+
+func (a *admission) releasePast(conn *connection) {
+	a.sessions.reads.release(conn.readSessions(), pastSessions)
+}
 
 func (c *connection) readSessions() *atomic.Int64 {
 	if c == nil {

@@ -221,6 +221,33 @@ func TestLocksThatWaitLeaveSessionsToOthers(t *testing.T) {
 	}
 }
 
+// TestReadsOfThePastLeaveRoomToOthers: as many reads of the past as there may be requests want pages, and the device does not answer.
+func TestReadsOfThePastLeaveRoomToOthers(t *testing.T) {
+	const requests = 16
+	h, _, _ := startCold(t, func(c *config.Config) { c.Limits.InflightRequests, c.Retention = requests, time.Hour })
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer cancel()
+	var refused atomic.Int64
+	for range 2 * requests {
+		c := pb.NewFeedServiceClient(h.dial(t))
+		asking.Go(func() {
+			if _, err := c.History(ctx, &pb.HistoryRequest{Range: prefixRange("cold/")}); err != nil && ctx.Err() == nil {
+				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+				refused.Add(1)
+			}
+		})
+	}
+	eventually(t, "as many as may wait do, and the others are refused", func() bool {
+		n, _, _ := h.admission.inflight()
+		return n == requests/2/pastSessions && refused.Load() == 2*requests-requests/2/pastSessions
+	})
+	for range 3 {
+		h.mustServeOthers(t)
+	}
+}
+
 // TestOpenTransactionsLeaveSessionsToOthers: as many transactions, scans, reads that wait for the device and writes as
 // there may be have their sessions at the same time. Requests that do not wait are served, and what is beyond a limit
 // is refused at once, with the reason.

@@ -29,7 +29,7 @@ func historyCount(limit uint32) int {
 // History implements Feed.
 func (s *feedService) History(ctx context.Context, req *pb.HistoryRequest) (*pb.HistoryResponse, error) {
 	out := new(pb.HistoryResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+	return out, s.runPast(ctx, func(c *executor) (ackWait, error) {
 		o, hash, err := s.historyOptions(ctx, c.session, req)
 		if err != nil {
 			return ackWait{}, err
@@ -120,10 +120,20 @@ func epochAfter(ctx context.Context, x *mvcc.Session, from keys.Epoch, epoch, at
 	return to, err
 }
 
+// runPast is run for a read of the past.
+func (s *feedService) runPast(ctx context.Context, execute func(*executor) (ackWait, error)) error {
+	conn := connectionOf(ctx)
+	if err := s.admission.holdPast(conn); err != nil {
+		return err
+	}
+	defer s.admission.releasePast(conn)
+	return s.run(ctx, execute)
+}
+
 // Diff implements Feed.
 func (s *feedService) Diff(ctx context.Context, req *pb.DiffRequest) (*pb.DiffResponse, error) {
 	out := new(pb.DiffResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+	return out, s.runPast(ctx, func(c *executor) (ackWait, error) {
 		o, hash, err := s.diffOptions(ctx, c.session, req)
 		if err != nil {
 			return ackWait{}, err
