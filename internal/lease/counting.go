@@ -172,8 +172,11 @@ func (m *Manager) deleteStale(ctx context.Context, x *mvcc.Session, e *entry, st
 		}
 		return nil
 	})
-	_, err = x.Commit(ctx, &w)
-	return deleted, err
+	epoch, err := x.Commit(ctx, &w)
+	if err != nil || epoch == 0 {
+		return deleted, err
+	}
+	return deleted, m.store.Wait(ctx, epoch, mvcc.DurabilityAsync)
 }
 
 // belongs reports whether the newest version of a key names a lease.
