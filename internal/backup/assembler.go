@@ -1,40 +1,45 @@
 package backup
 
 import (
-	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
-	"runtime"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// assembler composes parts from pages. It compresses frames in several goroutines, and passes parts to the sender.
+// assembler composes parts from pages. It compresses frames in several goroutines, hashes them in another one, and passes parts to the
+// sender:
+//
+//	pages ──► frame ──► compressed frames, in their order ──► part, its SHA-256 ──► sender
+//	         reader         up to one a processor                  sealer
 //
 // A part ends at a multiple of the size of parts in the data file, if a quarter of a part is in it by then. So the parts of two
 // states differ only where their pages do, and the backup that follows an interrupted one finds most parts sent.
 type assembler struct {
-	sender    *sender
-	kind      partKind
-	pageSize  int
-	partBytes int64
-	encoder   *zstd.Encoder
-	slots     chan struct{} // one for each frame that is being compressed
+	sender     *sender
+	kind       partKind
+	pageSize   int
+	partBytes  int64
+	compressor *compressor
+	workers    *workers
 
-	part  *openPart
-	frame []byte // pages that are not in a frame yet
+	// Of the goroutine that reads.
+	info  Part   // of the part, but for its hash
+	bytes int64  // of its frames before compression
+	frame []byte // pages that are not in a frame yet; its capacity is frameBytes
+	free  chan []byte
+
+	sealing chan piece
+	sealed  chan error // the result of the sealer
 }
 
-// openPart is a part whose frames are being compressed.
-type openPart struct {
-	header []byte
-	frames []chan []byte // each delivers one frame
-	info   Part
-	bytes  int64 // before compression
+// piece is what the sealer gets: a frame that is being compressed, or the end of a part.
+type piece struct {
+	frame chan []byte // delivers the frame
+	end   *Part       // if frame is nil
 }
 
 // finishedPart is a part in memory.
@@ -44,104 +49,156 @@ type finishedPart struct {
 	kind   partKind
 }
 
+// framesAhead is how many frames of the next part wait while a part is passed to the sender.
+const framesAhead = 8
+
 func newAssembler(s *sender, kind partKind, pageSize int, o Options) *assembler {
-	workers := cmp.Or(o.Workers, max(1, runtime.GOMAXPROCS(0)/2))
-	// One goroutine for each frame, so that the same pages give the same bytes on every machine.
-	encoder, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(workers), zstd.WithEncoderCRC(false)) // no option is wrong
-	a := &assembler{sender: s, kind: kind, pageSize: pageSize, partBytes: o.PartBytes, encoder: encoder, slots: make(chan struct{}, workers)}
-	a.begin()
+	w := newWorkers(o)
+	a := &assembler{
+		sender: s, kind: kind, pageSize: pageSize, partBytes: o.PartBytes, compressor: newCompressor(w.most), workers: w,
+		free: make(chan []byte, w.most+1), sealing: make(chan piece, framesAhead), sealed: make(chan error, 1),
+	}
+	go func() { a.sealed <- a.seal() }()
 	return a
 }
 
-func (a *assembler) begin() {
-	a.part = &openPart{header: appendPartHeader(nil, a.kind, a.pageSize)}
-}
-
-// add adds a page. Its id is above those of the pages before it.
-func (a *assembler) add(id page.ID, p []byte) error {
+// room is where up to n pages can be read to, the place after those that are in the frame.
+func (a *assembler) room(n int) []byte {
 	if a.frame == nil {
-		a.frame = make([]byte, 0, frameBytes)
+		select {
+		case a.frame = <-a.free:
+		default:
+			a.frame = vfs.AlignedBuffer(frameBytes)
+		}
+		a.frame = a.frame[:0:frameBytes]
 	}
-	a.frame = append(a.frame, p...)
-	info := &a.part.info
-	if info.Pages++; info.Pages == 1 {
-		info.First = uint64(id)
-	}
-	info.Last = uint64(id)
-	if len(a.frame)+a.pageSize > frameBytes {
-		a.flushFrame()
-	}
-	return nil
+	n = min(n, (cap(a.frame)-len(a.frame))/a.pageSize)
+	return a.frame[len(a.frame) : len(a.frame)+n*a.pageSize]
 }
 
-func (a *assembler) flushFrame() {
-	if len(a.frame) > 0 {
-		a.addFrame(a.frame)
-		a.frame = nil
+// add adds a page that is in the room, or before it. Its id is above those of the pages before it.
+func (a *assembler) add(id page.ID, p []byte) {
+	at := len(a.frame)
+	a.frame = a.frame[:at+a.pageSize]
+	if &a.frame[at] != &p[0] {
+		copy(a.frame[at:], p)
 	}
+	if a.info.Pages++; a.info.Pages == 1 {
+		a.info.First = uint64(id)
+	}
+	a.info.Last = uint64(id)
 }
 
-// addFrame compresses a frame in the background. The content is not changed any more.
-func (a *assembler) addFrame(content []byte) {
+// full ends the frame if no page fits into it.
+func (a *assembler) full() error {
+	if len(a.frame)+a.pageSize <= cap(a.frame) {
+		return nil
+	}
+	return a.flushFrame()
+}
+
+func (a *assembler) flushFrame() error {
+	if len(a.frame) == 0 {
+		return nil
+	}
+	content := a.frame
+	a.frame = nil
+	return a.addFrame(content)
+}
+
+// addFrame compresses a frame in the background. The content is the assembler's from now on.
+func (a *assembler) addFrame(content []byte) error {
 	done := make(chan []byte, 1)
-	a.part.frames = append(a.part.frames, done)
-	a.part.bytes += int64(len(content))
-	a.slots <- struct{}{}
+	a.bytes += int64(len(content))
+	if err := a.workers.begin(a.sender.ctx); err != nil {
+		return err
+	}
 	go func() {
-		done <- appendFrame(make([]byte, 0, frameHeader+len(content)/2), a.encoder, content)
-		<-a.slots
+		defer a.workers.end()
+		done <- a.compressor.frame(content)
+		select {
+		case a.free <- content:
+		default:
+		}
 	}()
+	return a.pass(piece{frame: done})
+}
+
+// pass passes a piece to the sealer.
+func (a *assembler) pass(p piece) error {
+	select {
+	case a.sealing <- p:
+		return nil
+	case <-a.sender.ctx.Done():
+		return context.Cause(a.sender.ctx)
+	}
 }
 
 // boundary ends the part at the boundary before page id, if there is one and enough is in it.
 func (a *assembler) boundary(id page.ID) error {
-	if int64(id)*int64(a.pageSize)%a.partBytes != 0 || a.part.bytes+int64(len(a.frame)) < a.partBytes/4 {
+	if int64(id)*int64(a.pageSize)%a.partBytes != 0 || a.bytes+int64(len(a.frame)) < a.partBytes/4 {
 		return nil
 	}
 	return a.endPart()
 }
 
 func (a *assembler) endPart() error {
-	a.flushFrame()
-	part, err := a.part.seal()
-	if err != nil {
+	if err := a.flushFrame(); err != nil {
 		return err
 	}
-	part.kind = a.kind
-	a.begin()
-	return a.sender.send(part)
+	info := a.info
+	a.info, a.bytes = Part{}, 0
+	return a.pass(piece{end: &info})
 }
 
-// finish sends what is left.
+// finish ends the last part if there is one, and waits until all are passed to the sender.
 func (a *assembler) finish() error {
-	if a.part.info.Pages == 0 {
-		return nil
+	var err error
+	if a.bytes > 0 || len(a.frame) > 0 {
+		err = a.endPart()
 	}
-	return a.endPart()
+	if sealed := a.close(); err == nil {
+		err = sealed
+	}
+	return err
 }
 
-// abandon waits for the goroutines that compress.
-func (a *assembler) abandon() {
-	for _, f := range a.part.frames {
-		<-f
-	}
+// close ends the sealer, and the goroutines that compress.
+func (a *assembler) close() error {
+	close(a.sealing)
+	err := <-a.sealed
+	a.workers.wait()
+	return err
 }
 
-// seal waits for the frames, and names the part.
-func (p *openPart) seal() (*finishedPart, error) {
-	out := &finishedPart{pieces: [][]byte{p.header}, info: p.info, kind: partFile}
-	for _, f := range p.frames {
-		out.pieces = append(out.pieces, <-f)
-	}
+// seal hashes frames in their order, names parts, and passes them to the sender, until close. After an error it only waits for the frames.
+func (a *assembler) seal() (err error) {
+	var part *finishedPart
 	h := sha256.New()
-	for _, piece := range out.pieces {
-		out.info.Bytes += int64(len(piece))
-		if _, err := h.Write(piece); err != nil {
-			return nil, err
+	for p := range a.sealing {
+		if part == nil {
+			h.Reset()
+			part = &finishedPart{kind: a.kind}
+			part.add(h, appendPartHeader(nil, a.kind, a.pageSize))
 		}
+		if p.frame != nil {
+			part.add(h, <-p.frame)
+			continue
+		}
+		p.end.Bytes, p.end.SHA256 = part.info.Bytes, hex.EncodeToString(h.Sum(nil))
+		part.info = *p.end
+		if err == nil {
+			err = a.sender.send(part)
+		}
+		part = nil
 	}
-	out.info.SHA256 = hex.EncodeToString(h.Sum(nil))
-	return out, nil
+	return err
+}
+
+func (p *finishedPart) add(h io.Writer, piece []byte) {
+	_, _ = h.Write(piece) // never fails
+	p.pieces = append(p.pieces, piece)
+	p.info.Bytes += int64(len(piece))
 }
 
 // partContent is the content of an object, and renews the pin while it is sent.

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -27,7 +28,8 @@ type Options struct {
 	Bandwidth int64          // most bytes read per second; no limit
 	KeepGoing bool           // complete the backup although pages are damaged
 	PartBytes int64          // pages in a part before compression, about; 64 MiB
-	Workers   int            // goroutines that compress; half the processors
+	Workers   int            // goroutines that compress; half of the processors, and all while Idle
+	Idle      func() bool    // nothing else needs the processors now; nil: it is not known
 	Program   string         // version, for the manifest
 	Progress  func(Progress) // called after each part and each MiB; may be nil
 
@@ -223,28 +225,30 @@ func (j *job) copy(ctx context.Context) error {
 }
 
 // readPages reads the live pages in order of their ids. No run of pages crosses the boundary between two parts.
-func (j *job) readPages(s *sender) error {
-	pages, size := j.state.Pages, j.state.Pages.PageSize()
-	a := newAssembler(s, partPages, size, j.options)
-	buf := alignedRun(size)
-	for id := pages.NextCopied(0); id < pages.PageCount(); {
-		n := j.runLength(id, len(buf)/size)
-		if err := j.readRun(s.ctx, a, id, buf[:n*size]); err != nil {
-			a.abandon()
-			return err
+func (j *job) readPages(s *sender) (err error) {
+	pages := j.state.Pages
+	a := newAssembler(s, partPages, pages.PageSize(), j.options)
+	for id := pages.NextCopied(0); id < pages.PageCount() && err == nil; {
+		n := j.runLength(id, runBytes/pages.PageSize())
+		if n, err = j.readRun(s.ctx, a, id, n); err != nil {
+			break
 		}
 		id += page.ID(n)
-		if err := a.boundary(id); err != nil {
-			return err
+		if err = a.boundary(id); err != nil {
+			break
 		}
 		id = pages.NextCopied(id)
 		j.report()
+	}
+	if err != nil {
+		_ = a.close() // there is an error already
+		return err
 	}
 	j.manifest.Digest = j.digest.sum()
 	return a.finish()
 }
 
-// runLength is the number of neighbouring pages that are read from id on.
+// runLength is the number of neighbouring pages that are read from id on, at least one.
 func (j *job) runLength(id page.ID, most int) int {
 	part := page.ID(j.options.PartBytes / int64(j.state.Pages.PageSize()))
 	end := min(id+page.ID(most), (id/part+1)*part)
@@ -255,11 +259,12 @@ func (j *job) runLength(id page.ID, most int) int {
 	return int(n)
 }
 
-// readRun reads neighbouring pages, and adds those that belong to the backup. They count only if the pin has not ended
-// meanwhile.
-func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, buf []byte) error {
+// readRun reads neighbouring pages into the frame, as many as fit, and adds those that belong to the backup. It returns how many were read.
+// They count only if the pin has not ended meanwhile.
+func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, most int) (int, error) {
+	buf := a.room(most)
 	if err := j.throttle(ctx, len(buf)); err != nil {
-		return err
+		return 0, err
 	}
 	var damaged []page.ID
 	var refused error
@@ -271,13 +276,14 @@ func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, buf []by
 		return refused
 	})
 	if ended := j.pin.Renew(); ended != nil {
-		return ended // and damage may be only that pages were reused
+		return 0, ended // and damage may be only that pages were reused
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	size := j.state.Pages.PageSize()
-	for i := range len(buf) / size {
+	n := len(buf) / size
+	for i := range n {
 		id, p := first+page.ID(i), buf[i*size:(i+1)*size]
 		if len(damaged) > 0 && damaged[0] == id {
 			damaged = damaged[1:]
@@ -288,12 +294,10 @@ func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, buf []by
 		if j.base != nil && page.ReadHeader(p).Checkpoint <= j.base.State.Checkpoint {
 			continue
 		}
-		if err := a.add(id, p); err != nil {
-			return err
-		}
+		a.add(id, p)
 	}
-	j.read += uint64(len(buf) / size)
-	return nil
+	j.read += uint64(n)
+	return n, a.full()
 }
 
 // throttle waits until n more bytes may be read, and renews the pin meanwhile. Time that passed without reading is not made up for.
@@ -324,15 +328,17 @@ func (j *job) copyQuarantine(s *sender) error {
 	a := newAssembler(s, partFile, j.state.Pages.PageSize(), j.options)
 	for rest := file.Content; len(rest) > 0; {
 		n := min(len(rest), frameBytes)
-		a.addFrame(rest[:n])
+		if err := a.addFrame(bytes.Clone(rest[:n])); err != nil {
+			_ = a.close() // there is an error already
+			return err
+		}
 		rest = rest[n:]
 	}
-	part, err := a.part.seal()
-	if err != nil {
-		return err
+	err := a.endPart()
+	if sealed := a.close(); err == nil {
+		err = sealed
 	}
-	j.manifest.Quarantine = &Quarantine{SHA256: part.info.SHA256, Bytes: part.info.Bytes, File: file.Number}
-	return s.send(part)
+	return err
 }
 
 // finish makes the backup exist: its manifest is the last object. Then the parts that existed before are looked up once more: a

@@ -3,15 +3,17 @@ package backup
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"flag"
+	"hash/crc32"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -20,8 +22,11 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
 
-// goldenDir has a target with one backup, of a store with goldenContent.
-const goldenDir = "testdata/backup-1"
+// goldenDirs have targets with one backup each, of a store with goldenContent, in the formats of manifests from 1 on. The last one is what this
+// program writes.
+var goldenDirs = []string{"testdata/backup-1", "testdata/backup-2"}
+
+var goldenDir = goldenDirs[len(goldenDirs)-1]
 
 func goldenContent() map[string][]byte {
 	return map[string][]byte{"a": []byte("plain"), "b": {}, "c": bytes.Repeat([]byte("large "), 200)}
@@ -47,10 +52,15 @@ func writeGolden(t *testing.T) {
 	check(t, err)
 }
 
-// golden returns the golden backup.
+// golden returns the newest golden backup.
 func golden(t *testing.T) (objectstore.Store, *Manifest) {
 	t.Helper()
-	target, err := objectstore.Open(goldenDir, objectstore.Options{Retry: objectstore.QuickRetry})
+	return goldenIn(t, goldenDir)
+}
+
+func goldenIn(t *testing.T, dir string) (objectstore.Store, *Manifest) {
+	t.Helper()
+	target, err := objectstore.Open(dir, objectstore.Options{Retry: objectstore.QuickRetry})
 	check(t, err)
 	dirs, err := Dirs(t.Context(), target)
 	check(t, err)
@@ -65,25 +75,35 @@ func golden(t *testing.T) (objectstore.Store, *Manifest) {
 	return target, all[0]
 }
 
-// Backups of versions before stay readable: the golden one restores, and its manifest is what this program would write.
-func TestTheGoldenBackupRestoresAndIsWhatIsWritten(t *testing.T) {
+// Backups of versions before stay readable: the golden ones restore, and their manifests are what this program would write.
+func TestTheGoldenBackupsRestoreAndAreWhatIsWritten(t *testing.T) {
 	if *update {
 		writeGolden(t)
 	}
-	target, m := golden(t)
-	f := &fixture{t: t, target: objectstore.NewFaulty(target)}
-	s := f.restored(m, RestoreOptions{})
-	defer func() { check(t, s.Close()) }()
-	compare(t, s, goldenContent())
+	for i, dir := range goldenDirs {
+		target, m := goldenIn(t, dir)
+		f := &fixture{t: t, target: objectstore.NewFaulty(target)}
+		s := f.restored(m, RestoreOptions{})
+		compare(t, s, goldenContent())
+		check(t, s.Close())
+		p, err := os.ReadFile(filepath.Join(dir, m.dir(), m.name))
+		check(t, err)
+		name := m.name
+		again, err := m.encode()
+		check(t, err)
+		if !bytes.Equal(p, again) || m.name != name || m.Format != i+1 {
+			t.Fatalf("the manifest is encoded otherwise:\n%s\nbefore:\n%s", again, p)
+		}
+	}
+	checkGoldenBytes(t)
+}
 
+// checkGoldenBytes checks the fields of the newest golden manifest, and the header of its part.
+func checkGoldenBytes(t *testing.T) {
+	t.Helper()
+	_, m := golden(t)
 	p, err := os.ReadFile(filepath.Join(goldenDir, m.dir(), m.name))
 	check(t, err)
-	name := m.name
-	again, err := m.encode()
-	check(t, err)
-	if !bytes.Equal(p, again) || m.name != name {
-		t.Fatalf("the manifest is encoded otherwise:\n%s\nbefore:\n%s", again, p)
-	}
 	fields := []string{}
 	for line := range strings.SplitSeq(string(p), "\n") {
 		if name, _, is := strings.Cut(line, `":`); is {
@@ -103,7 +123,7 @@ func TestTheGoldenBackupRestoresAndIsWhatIsWritten(t *testing.T) {
 
 // The header and the frames of a part, byte for byte, but for what zstd makes of a content.
 func TestTheBytesOfAPartAreThoseOfTheDocument(t *testing.T) {
-	const header = "45504b562d50525401000000" + "02000000" + "00020000" + "00000000"
+	const header = "45504b562d50525402000000" + "02000000" + "00020000" + "00000000"
 	part := samplePart(t)
 	if got := hex.EncodeToString(part[:partHeaderSize]); got != header {
 		t.Fatalf("header %s, want %s", got, header)
@@ -117,18 +137,44 @@ func TestTheBytesOfAPartAreThoseOfTheDocument(t *testing.T) {
 		content = append(content, p...)
 		return nil
 	}))
-	if want := strings.Repeat("abc", 100) + "second"; string(content) != want {
+	if want := bytes.Join(sampleContents(), nil); !bytes.Equal(content, want) {
 		t.Fatalf("content %q", content)
+	}
+	last := part[len(part)-frameHeader-4:] // is stored as it is
+	if got := hex.EncodeToString(last[:8]) + hex.EncodeToString(last[12:]); got != "04000000"+"04000000"+"00000000"+"6c617374" {
+		t.Fatalf("last frame %x", last)
+	}
+	if got, want := binary.LittleEndian.Uint32(last[8:]), crc32.Checksum([]byte("\x00\x00\x00\x00last"), crc32.MakeTable(crc32.Castagnoli)); got != want {
+		t.Fatalf("checksum %x, want %x", got, want)
 	}
 }
 
-// samplePart has two frames of a file.
+// samplePart has frames of a file: one of each codec, and a short one.
 func samplePart(t *testing.T) []byte {
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
-	check(t, err)
-	defer func() { check(t, encoder.Close()) }()
-	part := appendFrame(appendPartHeader(nil, partFile, 512), encoder, bytes.Repeat([]byte("abc"), 100))
-	return appendFrame(part, encoder, []byte("second"))
+	t.Helper()
+	c, part, kinds := newCompressor(1), appendPartHeader(nil, partFile, 512), []codec{}
+	for _, content := range sampleContents() {
+		frame := c.frame(content)
+		kinds = append(kinds, codec(binary.LittleEndian.Uint32(frame[offFrameCodec:])))
+		part = append(part, frame...)
+	}
+	if want := []codec{codecS2, codecZstd, codecNone, codecNone}; !slices.Equal(kinds, want) {
+		t.Fatalf("codecs %v, want %v", kinds, want)
+	}
+	return part
+}
+
+func sampleContents() [][]byte {
+	rng := rand.New(rand.NewPCG(1, 2))
+	random, text := make([]byte, 300), []byte{}
+	for i := range random {
+		random[i] = byte(rng.Uint32())
+	}
+	words := strings.Fields("a backup is a copy of the newest durable state of a server in a directory or in a bucket made while the server works and verified")
+	for range 600 {
+		text = append(append(text, words[rng.IntN(len(words))]...), ' ')
+	}
+	return [][]byte{bytes.Repeat([]byte("abc"), 100), text, random, []byte("last")}
 }
 
 // Every byte of a part and of a manifest is covered by the hash in its name. Those of a part are covered twice: with a name that

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	manifestFormat   = 1
+	manifestFormat   = 2         // 1 has the same fields, and no parts of version 2
 	manifestBytesMax = 256 << 20 // a million parts
 
 	manifestsDir = "base/manifests/"
@@ -165,7 +165,7 @@ func decodeManifest(name string, p []byte) (*Manifest, error) {
 	if err := json.Unmarshal(p, &version); err != nil {
 		return nil, fmt.Errorf("%w: manifest %s: %w", ErrDamaged, name, err)
 	}
-	if version.Format != manifestFormat {
+	if version.Format < 1 || version.Format > manifestFormat {
 		return nil, fmt.Errorf("%w: manifest %s has format %d, this program knows %d", ErrNewerFormat, name, version.Format, manifestFormat)
 	}
 	m := &Manifest{name: name}

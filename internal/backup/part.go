@@ -1,14 +1,13 @@
 package backup
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
@@ -21,19 +20,22 @@ import (
 //	+--------+---------+------+-----------+------+---------+---------+- -
 //
 //	frame
-//	0       4        8       12
-//	+-------+--------+-------+- - - - - - +
-//	| bytes | stored | crc   | zstd frame |
-//	+-------+--------+-------+- - - - - - +
+//	0       4        8       12      16
+//	+-------+--------+-------+-------+- - - - +
+//	| bytes | stored | crc   | codec | stored |
+//	+-------+--------+-------+-------+- - - - +
 //
-// Bytes is the length before compression, at most 1 MiB, and stored after it. crc is CRC-32C of the zstd frame. The frames of a
-// part of kind 1 hold whole pages, in ascending order of their ids, which are in their headers. Those of kind 2 hold a file. All
-// numbers are little endian. The name of a part is the SHA-256 of all its bytes.
+// Bytes is the length before compression, at most 1 MiB, and stored after it. Codec is 0 for bytes that are not compressed, 1 for a zstd
+// frame, 2 for an S2 block. crc is CRC-32C of codec and of what is stored. The frames of a part of kind 1 hold whole pages, in ascending order
+// of their ids, which are in their headers. Those of kind 2 hold a file. All numbers are little endian. The name of a part is the SHA-256 of
+// all its bytes. Frames of version 1 have no codec: theirs is zstd, and their crc is that of what is stored alone.
 const (
 	partMagic      = "EPKV-PRT"
-	partVersion    = 1
+	partVersion    = 2
+	partVersionOld = 1
 	partHeaderSize = 24
-	frameHeader    = 12
+	frameHeader    = 16
+	frameHeaderOld = 12
 	frameBytes     = 1 << 20
 
 	offPartVersion  = 8
@@ -43,6 +45,7 @@ const (
 
 	offFrameStored = 4
 	offFrameCRC    = 8
+	offFrameCodec  = 12
 )
 
 type partKind uint32
@@ -69,18 +72,6 @@ func appendPartHeader(dst []byte, kind partKind, pageSize int) []byte {
 	return binary.LittleEndian.AppendUint32(dst, 0)
 }
 
-// appendFrame adds a frame.
-func appendFrame(dst []byte, encoder *zstd.Encoder, content []byte) []byte {
-	at := len(dst)
-	dst = append(dst, make([]byte, frameHeader)...)
-	dst = encoder.EncodeAll(content, dst)
-	stored := dst[at+frameHeader:]
-	binary.LittleEndian.PutUint32(dst[at:], uint32(len(content)))
-	binary.LittleEndian.PutUint32(dst[at+offFrameStored:], uint32(len(stored)))
-	binary.LittleEndian.PutUint32(dst[at+offFrameCRC:], crc32.Checksum(stored, castagnoli))
-	return dst
-}
-
 // readPart calls each for the content of every frame of a part with this name. The content is valid during the call.
 func readPart(name string, part []byte, kind partKind, pageSize int, each func(content []byte) error) error {
 	if sum := sha256.Sum256(part); hex.EncodeToString(sum[:]) != name {
@@ -90,7 +81,8 @@ func readPart(name string, part []byte, kind partKind, pageSize int, each func(c
 	if len(part) < partHeaderSize || string(part[:len(partMagic)]) != partMagic {
 		return damaged("it is no part of a backup")
 	}
-	if v := binary.LittleEndian.Uint32(part[offPartVersion:]); v != partVersion {
+	version := binary.LittleEndian.Uint32(part[offPartVersion:])
+	if v := version; v != partVersion && v != partVersionOld {
 		return fmt.Errorf("%w: part %s has version %d, this program knows %d", ErrNewerFormat, name, v, partVersion)
 	}
 	if k, size := binary.LittleEndian.Uint32(part[offPartKind:]), binary.LittleEndian.Uint32(part[offPartPageSize:]); partKind(k) != kind || int(size) != pageSize {
@@ -99,42 +91,78 @@ func readPart(name string, part []byte, kind partKind, pageSize int, each func(c
 	if binary.LittleEndian.Uint32(part[offPartZero:]) != 0 {
 		return damaged("reserved bytes are set")
 	}
-	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*frameBytes))
+	d, err := newDecompressor()
 	if err != nil {
 		return err
 	}
-	defer decoder.Close()
-	content := make([]byte, 0, frameBytes)
+	defer d.close()
+	buf := make([]byte, 0, frameBytes)
 	for rest := part[partHeaderSize:]; len(rest) > 0; {
-		var what string
-		if content, rest, what = decodeFrame(decoder, content[:0], rest); what != "" {
-			return damaged(what)
+		f, after, err := nextFrame(rest, version)
+		if err == nil {
+			rest = after
+			f.content, err = f.decompress(d, buf)
 		}
-		if err := each(content); err != nil {
+		if errors.Is(err, ErrNewerFormat) {
+			return fmt.Errorf("part %s: %w", name, err)
+		}
+		if err != nil {
+			return damaged(err.Error())
+		}
+		if err := each(f.content); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// decodeFrame decodes the first frame. It returns what is wrong with it, or "".
-func decodeFrame(decoder *zstd.Decoder, dst, p []byte) (content, rest []byte, wrong string) {
-	if len(p) < frameHeader {
-		return nil, nil, "it ends in a frame"
+// frame is one frame of a part.
+type frame struct {
+	length  int
+	codec   codec
+	stored  []byte
+	content []byte
+}
+
+var errLength = errors.New("a frame cannot be decompressed to its length")
+
+// nextFrame takes the first frame, and checks it.
+func nextFrame(p []byte, version uint32) (f frame, rest []byte, err error) {
+	head := frameHeader
+	if version == partVersionOld {
+		head = frameHeaderOld
+	}
+	if len(p) < head {
+		return f, nil, errors.New("it ends in a frame")
 	}
 	length, stored := binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[offFrameStored:])
 	crc := binary.LittleEndian.Uint32(p[offFrameCRC:])
-	if p = p[frameHeader:]; length > frameBytes || uint64(stored) > uint64(len(p)) {
-		return nil, nil, "a frame has an impossible length"
+	if length > frameBytes || uint64(stored) > uint64(len(p)-head) {
+		return f, nil, errors.New("a frame has an impossible length")
 	}
-	if crc32.Checksum(p[:stored], castagnoli) != crc {
-		return nil, nil, "the checksum of a frame is wrong"
+	f = frame{length: int(length), codec: codecZstd, stored: p[head : head+int(stored)]}
+	var sum uint32
+	if version == partVersionOld {
+		sum = crc32.Checksum(f.stored, castagnoli)
+	} else {
+		f.codec, sum = codec(binary.LittleEndian.Uint32(p[offFrameCodec:])), frameSum(p, f.stored)
 	}
-	content, err := decoder.DecodeAll(p[:stored], dst)
-	if err != nil || len(content) != int(length) {
-		return nil, nil, fmt.Sprintf("a frame cannot be decompressed to its %d bytes: %v", length, err)
+	if sum != crc {
+		return f, nil, errors.New("the checksum of a frame is wrong")
 	}
-	return content, p[stored:], ""
+	if f.codec > codecS2 {
+		return f, nil, fmt.Errorf("%w: a frame is compressed by %d, this program knows up to %d", ErrNewerFormat, f.codec, codecS2)
+	}
+	return f, p[head+int(stored):], nil
+}
+
+// decompress returns the content of a frame.
+func (f *frame) decompress(d *decompressor, buf []byte) ([]byte, error) {
+	content, err := d.content(buf[:0], f.stored, f.codec, f.length)
+	if err != nil || len(content) != f.length {
+		return nil, fmt.Errorf("a frame cannot be decompressed to its %d bytes: %w", f.length, cmp.Or(err, errLength))
+	}
+	return content, nil
 }
 
 // checkPages checks the pages of a frame, and calls each for every run of neighbouring ones. last is the id of the page before

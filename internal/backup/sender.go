@@ -11,7 +11,7 @@ import (
 // job has three parts in memory at most.
 type sender struct {
 	ctx    context.Context // of the sending; ends with an error of it
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	job    *job
 	parts  chan *finishedPart
 	done   chan struct{}
@@ -22,7 +22,7 @@ type sender struct {
 var errSendingFailed = errors.New("backup: sending failed")
 
 func newSender(ctx context.Context, j *job) *sender {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	s := &sender{ctx: ctx, cancel: cancel, job: j, parts: make(chan *finishedPart), done: make(chan struct{})}
 	go s.run()
 	return s
@@ -32,7 +32,7 @@ func (s *sender) run() {
 	defer close(s.done)
 	for part := range s.parts {
 		if s.err = s.store(part); s.err != nil {
-			s.cancel()
+			s.cancel(errSendingFailed)
 			return
 		}
 	}
@@ -40,8 +40,11 @@ func (s *sender) run() {
 
 // send passes a part on, in order. It waits while another one waits.
 func (s *sender) send(part *finishedPart) error {
-	if part.kind == partPages {
+	switch part.kind {
+	case partPages:
 		s.job.manifest.Parts = append(s.job.manifest.Parts, part.info)
+	case partFile:
+		s.job.manifest.Quarantine = &Quarantine{SHA256: part.info.SHA256, Bytes: part.info.Bytes, File: s.job.state.Quarantine.Number}
 	}
 	select {
 	case s.parts <- part:
@@ -57,7 +60,7 @@ func (s *sender) send(part *finishedPart) error {
 func (s *sender) close() error {
 	close(s.parts)
 	<-s.done
-	s.cancel()
+	s.cancel(nil)
 	return s.err
 }
 

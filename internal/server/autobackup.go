@@ -154,7 +154,7 @@ func (s *Server) backUpSince(ctx context.Context, needed keys.Epoch) (*backup.Ma
 		return nil, err
 	}
 	b := &s.snapshots.backups
-	m, err := backup.Create(ctx, s.store, b.automatic.target, backup.Options{Program: telemetry.Build().Version, Progress: b.report})
+	m, err := backup.Create(ctx, s.store, b.automatic.target, backup.Options{Program: telemetry.Build().Version, Progress: b.report, Idle: newIdleness(s).idle})
 	if err == nil && m.Epoch() < needed {
 		err = fmt.Errorf("the backup %s has epoch %d, epoch %d is needed", m.ID, m.Epoch(), needed)
 	}

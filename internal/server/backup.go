@@ -264,6 +264,7 @@ func (s *Server) createBackup(ctx context.Context, req *pb.CreateBackupRequest, 
 	err = withProgress(func() (err error) {
 		m, err = backup.Create(ctx, s.store, target, backup.Options{
 			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, Program: telemetry.Build().Version, Progress: s.snapshots.backups.report,
+			Idle: newIdleness(s).idle,
 		})
 		err = s.drainError(err)
 		s.snapshots.backups.end(m, err) // here, and not after the last message of progress

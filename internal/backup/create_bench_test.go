@@ -1,0 +1,86 @@
+package backup
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/storage"
+)
+
+// sink is a target that reads what it is given and keeps nothing.
+type sink struct{ written int64 }
+
+func (s *sink) String() string { return "sink:" }
+
+func (s *sink) Create(_ context.Context, _ string, content objectstore.Content) error {
+	r, err := content.Open()
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(struct{ io.Writer }{io.Discard}, r)
+	s.written += n
+	return err
+}
+
+func (*sink) Read(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	return nil, objectstore.ErrNotFound
+}
+func (*sink) List(context.Context, string, func(objectstore.Object) error) error { return nil }
+func (*sink) Delete(context.Context, string) error                               { return nil }
+
+// processorTime is what this process has taken.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // never fails
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkCreate makes full backups of 128 MiB whose values are random for a part, and reports processor time for a MiB of pages, which other
+// work on the machine changes little.
+func BenchmarkCreate(b *testing.B) {
+	for _, random := range []int{0, 50, 100} {
+		b.Run(fmt.Sprintf("random=%d%%", random), func(b *testing.B) {
+			s := storeWith(b, random)
+			var m *Manifest
+			to := new(sink)
+			began, pages := processorTime(), uint64(0)
+			for b.Loop() {
+				var err error
+				m, err = Create(b.Context(), s, to, Options{})
+				check(b, err)
+				pages += m.LivePages
+			}
+			mib := float64(pages) * float64(m.State.PageSize) / (1 << 20)
+			b.SetBytes(int64(m.LivePages) * int64(m.State.PageSize))
+			b.ReportMetric(float64(processorTime()-began)/1e6/mib, "cpu-ms/MiB")
+			b.ReportMetric(float64(m.Bytes())/float64(m.LivePages)/float64(m.State.PageSize), "stored/read")
+		})
+	}
+}
+
+// storeWith is a store with 128,000 values of 1,000 bytes, some percent of each random.
+func storeWith(b *testing.B, random int) *mvcc.Store {
+	b.Helper()
+	s, err := mvcc.Open(mvcc.Options{Storage: storage.Options{Dir: b.TempDir(), MemoryBytes: 256 << 20}})
+	check(b, err)
+	b.Cleanup(func() { check(b, s.Close()) })
+	load, err := s.BeginBulkLoad()
+	check(b, err)
+	rng, value := rand.NewChaCha8([32]byte{}), make([]byte, 1000)
+	for i := range 128_000 {
+		copy(value, "a value that is repeated ")
+		_, _ = rng.Read(value[:10*random])
+		check(b, load.Add(fmt.Appendf(nil, "key %012d", i), value))
+	}
+	_, err = load.Commit(b.Context())
+	check(b, err)
+	check(b, load.Close())
+	return s
+}
