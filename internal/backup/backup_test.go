@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"io"
 	"testing"
 	"testing/iotest"
@@ -338,5 +339,21 @@ func TestACancelledBackupEndsThoughItsTargetHangs(t *testing.T) {
 	}
 	if f.target.Fired(hanging) > 1 {
 		t.Fatalf("%d deletions", f.target.Fired(hanging))
+	}
+}
+
+// A target that fails is the error of the backup, wherever the reader of pages is then, and not that something was cancelled: a cancelled
+// backup is no failure that an operator has to look at.
+func TestTargetThatFailsIsNamed(t *testing.T) {
+	f := newFixture(t)
+	f.write(600)
+	check(t, f.store.Checkpoint(t.Context()))
+	for n := range 30 {
+		rule := f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.FailForGood, Nth: 1 + n%3, Sticky: true})
+		_, err := f.tryBackUp(Options{PartBytes: 1 << 10})
+		if err == nil || errors.Is(err, context.Canceled) || f.target.Fired(rule) == 0 {
+			t.Fatalf("round %d: %v", n, err)
+		}
+		f.target.Heal()
 	}
 }
