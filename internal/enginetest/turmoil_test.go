@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -184,7 +185,7 @@ func (u *uproar) printTrace() {
 
 // flip damages a page.
 func (u *uproar) flip() {
-	pages := int(len(readFile(u.t, u.mem, dataFile)) / u.o.Storage.PageSize)
+	pages := len(readFile(u.t, u.mem, dataFile)) / u.o.Storage.PageSize
 	if pages < 4 {
 		return
 	}
@@ -376,10 +377,11 @@ func (u *uproar) cancelling() (ctx context.Context, done func()) {
 	if u.rng.IntN(3) > 0 {
 		return ctx, cancel
 	}
-	left := 1 + u.rng.IntN(80)
+	var left atomic.Int64
+	left.Store(1 + u.rng.Int64N(80))
 	u.mem.SetHook(func(_ vfs.Op, name string) {
 		if strings.HasSuffix(name, ".ekv") || strings.Contains(name, "bulk-") {
-			if left--; left == 0 {
+			if left.Add(-1) == 0 {
 				cancel()
 			}
 		}

@@ -78,14 +78,14 @@ func TestChangeLogIsKeptUntilTheSuperblockIsCertain(t *testing.T) {
 	q.options.FS = faulty
 	rule := faulty.Inject(vfs.Rule{Op: vfs.OpWrite | vfs.OpPreallocate, Name: dataName, Sticky: true, Err: syscall.ENOSPC})
 	q.mustOpen()
-	blocked := error(vfs.ErrNoSpace)
+	blocked := vfs.ErrNoSpace
 	q.engine.checkpoints.blocked.Store(&blocked)
 	q.engine.CheckSpace()
 	if err := q.engine.TruncateLog(); err != nil || rule.Fired() == 0 || q.engine.Shortage() == nil {
 		t.Fatal(err)
 	}
 	disk := q.fs.Crash(1, vfs.SurviveAll) // but not what the failed sync has discarded
-	_ = q.engine.Close() // its files are gone
+	_ = q.engine.Close()                  // its files are gone
 	q.fs, q.options.FS = disk, disk
 	q.mustOpen()
 	q.checkNow()
