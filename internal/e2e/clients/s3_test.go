@@ -124,7 +124,8 @@ func TestS3BackupsAndArchiveRestoreEveryState(t *testing.T) {
 	if list := s.mustKvctl("backup", "list", "--from", url); !strings.Contains(list, full.ID) || !strings.Contains(list, incremental.ID) {
 		t.Errorf("listed %s", list)
 	}
-	s.mustKvctl("backup", "prune", "--from", url, "--keep-full", "1", "--keep-days", "0")
+	p.wantRestored(s, url, early, "--to-epoch", fmt.Sprint(early))
+	s.mustKvctl("backup", "prune", "--from", url, "--keep-full", "1", "--keep-days", "0") // and what the archive has of before the full backup
 	s.mustKvctl("restore", "--from", url, "--latest", "--plan")
 	scratch := t.TempDir()
 	if drill := s.mustKvctl("backup", "drill", "--from", url, "--scratch", scratch, "-o", "table"); !strings.Contains(drill, "the drill was successful") || !strings.Contains(drill, incremental.ID) {
@@ -136,7 +137,7 @@ func TestS3BackupsAndArchiveRestoreEveryState(t *testing.T) {
 
 	p.wantRestored(s, url, p.last(), "--latest")
 	p.wantRestored(s, url, marked, "--to-time", at.UTC().Format(time.RFC3339Nano))
-	for _, e := range []client.Epoch{early, full.Epoch, between, incremental.Epoch} {
+	for _, e := range []client.Epoch{full.Epoch, between, incremental.Epoch} {
 		p.wantRestored(s, url, e, "--to-epoch", fmt.Sprint(e))
 	}
 	if stray := len(g.objects("")) - len(g.objects("/production/orders/")); stray != 0 {
@@ -339,5 +340,42 @@ func TestS3RefusalsAreNamed(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(g.root, "missing")); err == nil {
 		t.Error("a bucket was made")
+	}
+}
+
+// TestS3BulkLoadSurvivesAKillOnItsWayToTheArchive: a bulk load of several objects, after which the server is killed at once, does not end the
+// chain of the archive: it goes on after the next start, and states before the load, at its epoch and after it are restored from the archive alone.
+func TestS3BulkLoadSurvivesAKillOnItsWayToTheArchive(t *testing.T) {
+	t.Parallel()
+	g := startGateway(t, false)
+	const url = bucketURL + "/loaded"
+	s := g.server("--archive", url, "--archive-interval", "300ms", "--archive-file-size", "1MiB")
+	p, c := newPast(t), s.dial(s.endpoint)
+	p.write(c, 50, 200)
+	before := p.last()
+	load, err := c.BulkLoad(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded := map[string]string{}
+	for i := range 8_000 {
+		key, value := fmt.Sprintf("loaded/%05d", i), p.value(i, 500)
+		loaded[key] = value
+		if err := load.Put([]byte(key), []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done, err := load.Commit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.add(pastCommit{done.Epoch, loaded})
+	s.signal(syscall.SIGKILL)
+	s.start()
+	c = s.dial(s.endpoint)
+	p.write(c, 50, 200)
+	s.awaitArchived(p.last())
+	for _, e := range []client.Epoch{before, done.Epoch, p.last()} {
+		p.wantRestored(s, url, e, "--to-epoch", fmt.Sprint(e))
 	}
 }
