@@ -42,8 +42,10 @@ type Options struct {
 	Chain      bool
 	Log        *slog.Logger
 
-	openFile func(path string) (file, error) // of tests
-	retry    time.Duration                   // of tests; 0: retryEvery
+	openFile  func(path string) (file, error) // of tests
+	retry     time.Duration                   // of tests; 0: retryEvery
+	patience  time.Duration                   // of tests; 0: patience
+	closeWait time.Duration                   // of tests; 0: closeWait
 }
 
 // file is what a log is written to.
@@ -57,6 +59,20 @@ type file interface {
 // ErrUnavailable refuses a request that must be audited and cannot be.
 var ErrUnavailable = errors.New("audit: the file cannot be written, so no request is executed that must be audited")
 
+const (
+	// patience is how long a write may take before it counts as failed, although it may still succeed.
+	patience = 10 * time.Second
+	// closeWait is how long Close waits for a device that does not answer: longer than retryEvery.
+	closeWait = 1500 * time.Millisecond
+)
+
+// stuckError says that the device does not answer.
+type stuckError struct{ since time.Time }
+
+func (e *stuckError) Error() string {
+	return "audit: a write to the file has not returned since " + e.since.UTC().Format(time.RFC3339)
+}
+
 // Log is an open audit log.
 type Log struct {
 	options Options
@@ -67,6 +83,7 @@ type Log struct {
 	dropped uint64     // lines, since the last line that says so
 	total   Stats
 	err     error         // why the last write failed; nil: it did not
+	writing time.Time     // since when a line is being written; zero: none is
 	room    chan struct{} // closed when bytes become free
 	closed  bool
 
@@ -88,7 +105,7 @@ func Open(o Options) (*Log, error) {
 	if o.openFile == nil {
 		o.openFile = openFile
 	}
-	o.retry = cmp.Or(o.retry, retryEvery)
+	o.retry, o.patience, o.closeWait = cmp.Or(o.retry, retryEvery), cmp.Or(o.patience, patience), cmp.Or(o.closeWait, closeWait)
 	l := &Log{options: o, work: make(chan struct{}, 1), ended: make(chan struct{}), room: make(chan struct{})}
 	if err := l.recover(); err != nil {
 		return nil, fmt.Errorf("audit: %w", err)
@@ -109,7 +126,7 @@ func (l *Log) Admit(ctx context.Context, bytes int) error {
 	}
 	for {
 		l.mu.Lock()
-		failed, room := l.err != nil || l.closed, l.room
+		failed, room := l.errLocked() != nil || l.closed, l.room
 		fits := l.bytes == 0 || l.bytes+bytes <= l.options.QueueBytes
 		if !failed && fits {
 			l.bytes += bytes
@@ -121,34 +138,45 @@ func (l *Log) Admit(ctx context.Context, bytes int) error {
 		case fits:
 			return nil
 		}
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := l.await(ctx, room); err != nil {
+			return err
 		}
+	}
+}
+
+// await returns when there may be room, when it is time to look at the device again, or with the cause if ctx ends.
+func (l *Log) await(ctx context.Context, room <-chan struct{}) error {
+	timer := time.NewTimer(l.options.patience)
+	defer timer.Stop()
+	select {
+	case <-room:
+		return nil
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
 // Release gives back what Admit has made room for, for a request that has no line after all.
 func (l *Log) Release(admitted int) {
-	if admitted == 0 {
+	if admitted == 0 || l.options.Full != FullBlock {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.options.Full == FullBlock {
-		l.bytes -= admitted
-		l.wakeLocked()
-	}
+	l.bytes -= admitted
+	l.wakeLocked()
 }
 
 // Write queues a line. admitted is what Admit has made room for; 0 if it was not called.
 func (l *Log) Write(e *Event, admitted int) {
+	if l.options.Full != FullBlock {
+		admitted = 0 // Admit has made no room
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.options.Full == FullBlock {
-		l.bytes -= admitted
-	}
+	l.bytes -= admitted
 	before := len(l.queue)
 	l.queue = e.append(l.queue, l.options.Keys)
 	size := len(l.queue) - before
@@ -181,10 +209,18 @@ func (l *Log) Stats() Stats {
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.errLocked()
+}
+
+func (l *Log) errLocked() error {
+	if l.err == nil && !l.writing.IsZero() && time.Since(l.writing) > l.options.patience {
+		return &stuckError{l.writing}
+	}
 	return l.err
 }
 
-// Close writes what is queued, and a line that says that the log ended as it should.
+// Close writes what is queued, and a line that says that the log ended as it should. If the device does not answer, Close gives up:
+// the lines that are left are lost.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	was := l.closed
@@ -195,6 +231,19 @@ func (l *Log) Close() error {
 		return nil
 	}
 	close(l.work)
-	<-l.ended
-	return l.Err()
+	select {
+	case <-l.ended:
+		return l.Err()
+	case <-time.After(l.options.closeWait):
+		return l.abandoned()
+	}
+}
+
+// abandoned is the error of a Close that has waited in vain.
+func (l *Log) abandoned() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := &stuckError{l.writing}
+	l.options.Log.Error("the audit log ends without its last lines", "file", l.options.Path, "bytes", l.bytes, "cause", err)
+	return err
 }

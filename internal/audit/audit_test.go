@@ -186,11 +186,12 @@ func TestDroppedLinesAreCountedInTheLog(t *testing.T) {
 	full := withFullDisk(&o)
 	l := mustOpen(t, o)
 	full.Store(true)
-	for i := range 100 {
-		if err := l.Admit(t.Context(), 500); err != nil {
+	for i := range 100 { // with what the server admits, and without
+		admitted := 500 * (i % 2)
+		if err := l.Admit(t.Context(), admitted); err != nil {
 			t.Fatal(err)
 		}
-		l.Write(event(i+1), 0)
+		l.Write(event(i+1), admitted)
 	}
 	eventually(t, "no error", func() bool { return l.Err() != nil })
 	dropped := l.Stats().Dropped

@@ -76,7 +76,7 @@ func appendMark(b []byte, event, name string, n uint64) []byte {
 func (l *Log) write(batch []byte) {
 	for len(batch) > 0 {
 		end := bytes.IndexByte(batch, '\n') + 1
-		for err := l.writeLine(batch[:end]); err != nil; err = l.writeLine(batch[:end]) {
+		for err := l.tryLine(batch[:end]); err != nil; err = l.tryLine(batch[:end]) {
 			if !l.failed(err) {
 				l.lose(batch)
 				return
@@ -86,6 +86,19 @@ func (l *Log) write(batch []byte) {
 		batch = batch[end:]
 		l.wrote(end)
 	}
+}
+
+// tryLine is writeLine, of which Err knows how long it takes.
+func (l *Log) tryLine(line []byte) error {
+	l.setWriting(time.Now())
+	defer l.setWriting(time.Time{})
+	return l.writeLine(line)
+}
+
+func (l *Log) setWriting(since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.writing = since
 }
 
 // lose counts lines that the end of the log leaves unwritten. The file then has no line that says that it ended as it should.
@@ -251,14 +264,15 @@ func (l *Log) recover() error {
 func (l *Log) end() {
 	var err error
 	if !l.out.lost {
-		err = l.writeLine(appendMark(nil, "closed", "", 0))
+		err = l.tryLine(appendMark(nil, "closed", "", 0))
 	}
 	if f := l.out.file; f != nil {
+		l.setWriting(time.Now()) // until the log has ended
 		err = errors.Join(err, f.Sync(), f.Close())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil {
+	if l.writing = (time.Time{}); err != nil {
 		l.err = err
 	}
 	l.wakeLocked()

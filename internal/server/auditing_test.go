@@ -623,3 +623,22 @@ func TestFullQueueDelaysOnlyItsConnection(t *testing.T) {
 		t.Errorf("lines: %v, %d dropped; want one of the write that waited, and one, or one dropped, of that which was late", found, s.Dropped)
 	}
 }
+
+// TestDroppedLinesKeepTheQueueInItsBound: with --audit-full drop, lines of requests that were checked find room as the others do. While
+// the file cannot be written, here because it cannot be renamed, each of them was kept in memory.
+func TestDroppedLinesKeepTheQueueInItsBound(t *testing.T) {
+	h, lines := startAudited(t, func(c *config.Config) { c.Audit.FileSize, c.Audit.QueueSize = 64*config.KiB, 64*config.KiB })
+	inTheWay := filepath.Join(fmt.Sprintf("%s.%020d", h.config.Audit.File, 1), "x")
+	must(t, os.MkdirAll(inTheWay, 0o700))
+	ctx, key := testContext(t), strings.Repeat("k", 256)
+	for queued := 0; h.observer.audit.stats().Dropped < 100; queued++ {
+		_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte(key), Durability: pb.Durability_DURABILITY_ASYNC})
+		must(t, err)
+		if s := h.observer.audit.stats(); s.QueueBytes > int(h.config.Audit.QueueSize) {
+			t.Fatalf("after %d requests: %+v", queued, s)
+		}
+	}
+	must(t, os.RemoveAll(filepath.Dir(inTheWay)))
+	eventually(t, "lines are written again", func() bool { return h.observer.audit.stats().QueueBytes == 0 })
+	lines()
+}

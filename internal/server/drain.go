@@ -27,7 +27,8 @@ type drain struct {
 
 // shutDown drains the server: health reports it first, then the requests end. Requests that do not
 // end in time are cut off. The store is closed, or left open if its device does not answer.
-// shutDown takes at most the drain timeout, the close timeout and a second, and two more if the receiver of traces does not answer.
+// shutDown takes at most the drain timeout, the close timeout and a second, two more if the receiver of traces does not answer, and
+// one and a half if the device of the audit log does not.
 func (s *Server) shutDown() error {
 	s.log.Info("draining", "timeout", s.config.DrainTimeout, "close_timeout", s.config.CloseTimeout)
 	notifySupervisor(s.log.Logger, daemon.SdNotifyStopping)
