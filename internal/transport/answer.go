@@ -196,6 +196,7 @@ func (r Request) Answer(m Message, release func()) bool {
 	}
 	if !inline {
 		s.pending = append(s.pending[:0], b[from:]...)
+		c.pending += len(s.pending)
 		c.out.buf = b[:from]
 		s.last = true
 		c.queueLocked(s)
@@ -229,6 +230,7 @@ func (r Request) answerLarge(m Message, size int, release func()) bool {
 	}
 	c.out.buf = c.answerHeadersLocked(c.out.buf, s)
 	s.pending, s.last, s.release = b, true, release
+	c.pending += len(b)
 	c.queueLocked(s)
 	return true
 }

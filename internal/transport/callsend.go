@@ -143,11 +143,28 @@ func RequireProgress(ctx context.Context) {
 	}
 }
 
-// waitRoom waits until less than so many bytes are pending.
-func (k *call) waitRoom(most int) error {
-	c, s := k.conn, k.stream
+// waitForOthers waits until few enough bytes are pending for another message. A small one is counted by
+// nothing but the number of streams.
+func (k *call) waitForOthers(small bool) error {
+	c := k.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	most := callPendingMax
+	if small {
+		most = min(most, c.pendingMaxLocked())
+	}
+	return k.waitRoomLocked(most)
+}
+
+// waitRoom waits until less than so many bytes are pending.
+func (k *call) waitRoom(most int) error {
+	k.conn.mu.Lock()
+	defer k.conn.mu.Unlock()
+	return k.waitRoomLocked(most)
+}
+
+func (k *call) waitRoomLocked(most int) error {
+	c, s := k.conn, k.stream
 	for {
 		if err := k.endedLocked(); err != nil {
 			return err
@@ -166,17 +183,21 @@ func (k *call) waitRoom(most int) error {
 
 // encode encodes a message with its prefix into a buffer of the pool, when there is room for it.
 func (k *call) encode(m any) (buf *[]byte, err error) {
-	if err := k.waitRoom(callPendingMax); err != nil {
+	message, sized := m.(Message)
+	size := 0
+	if sized {
+		size = message.SizeVT()
+	}
+	if err := k.waitForOthers(size < pendingLeast); err != nil { // others are messages of gRPC's own services
 		return nil, err
 	}
 	services := k.conn.server.services
-	if m, ok := m.(Message); ok {
-		size := m.SizeVT()
+	if sized {
 		if size > services.MessageBytesMax {
 			return nil, errTooLarge(size, services.MessageBytesMax)
 		}
 		buf = k.buffers().Get(grpcPrefixBytes + size)
-		if _, err = m.MarshalToSizedBufferVT((*buf)[grpcPrefixBytes:]); err == nil {
+		if _, err = message.MarshalToSizedBufferVT((*buf)[grpcPrefixBytes:]); err == nil {
 			putPrefix(*buf, size)
 			return buf, nil
 		}
@@ -209,7 +230,7 @@ func errEncoding(err error) error {
 
 // sendLocked sends an encoded message: into the output if it is small and the windows allow it.
 func (k *call) sendLocked(buf *[]byte, sent func()) {
-	c, s, b := k.conn, k.stream, *buf
+	c, s, b, size := k.conn, k.stream, *buf, len(*buf)
 	switch {
 	case len(s.pending) == 0 && len(b) <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(c.out.buf) < outMax:
 		c.out.buf = AppendFrameHeader(c.out.buf, len(b), http2.FrameData, 0, s.id)
@@ -228,6 +249,7 @@ func (k *call) sendLocked(buf *[]byte, sent func()) {
 		s.pending = append(s.pending, b...)
 		k.buffers().Put(buf)
 	}
+	c.pending += size
 	if sent != nil {
 		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: sent})
 	}

@@ -75,6 +75,7 @@ type windows struct {
 	untaken      int // bytes taken and not yet told
 	sendWindow   int // what the server may still send on the connection
 	streamWindow int // the first window of a stream that the server sends on
+	pending      int // bytes that all streams have pending
 	framePayload int // the largest that the client takes
 }
 

@@ -31,9 +31,24 @@ type pendingRelease struct {
 	release func()
 }
 
-// pendingMax is how many bytes of a stream of messages wait for its windows before no more messages
-// are executed.
-const pendingMax = 64 << 10
+const (
+	// pendingMax is how many bytes of a stream of messages wait for its windows before no more messages
+	// are executed; and how many bytes all streams of a connection may have waiting before
+	// pendingLeast is in force.
+	pendingMax = 64 << 10
+	// pendingLeast is pendingMax beside much else that waits for the windows of the connection. Messages
+	// that are smaller are counted by nothing but the number of streams: with 64 KiB for each of
+	// thousands of streams, clients that take nothing had gigabytes.
+	pendingLeast = 4 << 10
+)
+
+// pendingMaxLocked is how many bytes of small messages a stream may have waiting now.
+func (c *Conn) pendingMaxLocked() int {
+	if c.pending > pendingMax {
+		return pendingLeast
+	}
+	return pendingMax
+}
 
 // messagesLocked takes the payload of a data frame. It returns what is to be executed.
 func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
@@ -86,7 +101,7 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 		m.count++
 		m.held = !more && !m.resumed
 		m.within, m.resumed = false, false
-		m.full = len(s.pending) > pendingMax
+		m.full = len(s.pending) > c.pendingMaxLocked()
 		c.consumedLocked(s, len(whole))
 		c.mu.Unlock()
 		whole = nil
@@ -227,6 +242,7 @@ func (r Request) Send(msg Message, release func()) bool {
 	}
 	c.out.buf = b
 	s.pending = appendMessage(s.pending, msg, size)
+	c.pending += n
 	if release != nil {
 		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: release})
 	}

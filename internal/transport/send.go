@@ -60,6 +60,7 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		c.out.buf = AppendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
 		c.out.buf = append(c.out.buf, s.pending[:n]...)
 		s.pending = s.pending[n:]
+		c.pending -= n
 		s.sendWindow -= n
 		c.sendWindow -= n
 		s.sent += uint64(n)

@@ -169,6 +169,7 @@ func (c *Conn) removeLocked(s *stream) {
 		return
 	}
 	s.gone = true
+	c.pending -= len(s.pending)
 	delete(c.streams, s.id)
 	if s.call != nil {
 		s.call.removedLocked()
