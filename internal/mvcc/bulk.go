@@ -213,6 +213,7 @@ func (l *BulkLoad) switchOver(ctx context.Context) (time.Duration, error) {
 	defer func() { s.bulk.pause.add(time.Since(start)) }()
 	s.engine.BeginBulkLoadSwitch()
 	s.bulk.session.Permit(l.permit)
+	defer s.bulk.session.Permit(nil) // the hold of the load needs none
 	_, err := s.bulk.session.commit(ctx, &Write{load: l.load})
 	return time.Since(start), err
 }

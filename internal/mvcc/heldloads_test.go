@@ -157,3 +157,37 @@ func TestBulkLoadsAreNotHeldWithoutAnArchive(t *testing.T) {
 		t.Fatalf("%v, %+v", err, s.Holds())
 	}
 }
+
+// TestTheHoldOfABulkLoadNeedsNoPermission: it is the store's, and the load is published. Its user may have lost the right since.
+func TestTheHoldOfABulkLoadNeedsNoPermission(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	s.HoldBulkLoads(true)
+	x := mustSession(t, s)
+	defer x.Close()
+	before, err := put(x, "k", "v", DurabilitySync)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	calls := 0
+	l.Permit(func() error {
+		if calls++; calls > 1 {
+			return fmt.Errorf("the user was deleted; call %d", calls)
+		}
+		return nil
+	})
+	if err := l.Add([]byte("key"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := l.Commit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, held, _ := s.Changes().HeldLoad(before, loaded.Epoch); !held || calls != 1 {
+		t.Errorf("held %v, %d calls", held, calls)
+	}
+}
