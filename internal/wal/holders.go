@@ -165,12 +165,19 @@ func (l *Log) EndedHolders(n uint64) (list []EndedHolder, total uint64) {
 	return slices.Clone(r.last[max(0, len(r.last)-int(min(total-min(n, total), endedHoldersMax))):]), total
 }
 
-// keep ends the holders that are past their deadline or their bound, and returns the first epoch that another one, or the
-// checkpoint, needs.
-func (l *Log) keep(needed keys.Epoch, now time.Time) keys.Epoch {
+// takeUnneeded takes the segments that neither the checkpoint, which needs the epochs from needed on, nor a holder needs. A holder
+// that is added meanwhile comes before it, or after it.
+func (l *Log) takeUnneeded(needed keys.Epoch, take func(before keys.Epoch) []completedSegment) []completedSegment {
 	r := &l.completed.holders
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return take(l.keepLocked(needed, time.Now()))
+}
+
+// keepLocked ends the holders that are past their deadline or their bound, and returns the first epoch that another one, or the
+// checkpoint, needs.
+func (l *Log) keepLocked(needed keys.Epoch, now time.Time) keys.Epoch {
+	r := &l.completed.holders
 	for _, h := range slices.Clone(r.list) {
 		switch {
 		case h.Age > 0:

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -45,6 +46,27 @@ func TestHoldersKeepTheLog(t *testing.T) {
 	near.Advance(10)
 	if n := a.mustTruncate(t); n >= kept || near.Renew() != nil {
 		t.Fatalf("%d of %d segments", n, kept)
+	}
+}
+
+// TestHolderComesBeforeOrAfterATruncation: one that sees the first epoch that it needs keeps it.
+func TestHolderComesBeforeOrAfterATruncation(t *testing.T) {
+	a := heldLog(t)
+	seen := make(chan keys.Epoch, 1)
+	a.log.takeUnneeded(90, func(before keys.Epoch) []completedSegment { // the truncation knows what it takes, and has not taken it
+		go func() {
+			a.log.Hold(HolderOptions{From: 1, Lifetime: time.Hour})
+			seen <- a.log.OldestEpoch()
+		}()
+		select {
+		case oldest := <-seen:
+			seen <- oldest
+		case <-time.After(20 * time.Millisecond):
+		}
+		return a.log.completed.takeBefore(before)
+	})
+	if oldest := <-seen; oldest == 1 {
+		t.Fatal("a holder sees epoch 1, which is then truncated")
 	}
 }
 

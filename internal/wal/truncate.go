@@ -126,11 +126,10 @@ func (l *Log) Truncate() error { return l.TruncateBefore(l.completed.neededFrom(
 // the end of the log.
 func (l *Log) TruncateBefore(e keys.Epoch) error {
 	l.completed.need(e)
-	e = l.keep(e, time.Now())
 	if l.head.Load() == nil { // no file for a first segment yet: the newest replayed segment stays as the proof
-		return l.recycle(l.completed.takeButLast(e))
+		return l.recycle(l.takeUnneeded(e, l.completed.takeButLast))
 	}
-	taken := l.completed.takeBefore(e)
+	taken := l.takeUnneeded(e, l.completed.takeBefore)
 	if len(taken) == 0 {
 		return nil
 	}
