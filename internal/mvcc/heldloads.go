@@ -21,6 +21,7 @@ import (
 type heldLoads struct {
 	on        atomic.Bool   // further ones are held
 	finishing atomic.Uint64 // epoch of the one that is published and has no hold yet; zero if there is none
+	keeping   bool          // the session of the bulk load keeps all versions; owned by the one that commits
 
 	once    sync.Once // guards session
 	session *Session  // of the archiver
@@ -67,15 +68,18 @@ func (s *Store) beginHoldingLoad() (end func()) {
 	if _, err := x.keepVersions(0); err != nil {
 		return func() {}
 	}
+	s.bulk.held.keeping = true
 	return func() {
+		s.bulk.held.keeping = false
 		s.bulk.held.finishing.Store(0)
 		x.endKeeping()
 	}
 }
 
-// published notes that a bulk load is about to become visible.
+// published notes that a bulk load is about to become visible. One whose versions were not kept when its commit pause began is not
+// held: the archive may have begun since.
 func (h *heldLoads) published(e keys.Epoch) {
-	if h.on.Load() {
+	if h.keeping && h.on.Load() {
 		h.finishing.Store(uint64(e))
 	}
 }

@@ -135,6 +135,31 @@ func TestBulkLoadThatIsPublishedIsPendingUntilItIsHeld(t *testing.T) {
 	}
 }
 
+// TestArchiveThatBeginsInACommitPauseDoesNotWaitForItsLoad: whose versions nothing has kept.
+func TestArchiveThatBeginsInACommitPauseDoesNotWaitForItsLoad(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	before := s.Visible()
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err := l.Add([]byte("a"), []byte("loaded")); err != nil {
+		t.Fatal(err)
+	}
+	l.Permit(func() error {
+		s.HoldBulkLoads(true)
+		return nil
+	})
+	out, err := l.Commit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, held, pending := s.Changes().HeldLoad(before, out.Epoch); held || pending {
+		t.Fatalf("held %v, pending %v", held, pending)
+	}
+}
+
 // TestBulkLoadsAreNotHeldWithoutAnArchive: and a hold of a client that looks like one is none.
 func TestBulkLoadsAreNotHeldWithoutAnArchive(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
