@@ -144,6 +144,9 @@ func (s *Store) hold(h *Hold) error {
 	c, t := s.collector, &s.timeline
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if h.Epoch == 0 {
+		h.Epoch = s.Visible() // here, because the collector moves the low watermark up to it at any moment
+	}
 	if err := s.keepable(h.Epoch); err != nil {
 		return err
 	}
@@ -220,9 +223,6 @@ func (x *Session) TakeHold(ctx context.Context, owner string, at keys.Epoch, ttl
 	}
 	if len(owner) > HoldOwnerMax {
 		return Hold{}, &LimitError{What: "owner bytes", Limit: HoldOwnerMax, Got: len(owner)}
-	}
-	if at == 0 {
-		at = s.Visible()
 	}
 	if err := s.timeline.takeTurn(ctx); err != nil {
 		return Hold{}, err

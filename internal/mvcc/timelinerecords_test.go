@@ -256,3 +256,29 @@ func TestARecordOfTheFloorThatCannotBeReadIsRemoved(t *testing.T) {
 		t.Fatalf("the floor is %d, recorded %t; want 7 until the record is removed", line.floor.Load(), line.recorded)
 	}
 }
+
+// TestAHoldOfTheNewestEpochIsTaken although it has waited for another hold, while epochs became unreadable.
+func TestAHoldOfTheNewestEpochIsTaken(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	if err := s.timeline.takeTurn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan error, 1)
+	var h Hold
+	go func() {
+		var err error
+		h, err = x.TakeHold(t.Context(), "test", 0, time.Hour)
+		taken <- err
+	}()
+	var last keys.Epoch
+	for n := 0; n < 50 || s.LowWatermark() < 20; n++ {
+		last = mustPut(t, s, "k", "v")
+		time.Sleep(time.Millisecond)
+	}
+	s.timeline.endTurn()
+	if err := <-taken; err != nil || h.Epoch < last {
+		t.Errorf("epoch %d, %v; %d was committed before", h.Epoch, err, last)
+	}
+}
