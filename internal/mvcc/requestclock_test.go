@@ -73,6 +73,37 @@ func TestJumpOfTheWallClockExpiresNoRequest(t *testing.T) {
 	}
 }
 
+// TestRequestsFromBeforeTheClockWasSetBackAreFound: a store of the oldest feature level has no times of commits, so after a restart
+// its clock shows what the wall clock does. The ids of requests in its tree may then be from the future, and are found nevertheless.
+func TestRequestsFromBeforeTheClockWasSetBackAreFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, by := jumping()
+		o.Storage.FeatureLevel = 1
+		s := mustOpen(t, o)
+		x := mustSession(t, s)
+		first := newRequest()
+		epoch, err := putOnce(t, x, first, "k", "v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.Close()
+		if err := s.Close(); err != nil { // the record is in the tree
+			t.Fatal(err)
+		}
+		by.Store(-int64(time.Hour))
+		s = mustOpen(t, o)
+		x = mustSession(t, s)
+		defer x.Close()
+		for range 13 {
+			_, err := putOnce(t, x, first, "k", "again")
+			if out := applied(t, err); out.Epoch != epoch {
+				t.Fatalf("repeated: epoch %d, want %d", out.Epoch, epoch)
+			}
+			time.Sleep(5 * time.Minute)
+		}
+	})
+}
+
 // TestClockThatWasSetBackBeforeAStartExpiresNothingEarly: the clock of the store goes on from its newest commit.
 func TestClockThatWasSetBackBeforeAStartExpiresNothingEarly(t *testing.T) {
 	for _, jump := range clockJumps {

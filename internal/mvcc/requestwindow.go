@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +60,7 @@ func (r *requestWindow) open(x *Session) error {
 	r.opened = x.store.Visible()
 	v, ok, err := x.reader.Newest(cutoffKey)
 	if errors.Is(err, storage.ErrDamaged) {
-		r.expectRecords(now)
+		r.expectUnread(now, x.store.recovery.CommitTime)
 		r.cutoff.Store(now)
 		return nil
 	}
@@ -73,17 +74,41 @@ func (r *requestWindow) open(x *Session) error {
 	var c storage.Cursor
 	x.reader.OpenCursor(&c, x.store.Visible(), recordsLower, recordsUpper, 1)
 	defer c.Close()
-	if c.SeekGE(recordsLower); c.Valid() || c.Paused() || errors.Is(c.Err(), storage.ErrDamaged) {
-		r.expectRecords(now)
-		return nil
+	c.SeekLT(recordsUpper)
+	switch {
+	case c.Valid():
+		r.expectRecords(max(now+requestAheadMillis, newestIn(c.Key())))
+	case c.Paused() || errors.Is(c.Err(), storage.ErrDamaged):
+		r.expectUnread(now, x.store.recovery.CommitTime)
+	default:
+		return c.Err()
 	}
-	return c.Err()
+	return nil
 }
 
-// expectRecords says that there may be records, with the latest time that an id of before may have.
-func (r *requestWindow) expectRecords(now uint64) {
-	r.newest = now + uint64(RequestAheadMax.Milliseconds())
-	r.inTree.Store(r.newest)
+// requestAheadMillis is RequestAheadMax in the unit of ids.
+const requestAheadMillis = uint64(RequestAheadMax / time.Millisecond)
+
+// newestIn is the time of the id in the key of a record.
+func newestIn(internal []byte) uint64 {
+	var id RequestID
+	copy(id[:], keys.User(internal)[1:])
+	return id.Time()
+}
+
+// expectRecords says that there may be records, and the latest time of their ids.
+func (r *requestWindow) expectRecords(newest uint64) {
+	r.newest = newest
+	r.inTree.Store(newest)
+}
+
+// expectUnread says that there may be records that cannot be read. The clock is not before the time of the newest commit, if
+// commits have times: no id of before the start is further ahead of the clock than ids may be. Else that is not known.
+func (r *requestWindow) expectUnread(now, commitTime uint64) {
+	r.expectRecords(now + requestAheadMillis)
+	if commitTime == 0 {
+		r.inTree.Store(math.MaxUint64)
+	}
 }
 
 // immutableRecords says that the times of the records of all epochs before first are at most latest. It is constant.
@@ -179,7 +204,7 @@ func (r *requestWindow) countEarlier(ctx context.Context, x *Session, window tim
 func (r *requestWindow) next(now uint64, window time.Duration, bytesMax int64) uint64 {
 	written := r.bytes.Load()
 	if n := len(r.samples); n > 0 && r.samples[n-1].bytes != written || n == 0 && written > 0 {
-		r.newest = now + uint64(RequestAheadMax.Milliseconds())
+		r.newest = max(r.newest, now+requestAheadMillis)
 	}
 	r.samples = append(r.samples, requestSample{at: now, bytes: written})
 	to, keep := now-min(now, uint64(window.Milliseconds())), 0
