@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -194,7 +193,9 @@ func (h *harness) userKeys(x *mvcc.Session) (all [][]byte) {
 }
 
 func (h *harness) ids() (all []ID) {
-	h.List(func(i Info) bool { all = append(all, i.ID); return true })
-	slices.Sort(all)
+	list, _ := h.List(0, 1<<20)
+	for _, i := range list {
+		all = append(all, i.ID)
+	}
 	return all
 }

@@ -37,10 +37,12 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -322,17 +324,40 @@ func (m *Manager) Lease(id ID) (Info, error) {
 	return m.info(e), nil
 }
 
-// List calls yield with leases in no order, until it returns false.
-func (m *Manager) List(yield func(Info) bool) {
-	m.mu.RLock()
-	all := make([]*entry, 0, len(m.leases))
-	for _, e := range m.leases {
-		all = append(all, e)
+// List describes up to limit leases with ids after one, in the order of their ids; more says that there are others.
+func (m *Manager) List(after ID, limit int) (list []Info, more bool) {
+	found := m.first(after, limit+1)
+	if more = len(found) > limit; more {
+		found = found[:limit]
 	}
-	m.mu.RUnlock()
-	for _, e := range all {
-		if !yield(m.info(e)) {
-			return
+	list = make([]Info, 0, len(found))
+	for _, e := range found {
+		list = append(list, m.info(e))
+	}
+	return list, more
+}
+
+// first are the first n leases with ids after one. It keeps no more than twice as many of the leases, of which there may be a million.
+func (m *Manager) first(after ID, n int) (found []*entry) {
+	full, last := false, ID(0)
+	trim := func() {
+		slices.SortFunc(found, func(x, y *entry) int { return cmp.Compare(x.id, y.id) })
+		if full = len(found) >= n; full {
+			clear(found[n:])
+			found = found[:n]
+			last = found[n-1].id
 		}
 	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for id, e := range m.leases {
+		if id <= after || full && id >= last {
+			continue
+		}
+		if found = append(found, e); len(found) == 2*n {
+			trim()
+		}
+	}
+	trim()
+	return found
 }

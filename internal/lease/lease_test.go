@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -165,12 +166,56 @@ func TestKeepAliveBesideARecordIsNotLost(t *testing.T) {
 	<-recorded
 	h.stop()
 	h = mustOpen(t, fs, Options{})
-	h.List(func(i Info) bool {
+	all, _ := h.List(0, leases)
+	for _, i := range all {
 		if i.Remaining < time.Hour {
 			t.Errorf("lease %d has %v after a restart, and was kept alive", i.ID, i.Remaining)
 		}
-		return true
-	})
+	}
+}
+
+// TestAListOfLeasesHasThoseAfterAnID, in order, and says whether there are others.
+func TestAListOfLeasesHasThoseAfterAnID(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	const leases = 50
+	for id := ID(1); id <= leases; id++ {
+		h.mustGrant(id, time.Hour)
+	}
+	for after := ID(0); after <= leases; after += 7 {
+		for _, limit := range []int{1, 2, 7, leases - 1, leases, leases + 1} {
+			list, more := h.List(after, limit)
+			if want := min(limit, leases-int(after)); len(list) != want || more != (int(after)+want < leases) {
+				t.Fatalf("%d leases after %d, of at most %d; more: %v", len(list), after, limit, more)
+			}
+			for i := range list {
+				if list[i].ID != after+ID(i)+1 {
+					t.Fatalf("after %d, of at most %d: number %d is %d", after, limit, i, list[i].ID)
+				}
+			}
+		}
+	}
+}
+
+// TestAShortListOfLeasesTakesLittleMemory, however many leases there are.
+func TestAShortListOfLeasesTakesLittleMemory(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	const leases, limit, most = 2000, 10, 8 << 10
+	for id := ID(1); id <= leases; id++ {
+		h.mustGrant(id, time.Hour)
+	}
+	least := uint64(math.MaxUint64) // other goroutines of the store allocate, too
+	for range 10 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		h.List(0, limit)
+		runtime.ReadMemStats(&after)
+		least = min(least, after.TotalAlloc-before.TotalAlloc)
+	}
+	if least > most {
+		t.Errorf("a list of %d of %d leases takes %d bytes, want at most %d", limit, leases, least, most)
+	}
 }
 
 func TestRevocationDeletesOnlyWhatBelongsToTheLease(t *testing.T) {

@@ -1,11 +1,9 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"strconv"
 	"time"
 
@@ -194,16 +192,9 @@ func (s *leaseService) ListLeases(ctx context.Context, req *pb.ListLeasesRequest
 		if limit == 0 || limit > leaseListMax {
 			limit = leaseListMax
 		}
-		var found []lease.Info
-		s.leases.List(func(info lease.Info) bool {
-			if uint64(info.ID) > req.GetAfter() {
-				found = append(found, info)
-			}
-			return ctx.Err() == nil
-		})
-		slices.SortFunc(found, func(x, y lease.Info) int { return cmp.Compare(x.ID, y.ID) })
-		out.More = len(found) > limit
-		for i := range found[:min(limit, len(found))] {
+		found, more := s.leases.List(lease.ID(req.GetAfter()), limit)
+		out.More = more
+		for i := range found {
 			out.Leases = append(out.Leases, leaseMessage(&found[i]))
 		}
 		return nil
