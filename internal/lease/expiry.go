@@ -58,6 +58,7 @@ func (m *Manager) turn(ctx context.Context) (sleep time.Duration, ok bool) {
 		}
 		failed = !m.revokeAll(ctx, due)
 	}
+	m.noteFailure()
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	switch {
@@ -74,6 +75,13 @@ func (m *Manager) turn(ctx context.Context) (sleep time.Duration, ok bool) {
 		}
 	}
 	return sleep, ok
+}
+
+// noteFailure lets those go that wait for the end of a lease, if the store has failed.
+func (m *Manager) noteFailure() {
+	if m.store.Err() != nil {
+		m.failed.Do(func() { close(m.storeFailed) })
+	}
 }
 
 // takeDue takes leases that have to be revoked. From then on they are being revoked.
@@ -189,7 +197,8 @@ func (m *Manager) record(ctx context.Context) {
 }
 
 // Revoke ends a lease now, and returns when that is durable. If ctx ends before that, the lease is revoked all the same.
-// The error is ErrNotFound, or why ctx ended. A lease of which the record could not be read can be revoked.
+// The error is ErrNotFound, why ctx ended, or mvcc.ErrFailed if the store takes no writes any more. A lease of which the record could
+// not be read can be revoked.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e, err := m.find(id)
 	if err != nil && !m.unread.has(id) {
@@ -214,7 +223,19 @@ func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	select {
 	case <-ended:
 		return nil
+	case <-m.storeFailed:
+		return unlessEnded(ended, m.store.Err())
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+// unlessEnded is nil if a lease has ended before the store failed.
+func unlessEnded(ended chan struct{}, err error) error {
+	select {
+	case <-ended:
+		return nil
+	default:
+		return err
 	}
 }

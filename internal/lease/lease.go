@@ -112,11 +112,13 @@ type Manager struct {
 		mu      sync.Mutex
 		session *mvcc.Session // not counted by the limit: clients may have all others in use
 	}
-	counting counting
-	unread   unreadLeases  // of the start
-	wake     chan struct{} // holds a token if the expirer must look again
-	locks    lockTable
-	counters counters
+	counting    counting
+	unread      unreadLeases  // of the start
+	wake        chan struct{} // holds a token if the expirer must look again
+	failed      sync.Once
+	storeFailed chan struct{} // closed when a turn has found that the store has failed: no revocation will succeed
+	locks       lockTable
+	counters    counters
 }
 
 // Open reads the leases of a store. The caller runs Run until the store closes.
@@ -134,7 +136,10 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Manager{store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), counting: counting{wake: make(chan struct{}, 1)}}
+	m := &Manager{
+		store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
+		counting: counting{wake: make(chan struct{}, 1)},
+	}
 	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
 	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
 	if err := m.load(ctx); err != nil {

@@ -51,7 +51,7 @@ func (m *Manager) checkLock(name, value []byte) error {
 // Acquire makes a lease the holder of a lock, and returns its token; the caller answers once Held.Await is durable. If the
 // lease holds the lock already, it is the token of then. If another one does, Acquire waits for its turn until ctx ends, or
 // without wait returns ErrHeld and the holder. If the lease ends meanwhile, the error is ErrNotFound or ErrRevoking; if the attempt
-// was undone, it is ErrUndone.
+// was undone, it is ErrUndone; if the store takes no writes any more, it is mvcc.ErrFailed.
 //
 // The caller undoes the attempt if it cannot answer with the token.
 func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID, value []byte, wait bool) (Held, error) {
@@ -82,6 +82,8 @@ func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID
 		case <-w.look:
 		case <-ended:
 			return Held{}, &Error{ID: id, Err: ErrNotFound}
+		case <-m.storeFailed: // the holder's lease cannot end any more
+			return Held{}, m.store.Err()
 		case <-ctx.Done():
 			return Held{}, context.Cause(ctx)
 		}
