@@ -51,7 +51,7 @@ func (m *Manager) Locks(ctx context.Context, id ID, after []byte, limit int) (fo
 func (m *Manager) held(
 	ctx context.Context, id ID, after []byte, limit int, name func(internal []byte) ([]byte, bool),
 ) (found [][]byte, more bool, await keys.Epoch, err error) {
-	x, err := m.store.Session()
+	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return nil, false, 0, err
 	}
