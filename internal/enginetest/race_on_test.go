@@ -9,3 +9,6 @@ const exhaustiveStep = 10
 // shortOverhead is what the short form of the mixed soak may take beside budget and earlier tests: the detector shadows every byte of heap
 // and keeps an history of each goroutine.
 const shortOverhead = 256 << 20
+
+// crowdRuns is how often TestCrowd runs in its short form.
+const crowdRuns = 2
