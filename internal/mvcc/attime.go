@@ -64,6 +64,9 @@ func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	if ok && after > before {
 		epoch = s.refine(ctx, at, before, after)
 	}
+	if ctx.Err() != nil { // it may not have read all that it needs
+		return 0, context.Cause(ctx)
+	}
 	if oldest := s.registry.LowWatermark(); !ok || epoch == 0 || epoch < oldest {
 		return 0, &TimeError{Time: at, Now: now, Oldest: oldest, OldestTime: s.TimeOf(oldest)}
 	}
