@@ -41,7 +41,7 @@ func microTime(at uint64) string { return time.UnixMicro(int64(at)).UTC().Format
 // more, the state may lack commits of at most one sampling interval, a second for a retention of up to 27 hours.
 //
 // The answer does not change: commits that are not reserved yet get later times (Engine.Stamp), and EpochAt waits until
-// those that are reserved are visible.
+// those that are reserved are visible, and a bulk load that is being published.
 //
 // Errors: *TimeError, *FeatureLevelError, and why the context ended.
 func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
@@ -51,6 +51,9 @@ func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	now := s.clock.Now()
 	if at >= now {
 		return 0, &TimeError{Time: at, Now: now}
+	}
+	if err := s.AwaitCommitPause(ctx); err != nil { // a bulk load has its time before it is published
+		return 0, err
 	}
 	reserved := s.engine.Reserved()
 	if err := s.watermark.waitAlone(ctx, reserved); err != nil {
@@ -85,8 +88,8 @@ func (x *Session) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 func (t *timeline) around(at uint64, newest keys.Epoch) (before, after keys.Epoch, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(t.samples, at/1000+1, func(s timeSample, ms uint64) int {
-		if s.at < ms {
+	i, _ := slices.BinarySearchFunc(t.samples, at+1, func(s timeSample, at uint64) int {
+		if s.at < at {
 			return -1
 		}
 		return 1
@@ -137,5 +140,5 @@ func (s *Store) TimeOf(e keys.Epoch) uint64 {
 	if i == len(t.samples) {
 		return 0
 	}
-	return t.samples[i].at * 1000
+	return t.samples[i].at
 }

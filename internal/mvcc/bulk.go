@@ -238,7 +238,7 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 	s.bulk.held.published(load.Epoch())
 	s.counters.noOps.Add(uint64(load.Epoch() - last))
 	s.latches.wrote(&x.committing.held, load.Epoch())
-	s.timeline.note(timeSample{at: s.clock.Now()/1000 + 1, epoch: load.Epoch(), bytes: s.engine.LoggedBytes()})
+	s.timeline.noteLoad(timeSample{at: load.CommitTime(), epoch: load.Epoch(), bytes: s.engine.LoggedBytes(), noted: true})
 	s.watermark.jumpTo(load.Epoch())
 	return load.Epoch(), nil
 }

@@ -234,12 +234,12 @@ func TestTheStateAtATimeHasTheCommitsJustAfterASample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.timeline.apply(sample, true, nil)
+		s.timeline.apply(sample, &nextRecords{add: true})
 		time.Sleep(300 * time.Microsecond)
 		e := mustPut(t, s, "k", "new")
-		at := sample.at*1000 - 1
+		at := sample.at - 1
 		if s.Clock().Now() > at {
-			t.Fatalf("the commit is not before the time of the sample, %d ms", sample.at)
+			t.Fatalf("the commit is not before the time of the sample, %d", sample.at)
 		}
 		for range 5 {
 			time.Sleep(3 * time.Second)

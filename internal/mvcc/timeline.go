@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -56,9 +57,15 @@ type timeline struct {
 
 // timeSample says that no commit up to an epoch is later than a time.
 type timeSample struct {
-	at    uint64 // milliseconds since 1970
+	at    uint64 // microseconds since 1970; whole milliseconds, but for a bulk load, which has its time
 	epoch keys.Epoch
 	bytes uint64 // how much had been logged since Open
+	noted bool   // it has no record yet
+}
+
+// newSample is a sample of a time, rounded up to what a record has.
+func newSample(at uint64, e keys.Epoch) timeSample {
+	return timeSample{at: (at/1000 + 1) * 1000, epoch: e}
 }
 
 const (
@@ -75,8 +82,8 @@ const (
 // floorKey is the key of the record of the floor.
 var floorKey = []byte{keys.SystemRetention, byte(keys.SpaceUser)}
 
-func sampleKey(at uint64) []byte {
-	return binary.BigEndian.AppendUint64([]byte{keys.SystemTimeSample}, at)
+func (s *timeSample) key() []byte {
+	return binary.BigEndian.AppendUint64([]byte{keys.SystemTimeSample}, (s.at+999)/1000)
 }
 
 func (t *timeline) init(o *Options) {
@@ -100,7 +107,7 @@ func (t *timeline) open(ctx context.Context, x *Session) error {
 		case string(key) == string(floorKey) && len(value) == 8:
 			floor, found = keys.Epoch(binary.LittleEndian.Uint64(value)), true
 		case key[0] == keys.SystemTimeSample && len(key) == 9 && len(value) == 8:
-			t.samples = append(t.samples, timeSample{at: binary.BigEndian.Uint64(key[1:]), epoch: keys.Epoch(binary.LittleEndian.Uint64(value))})
+			t.openSample(timeSample{at: binary.BigEndian.Uint64(key[1:]) * 1000, epoch: keys.Epoch(binary.LittleEndian.Uint64(value))})
 		case key[0] == keys.SystemHold:
 			t.openHold(key, value)
 		}
@@ -119,6 +126,15 @@ func (t *timeline) open(ctx context.Context, x *Session) error {
 	}
 	t.adopt(floor, found, damaged, x.store.Visible())
 	return nil
+}
+
+// openSample adds a sample that was recorded. A bulk load that was published between the epoch and the time of a sample has its
+// own before it.
+func (t *timeline) openSample(sample timeSample) {
+	if n := len(t.samples); n > 0 {
+		sample.epoch = max(sample.epoch, t.samples[n-1].epoch)
+	}
+	t.samples = append(t.samples, sample)
 }
 
 // adopt makes the floor that was read that of the store. Of damaged records it is not known whether there is one.
@@ -167,35 +183,29 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	if err != nil {
 		return err
 	}
-	add, floor, dropped := t.next(sample)
-	if !add && floor == keys.Epoch(t.floor.Load()) || t.pending != 0 {
+	next := t.next(sample)
+	if !next.add && len(next.noted) == 0 && next.floor == keys.Epoch(t.floor.Load()) || t.pending != 0 {
 		return nil
 	}
 	if s.FeatureLevel() < keys.FeatureLevelHistory { // a restart ends the retention
-		t.floor.Store(uint64(floor))
-		t.apply(sample, add, dropped)
+		t.floor.Store(uint64(next.floor))
+		t.apply(sample, &next)
 		return nil
 	}
 	w := &Write{Durability: DurabilityAsync, Origin: batch.OriginCleanup}
 	w.SetOwn()
-	for _, old := range dropped {
-		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
-	}
-	if add {
-		w.recordSample(sample)
-	}
-	w.recordFloor(floor)
+	next.record(w, sample)
 	epoch, err := x.Commit(ctx, w)
 	if err != nil {
 		return err
 	}
-	t.own, t.pending, t.recorded = epoch, floor, true
-	t.apply(sample, add, dropped)
+	t.own, t.pending, t.recorded = epoch, next.floor, true
+	t.apply(sample, &next)
 	return nil
 }
 
 func (w *Write) recordSample(sample timeSample) {
-	w.Batch.SetRecord(keys.SpaceSystem, sampleKey(sample.at), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
+	w.Batch.SetRecord(keys.SpaceSystem, sample.key(), binary.LittleEndian.AppendUint64(nil, uint64(sample.epoch)))
 }
 
 func (w *Write) recordFloor(floor keys.Epoch) {
@@ -206,38 +216,86 @@ func (w *Write) recordFloor(floor keys.Epoch) {
 func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
 	reserved := s.engine.Reserved()
 	err := s.watermark.wait(ctx, reserved, x.parker)
-	return timeSample{at: s.clock.Now()/1000 + 1, epoch: reserved, bytes: s.engine.LoggedBytes()}, err
+	sample := newSample(s.clock.Now(), reserved)
+	sample.bytes = s.engine.LoggedBytes()
+	return sample, err
+}
+
+// nextRecords is what is to be recorded beside a sample.
+type nextRecords struct {
+	add     bool // the sample is worth adding
+	floor   keys.Epoch
+	drop    int          // how many samples, of the oldest, are not needed any more
+	removed []timeSample // of these, those that may have a record
+	noted   []timeSample // that have no record yet
+}
+
+func (n *nextRecords) record(w *Write, sample timeSample) {
+	for _, old := range n.noted {
+		w.recordSample(old)
+	}
+	for _, old := range n.removed {
+		w.Batch.DeleteRecord(keys.SpaceSystem, old.key())
+	}
+	if n.add {
+		w.recordSample(sample)
+	}
+	w.recordFloor(n.floor)
 }
 
 // next says whether a sample is worth adding, where the floor belongs, and which samples are not needed any more.
-func (t *timeline) next(sample timeSample) (add bool, floor keys.Epoch, dropped []timeSample) {
+func (t *timeline) next(sample timeSample) (out nextRecords) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(t.samples)
-	add = sample.epoch > t.own && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
-	floor = keys.Epoch(t.floor.Load())
-	limit, keep := sample.at-min(sample.at, uint64(t.keep.Milliseconds())+1), 0
+	out.add = sample.epoch > t.own && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
+	out.floor = keys.Epoch(t.floor.Load())
+	limit, keep := sample.at-min(sample.at, uint64(t.keep.Microseconds())+1000), 0
 	for i, old := range t.samples {
 		tooMuch := t.bytesMax > 0 && sample.bytes-old.bytes > t.bytesMax
 		if old.at > limit && !tooMuch {
 			break
 		}
-		if target := min(old.epoch, t.heldLocked()); target > floor {
-			floor = target
+		if target := min(old.epoch, t.heldLocked()); target > out.floor {
+			out.floor = target
 		}
 		keep = i
 	}
-	for keep > 0 && t.samples[keep].epoch > floor { // a hold needs older ones
+	for keep > 0 && t.samples[keep].epoch > out.floor { // a hold needs older ones
 		keep--
 	}
-	return add, floor, t.samples[:min(keep, droppedAtOnce)]
+	out.drop = min(keep, droppedAtOnce)
+	t.changedLocked(sample, &out)
+	return out
 }
 
-func (t *timeline) apply(sample timeSample, add bool, dropped []timeSample) {
+// changedLocked finds the samples whose records change. Of several samples in one millisecond, the last one has the record.
+func (t *timeline) changedLocked(sample timeSample, out *nextRecords) {
+	for i, old := range t.samples {
+		next := sample
+		if i+1 < len(t.samples) {
+			next = t.samples[i+1]
+		} else if !out.add {
+			next = timeSample{}
+		}
+		switch {
+		case bytes.Equal(old.key(), next.key()):
+		case i < out.drop:
+			out.removed = append(out.removed, old)
+		case old.noted && len(out.noted) < droppedAtOnce:
+			out.noted = append(out.noted, old)
+		}
+	}
+}
+
+func (t *timeline) apply(sample timeSample, next *nextRecords) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.samples = slices.Delete(t.samples, 0, len(dropped))
-	if n := len(t.samples); add && (n == 0 || t.samples[n-1].epoch < sample.epoch) { // else a bulk load was noted meanwhile
+	t.samples = slices.Delete(t.samples, 0, next.drop)
+	for i := range t.samples {
+		t.samples[i].noted = t.samples[i].noted && !slices.Contains(next.noted, t.samples[i])
+	}
+	if n := len(t.samples); next.add && (n == 0 || t.samples[n-1].epoch < sample.epoch) { // else a bulk load was noted meanwhile
 		t.samples = append(t.samples, sample)
 	}
 }
@@ -251,7 +309,7 @@ func (s *Store) endRetention(ctx context.Context, x *Session) error {
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
 	for _, old := range t.samples {
-		w.Batch.DeleteRecord(keys.SpaceSystem, sampleKey(old.at))
+		w.Batch.DeleteRecord(keys.SpaceSystem, old.key())
 	}
 	w.Batch.DeleteRecord(keys.SpaceSystem, floorKey)
 	if _, err := x.commitDurably(ctx, w); err != nil {
@@ -272,7 +330,7 @@ func (s *Store) recordStart(ctx context.Context) {
 	if t.keep == 0 {
 		return
 	}
-	sample := timeSample{at: cmp.Or(s.recovery.CommitTime, s.clock.Now())/1000 + 1, epoch: s.Visible()}
+	sample := newSample(cmp.Or(s.recovery.CommitTime, s.clock.Now()), s.Visible())
 	if s.FeatureLevel() < keys.FeatureLevelHistory {
 		t.note(sample)
 		return
@@ -297,7 +355,7 @@ func (t *timeline) later(sample timeSample) bool {
 	return n == 0 || sample.at >= t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch
 }
 
-// note adds a sample without a record: of a start, or of a bulk load, which the log does not have.
+// note adds the sample of a start.
 func (t *timeline) note(sample timeSample) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -308,4 +366,20 @@ func (t *timeline) note(sample timeSample) {
 		t.samples = t.samples[:n-1]
 	}
 	t.samples = append(t.samples, sample)
+}
+
+// noteLoad adds the sample of a bulk load, which the log does not have. It gets its record with the next sample. The time of the last
+// sample may be after it, because that was rounded up: then that one has the bulk load, too.
+func (t *timeline) noteLoad(load timeSample) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.keep == 0 {
+		return
+	}
+	i := len(t.samples)
+	for i > 0 && t.samples[i-1].at > load.at {
+		i--
+		t.samples[i].epoch, t.samples[i].noted = load.epoch, true
+	}
+	t.samples = slices.Insert(t.samples, i, load)
 }

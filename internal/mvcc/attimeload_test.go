@@ -1,0 +1,142 @@
+package mvcc
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestAStateAtATimeDoesNotChangeWithABulkLoad that was being published when it was asked for: the load has its time before it is
+// durable. The answers are the same when other commits have followed, and after restarts, for as long as the retention.
+func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Retention = time.Hour
+	s := mustOpen(t, o)
+	mustPut(t, s, "k", "before")
+	x := mustSession(t, s)
+	if err := s.advanceTimeline(t.Context(), x); err != nil { // as it does every second
+		t.Fatal(err)
+	}
+	type answer struct {
+		at    uint64
+		epoch keys.Epoch
+		err   error
+	}
+	asked := make(chan answer, 100)
+	questions := 0
+	ask := func() {
+		at := s.Clock().Now() - 1
+		questions++
+		go func() {
+			e, err := s.EpochAt(t.Context(), at)
+			asked <- answer{at, e, err}
+		}()
+	}
+	pausing := false
+	fs.SetHook(func(vfs.Op, string) {
+		if pausing && questions < 5 {
+			time.Sleep(2 * time.Millisecond)
+			ask()
+			time.Sleep(2 * time.Millisecond) // it may answer now
+		}
+	})
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Permit(func() error { pausing = true; return nil })
+	if err := l.Add([]byte("loaded"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := l.Commit(t.Context())
+	pausing = false
+	fs.SetHook(nil)
+	if err := errors.Join(err, l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if questions == 0 {
+		t.Fatal("nothing was asked in the commit pause: this tests nothing")
+	}
+	var answers []answer
+	for range questions {
+		a := <-asked
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+		answers = append(answers, a)
+	}
+	time.Sleep(5 * time.Millisecond)
+	at := s.Clock().Now() - 1
+	if e, err := s.EpochAt(t.Context(), at); err != nil || e != loaded.Epoch {
+		t.Fatalf("the state after the load is %d, %v", e, err)
+	}
+	answers = append(answers, answer{at: at, epoch: loaded.Epoch})
+	check := func(when string) {
+		t.Helper()
+		for _, a := range answers {
+			if e, err := s.EpochAt(t.Context(), a.at); err != nil || e != a.epoch {
+				t.Errorf("%s: the state at %d is %d, %v; it was %d, and the load is %d", when, a.at, e, err, a.epoch, loaded.Epoch)
+			}
+		}
+	}
+	check("at once")
+	time.Sleep(3 * time.Millisecond)
+	mustPut(t, s, "k", "after")
+	time.Sleep(3 * time.Millisecond)
+	check("after another commit")
+	if err := s.advanceTimeline(t.Context(), x); err != nil {
+		t.Fatal(err)
+	}
+	x.Close()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, o)
+	answers = answers[len(answers)-1:] // of others, the time of the load is recorded in milliseconds
+	check("after a restart")
+}
+
+// TestABulkLoadBesideASample has the same time as a sample, rounded: both have one record, which has the bulk load and is not
+// overwritten with the earlier of the two.
+func TestABulkLoadBesideASample(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		between uint64 // of a sample at 5000 and one at 9000
+		want    []timeSample
+	}{
+		{"just before a sample that was rounded up", 4700, []timeSample{{at: 5000, epoch: 20, noted: true}}},
+		{"between samples", 6300, []timeSample{{at: 6300, epoch: 20, noted: true}}},
+		{"in the millisecond of the next sample", 8700, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var line timeline
+			line.init(&Options{Retention: time.Hour})
+			line.samples = []timeSample{{at: 3000, epoch: 5}, {at: 5000, epoch: 10}}
+			line.noteLoad(timeSample{at: c.between, epoch: 20, noted: true})
+			if before, _, _ := line.around(c.between, 20); before != 20 {
+				t.Errorf("the state at the time of the load is %d", before)
+			}
+			if before, _, _ := line.around(c.between-1, 20); before >= 20 {
+				t.Errorf("the state before the load is %d", before)
+			}
+			sample := timeSample{at: 9000, epoch: 30}
+			next := line.next(sample)
+			if !next.add || !slices.Equal(next.noted, c.want) {
+				t.Errorf("records %+v, want %+v", next.noted, c.want)
+			}
+			line.apply(sample, &next)
+			if again := line.next(timeSample{at: 10000, epoch: 40}); len(again.noted) != 0 {
+				t.Errorf("records once more: %+v", again.noted)
+			}
+			line.keep = time.Millisecond // now all but the last are dropped
+			if last := line.next(timeSample{at: 20000, epoch: 50}); slices.ContainsFunc(last.removed, func(s timeSample) bool { return s.at > 8000 }) {
+				t.Errorf("the record of a sample that is kept is removed: %+v", last.removed)
+			}
+		})
+	}
+}
