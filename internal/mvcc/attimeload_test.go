@@ -3,6 +3,7 @@ package mvcc
 import (
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,19 +28,19 @@ func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
 		epoch keys.Epoch
 		err   error
 	}
-	asked := make(chan answer, 100)
-	questions := 0
+	const questionsMax = 5
+	asked := make(chan answer, questionsMax)
 	ask := func() {
 		at := s.Clock().Now() - 1
-		questions++
 		go func() {
 			e, err := s.EpochAt(t.Context(), at)
 			asked <- answer{at, e, err}
 		}()
 	}
-	pausing := false
+	var pausing atomic.Bool
+	var questions atomic.Int64
 	fs.SetHook(func(vfs.Op, string) {
-		if pausing && questions < 5 {
+		if pausing.Load() && questions.Add(1) <= questionsMax {
 			time.Sleep(2 * time.Millisecond)
 			ask()
 			time.Sleep(2 * time.Millisecond) // it may answer now
@@ -49,21 +50,21 @@ func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Permit(func() error { pausing = true; return nil })
+	l.Permit(func() error { pausing.Store(true); return nil })
 	if err := l.Add([]byte("loaded"), []byte("v")); err != nil {
 		t.Fatal(err)
 	}
 	loaded, err := l.Commit(t.Context())
-	pausing = false
+	pausing.Store(false)
 	fs.SetHook(nil)
 	if err := errors.Join(err, l.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if questions == 0 {
+	if questions.Load() == 0 {
 		t.Fatal("nothing was asked in the commit pause: this tests nothing")
 	}
 	var answers []answer
-	for range questions {
+	for range min(questions.Load(), questionsMax) {
 		a := <-asked
 		if a.err != nil {
 			t.Fatal(a.err)
