@@ -66,3 +66,23 @@ func TestCacheIsResizedUnderReaders(t *testing.T) {
 		}
 	}
 }
+
+// TestResizesAtTheSameTimeEndWithOneSize: the budget counts the size that the cache has.
+func TestResizesAtTheSameTimeEndWithOneSize(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	for range 1000 {
+		var wg sync.WaitGroup
+		for _, size := range []int64{256 << 10, 1 << 20} {
+			wg.Go(func() {
+				if _, err := s.ResizeCache(size); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		stats := s.Stats().Storage
+		if has := int64(stats.Cache.Frames) * int64(stats.PageSize); has != stats.Memory.Cache {
+			t.Fatalf("the cache has %d bytes, and the budget counts %d", has, stats.Memory.Cache)
+		}
+	}
+}

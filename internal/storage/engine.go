@@ -67,6 +67,7 @@ type Engine struct {
 //
 // Invariant: retired.bytes is never negative.
 type memory struct {
+	resizing       sync.Mutex   // one ResizeCache at a time: the cache has the size that cacheBytes says
 	memtableBytes  int64        // at which a generation is rotated; constant after Open
 	cacheBytes     atomic.Int64 // that the page cache may have now; written by Open and ResizeCache
 	immutableBytes atomic.Int64 // that immutable memtables may have together; written by Open and ResizeCache

@@ -15,6 +15,8 @@ const cachePagesMin = 16
 // ResizeCache changes the size of the page cache while readers use it, and returns the size before. The budget of immutable
 // memtables changes by the opposite amount, so that the memory budget stays the same. The error is *CacheSizeError.
 func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
+	e.memory.resizing.Lock()
+	defer e.memory.resizing.Unlock()
 	o := e.options // a copy
 	lowest := int64(cachePagesMin * o.PageSize)
 	most := o.MemoryBytes - int64(o.logBuffers())*o.SegmentBytes - 3*o.MemtableBytes // one active, two immutable
