@@ -72,7 +72,7 @@ func inCrowd(t *testing.T, seed uint64, total map[string]int) {
 	o.PageSize = []int{512, 1024, 8192, 65536}[c.rng.IntN(4)]
 	o.CacheBytes = int64(16*o.PageSize + c.rng.IntN(1<<20))
 	o.MemtableBytes, o.SegmentBytes = 32<<10<<c.rng.IntN(4), 32<<10<<c.rng.IntN(4)
-	o.MemoryBytes, o.StallMax = o.CacheBytes+32<<20, 300*time.Millisecond
+	o.MemoryBytes, o.StallMax = o.CacheBytes+32<<20, 30*time.Second
 	o.DiskReserve = storage.DiskReserveDerived
 	o.FeatureLevel = keys.FeatureLevel(1 + c.rng.IntN(2))
 	c.o.SyncInterval = time.Millisecond
@@ -80,6 +80,9 @@ func inCrowd(t *testing.T, seed uint64, total map[string]int) {
 		o.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 1 << 20}
 	}
 	c.failing, c.full = c.rng.IntN(3) == 0, c.rng.IntN(3) == 0
+	if c.failing || c.full { // writers wait for what comes late or never
+		o.StallMax = 300 * time.Millisecond
+	}
 	longest := []int{0, 100, storage.KeyBytesMax(o.PageSize)}[c.rng.IntN(3)]
 	big := []int{600, 9000, 70000}[c.rng.IntN(3)]
 	for i := range 3 + c.rng.IntN(4) {
@@ -315,7 +318,8 @@ func (c *crowd) end() {
 	c.mem.SetCapacity(crowdCapacity)
 	failed := c.s.Err()
 	err := c.s.Close()
-	if failed != nil || err != nil && (c.failing || c.faults && asDamage(err)) {
+	slow := c.full && errors.Is(err, storage.ErrNoSegment) // within StallMax
+	if failed != nil || err != nil && (slow || c.failing || c.faults && asDamage(err)) {
 		c.count("failed")
 		if c.files == nil {
 			c.mem = c.mem.Crash(c.rng.Uint64(), vfs.SurviveProcess)

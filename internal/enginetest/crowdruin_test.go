@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
@@ -23,7 +24,7 @@ func (c *crowd) ruin() {
 	copied.SetCapacity(crowdCapacity)
 	c.mem.SetCapacity(crowdCapacity)
 	sub := &crowd{T: c.T, rng: c.rng, mem: copied, o: c.o, members: c.members, total: c.total, faults: c.faults, rounds: c.rounds}
-	sub.o.Storage.FS = copied
+	sub.o.Storage.FS, sub.o.Storage.StallMax = copied, 30*time.Second
 	inLog, inData := c.rng.IntN(3) > 0, false
 	if !inLog || c.rng.IntN(4) == 0 {
 		inData = true
