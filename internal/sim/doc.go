@@ -9,6 +9,9 @@
 // CheckRegisters judges another kind of history, that of requests for single keys: long ones too, because each key is
 // checked by itself. The server's tests make such histories over the wire.
 //
+// TestCommotion needs no such search: there each commit has an epoch, so the commits in the order of their epochs are the history, and
+// its ledger compares what every client saw with it. It is the one test in which all kinds of requests run at once.
+//
 // Terms. A transaction is committed, aborted (certainly without a trace), or unknown: the crash
 // came while it waited for its commit. Both outcomes of an unknown one are correct as long as all
 // clients agree on which.
