@@ -13,7 +13,7 @@ import (
 )
 
 // TestRunsChangeNoByte compares merges that copy runs of old entries with those that decode each entry: pages, large values, and
-// counts. Policies have snapshots and an expired range, and leaves have tombstones and keys with many versions.
+// counts. Policies have snapshots and an expired range, leaves have tombstones and keys with many versions, and merges relocate and vacuum.
 func TestRunsChangeNoByte(t *testing.T) {
 	for seed := range *modelSeeds {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -30,9 +30,21 @@ func TestRunsChangeNoByte(t *testing.T) {
 					policy.Expired = Range{Lower: a, Upper: b}
 				}
 				expires := rng.IntN(2) == 0
+				var relocate Relocation
+				if rng.IntN(3) == 0 {
+					relocate = Relocation{From: page.ID(len(s.used) / 2), Max: rng.IntN(20)}
+				}
+				var vacuum *DeadVersions
+				if find := search(policy, 1+rng.IntN(20)); rng.IntN(2) == 0 && !root.Empty() {
+					found, err := find.Find(&scribbler{s: s}, root)
+					if err != nil {
+						t.Fatal(err)
+					}
+					vacuum = found
+				}
 				merge := func(s *store, runMin int) *Result {
 					in := s.mergeInput(root, entries, policy)
-					in.DropExpired = expires
+					in.DropExpired, in.Relocate, in.Vacuum = expires, relocate, vacuum
 					return s.applyFilling(t, in, percent, runMin)
 				}
 				decoding := s.clone()
