@@ -93,7 +93,16 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		k.end(k.server.failed(telemetry.MethodKeepAlive, err))
 		return false
 	}
-	sent := k.request.Send(&k.out, nil)
+	held, err := k.server.admission.charge(k.conn, k.out.SizeVT(), false)
+	if err != nil { // the leases have been kept alive
+		k.end(k.server.failed(telemetry.MethodKeepAlive, err))
+		return false
+	}
+	var release func()
+	if held != nil {
+		release = held.release
+	}
+	sent := k.request.Send(&k.out, release)
 	if len(k.in.Ids) > keptIDsMax {
 		k.keepAliveMessages = keepAliveMessages{}
 	}

@@ -144,7 +144,12 @@ func (s *leaseService) keepAlives(stream grpc.BidiStreamingServer[pb.KeepAliveRe
 		if err != nil {
 			return err
 		}
-		if err := stream.Send(out); err != nil {
+		held, err := s.admission.charge(connectionOf(stream.Context()), out.SizeVT(), false)
+		if err != nil {
+			return err
+		}
+		if err := stream.SendMsg(held.of(out)); err != nil {
+			held.release()
 			return err
 		}
 	}

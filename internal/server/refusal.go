@@ -92,6 +92,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			if err != nil {
 				return nil, err
 			}
+			leave := func() {}
 			refused := false // and reported
 			decode := func(request any) error {
 				if !ours {
@@ -102,12 +103,18 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 				if err != nil {
 					return err
 				}
-				err = s.checkMessage(ctx, a, row, request)
+				if err = s.checkMessage(ctx, a, row, request); err == nil {
+					if leave, err = s.lists.enter(ctx, row); err != nil {
+						err = s.refuse(ctx, a, row, err)
+					}
+				}
 				refused = err != nil
 				return err
 			}
 			start := s.clock.now()
 			out, err := handler(srv, ctx, decode, interceptor)
+			out, err = s.countAnswer(ctx, row, out, err)
+			leave()
 			if row != nil && row.rare && ours && !refused {
 				s.endedRow(ctx, accessOf(ctx), row, status.Code(err), start)
 			}

@@ -25,6 +25,7 @@ type rpcRow struct {
 	class     audit.Class           // of its lines in the audit log; empty: its messages have lines, or none has
 	needs     string                // for the documentation
 
+	lists  listKind         // where its answer comes from, if that may be large
 	counts telemetry.Method // in the metrics
 	rare   bool             // the metrics do not have it
 }
@@ -68,19 +69,19 @@ var rpcTable = []rpcRow{
 	{method: pb.LeaseService_GrantLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
 	{method: pb.LeaseService_RevokeLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; write every key of the lease, and lease the names of its locks"},
 	{method: pb.LeaseService_KeepAlive_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
-	{method: pb.LeaseService_GetLease_FullMethodName, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},
-	{method: pb.LeaseService_ListLeases_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.LeaseService_GetLease_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},
+	{method: pb.LeaseService_ListLeases_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 
 	{method: pb.LockService_AcquireLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfAcquireLock), needs: "lease the name, as if it were a key"},
 	{method: pb.LockService_ReleaseLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfReleaseLock), needs: "lease the name"},
 	{method: pb.LockService_GetLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetLock), needs: "read the name"},
 	{method: pb.LockService_ObserveLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
-	{method: pb.LockService_ListLocks_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
+	{method: pb.LockService_ListLocks_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
 
 	{method: pb.AdminService_Status_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
-	{method: pb.AdminService_ListTransactions_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.AdminService_ListTransactions_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_EndTransaction_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
-	{method: pb.AdminService_ListSnapshots_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.AdminService_ListSnapshots_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_EndSnapshot_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_Verify_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
 	{method: pb.AdminService_Checkpoint_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
@@ -92,17 +93,17 @@ var rpcTable = []rpcRow{
 	{method: pb.AdminService_ResizeCache_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_Space_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve, footprint: of(footprintOfSpace), needs: "read all keys, for sizes by prefix"},
 	{method: pb.AdminService_GetConfig_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
-	{method: pb.AdminService_ListWatches_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve, needs: "ranges are shown to users that may read them"},
-	{method: pb.AdminService_SlowRequests_FullMethodName, class: audit.ClassRead, actions: auth.ActionDebug, needs: "the answer has the beginnings of keys"},
+	{method: pb.AdminService_ListWatches_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve, needs: "ranges are shown to users that may read them"},
+	{method: pb.AdminService_SlowRequests_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionDebug, needs: "the answer has the beginnings of keys"},
 	{method: pb.AdminService_EndWatch_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
-	{method: pb.AdminService_ListHolds_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.AdminService_ListHolds_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_ArchiveStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_TakeHold_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_EndHold_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 
 	{method: pb.BackupService_CreateBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "a backup has all keys"},
 	{method: pb.BackupService_GetBackupStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
-	{method: pb.BackupService_ListBackups_FullMethodName, class: audit.ClassRead, actions: auth.ActionBackup},
+	{method: pb.BackupService_ListBackups_FullMethodName, lists: listStored, class: audit.ClassRead, actions: auth.ActionBackup},
 	{method: pb.BackupService_VerifyBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
 	{method: pb.BackupService_PruneBackups_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
 
@@ -117,14 +118,14 @@ var rpcTable = []rpcRow{
 	{method: pb.AuthService_CreateUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_UpdateUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_DeleteUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_ListUsers_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
+	{method: pb.AuthService_ListUsers_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_SetPassword_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, and its password; or administrative action users"},
 	{method: pb.AuthService_CreateRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_UpdateRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_DeleteRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_ListRoles_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
+	{method: pb.AuthService_ListRoles_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "administrative action users"},
 	{method: pb.AuthService_CreateToken_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
-	{method: pb.AuthService_ListTokens_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
+	{method: pb.AuthService_ListTokens_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
 	{method: pb.AuthService_RevokeToken_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be its user, or administrative action users"},
 	{method: healthpb.Health_Check_FullMethodName, open: true},
 	{method: healthpb.Health_List_FullMethodName, open: true},

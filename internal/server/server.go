@@ -85,6 +85,7 @@ type configuration struct {
 type openTables struct {
 	transactions txnTable
 	snapshots    snapshotTable
+	lists        lists
 }
 
 // counters are the counts that no other part of the server has.
@@ -178,6 +179,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.decoding.init(int64(c.Inflight()))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
+	s.lists.init()
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()

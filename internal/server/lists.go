@@ -1,0 +1,63 @@
+package server
+
+import "context"
+
+// Requests for leases, locks, users and the server itself are not admitted: a lease must be kept alive, and an operator served, in overload,
+// too. What bounds their answers is here.
+//
+//	message ─► turn, if the answer is a list ─► execute ─► charge the answer ─► give the turn back ─► transport ─► release the charge
+//
+// So of the lists, as many are made at once as there are turns, and those that wait for their clients are counted with all other answers. A
+// list for which there is no room is refused, and so is the answer to a keep-alive, after the leases were kept alive. The other answers
+// are counted, and not refused: that to a change, and what an operator needs in overload, which is small.
+type lists struct{ turns [listKinds]chan struct{} }
+
+// listKind says where a list comes from.
+type listKind uint8
+
+const (
+	notListed  listKind = iota // not a list
+	listMemory                 // made of what is in memory, in less than a second
+	listStored                 // made of what is in the store, or of users, which may be changing: it may wait for the device
+	listKinds
+)
+
+// listTurns are how many lists of each kind are made at once: a few MiB each, but for the watches of a server that has very many.
+var listTurns = [listKinds]int{listMemory: 4, listStored: 32}
+
+func (l *lists) init() {
+	for kind := range l.turns {
+		l.turns[kind] = make(chan struct{}, listTurns[kind])
+	}
+}
+
+// enter waits for a turn, if the method makes a list. After nil the caller calls leave.
+func (l *lists) enter(ctx context.Context, row *rpcRow) (leave func(), err error) {
+	if row == nil || row.lists == notListed {
+		return func() {}, nil
+	}
+	turns := l.turns[row.lists]
+	select {
+	case turns <- struct{}{}:
+		return func() { <-turns }, nil
+	case <-ctx.Done():
+		return func() {}, context.Cause(ctx)
+	}
+}
+
+// countAnswer counts the answer to a request that was not admitted, until it has been sent. A list may be refused instead.
+func (s *Server) countAnswer(ctx context.Context, row *rpcRow, out any, err error) (any, error) {
+	m, ours := out.(encoder)
+	if _, counted := out.(*chargedMessage); err != nil || !ours || counted || row == nil { // those of admitted requests are counted, or small
+		return out, err
+	}
+	size := m.SizeVT()
+	if size < countedBytesMin {
+		return out, nil
+	}
+	held, err := s.admission.charge(connectionOf(ctx), size, row.lists == notListed)
+	if err != nil {
+		return nil, statusOf(err).Err()
+	}
+	return held.of(m), nil
+}
