@@ -172,6 +172,13 @@ func (w *actor) revealed(ctx context.Context) {
 	}
 }
 
+// shown checks that an epoch of which an answer tells is visible: what begins after the answer sees it.
+func (w *actor) shown(what string, e keys.Epoch) {
+	if visible := w.s.Visible(); visible < e {
+		w.ledger.fail("%s: it tells of the epoch %d, and %d is the newest that is visible", what, e, visible)
+	}
+}
+
 // put commits a plain write, sometimes with conditions.
 func (w *actor) put(ctx context.Context, r *mvcc.Request) {
 	floor, d := w.ledger.floor(), w.durability()
@@ -217,6 +224,7 @@ func (w *actor) put(ctx context.Context, r *mvcc.Request) {
 		w.committed(ctx, c, epoch, floor, "put")
 	case errors.As(err, &failed):
 		w.total.add("precondition")
+		w.shown("precondition", failed.Epoch)
 		w.newestIs(string(failed.Condition.Key), failed.Found, failed.Epoch, floor)
 	case r != nil && w.answered(r, err):
 	default:
@@ -299,6 +307,7 @@ func (w *actor) invoke(ctx context.Context) {
 			c.writes[key] = written{value: string(o.New), deleted: !o.NewFound}
 		}
 		if epoch == 0 {
+			w.shown("invoke", o.OldEpoch)
 			w.newestIs(key, o.OldFound, o.OldEpoch, floor)
 			continue
 		}
@@ -338,6 +347,7 @@ func (w *actor) deleteRange(ctx context.Context) {
 	switch {
 	case errors.As(err, &conflict):
 		w.total.add("range conflict")
+		w.shown("range conflict", conflict.Epoch)
 		return
 	case err != nil && o.Request != nil && w.answered(o.Request, err):
 		return

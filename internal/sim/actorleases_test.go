@@ -150,6 +150,9 @@ func (w *actor) lock(ctx context.Context) {
 		w.ledger.fail("lock %s: leases %d and %d have the token %d", name, id, w.lease.id, held.Token)
 	}
 	w.fenced(ctx, name, held.Token)
+	if other, _, err := w.leases.Release(w.ctx, []byte(name), held.Token-1); other && err == nil {
+		w.ledger.fail("lock %s of the token %d was released with that before it", name, held.Token)
+	}
 	released, epoch, err := w.leases.Release(w.ctx, []byte(name), held.Token)
 	if err != nil {
 		w.refused("release", err)

@@ -29,6 +29,7 @@ func (w *actor) answered(r *mvcc.Request, err error) bool {
 	switch {
 	case errors.As(err, &applied):
 		w.total.add("applied before")
+		w.shown("applied before", applied.Outcome.Epoch)
 		w.wasApplied(r.ID, applied.Outcome.Epoch)
 	case errors.Is(err, mvcc.ErrRequestCancelled):
 		w.total.add("cancelled before")
@@ -59,6 +60,7 @@ func (w *actor) outcome(r *mvcc.Request) {
 		return
 	}
 	w.total.add(fmt.Sprint("outcome ", out.State))
+	w.shown("outcome", out.Epoch)
 	switch out.State {
 	case mvcc.OutcomeApplied, mvcc.OutcomeResultDropped:
 		w.wasApplied(r.ID, out.Epoch)

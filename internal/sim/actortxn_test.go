@@ -55,9 +55,11 @@ func (w *actor) transaction(ctx context.Context) {
 	}
 	epoch, err := t.CommitRequest(ctx, request)
 	w.revealed(ctx)
+	var conflict *mvcc.ConflictError
 	switch {
-	case errors.As(err, new(*mvcc.ConflictError)):
+	case errors.As(err, &conflict):
 		w.total.add("conflict")
+		w.shown("conflict", conflict.Epoch)
 		return
 	case err != nil && request != nil && w.answered(request, err):
 		return
