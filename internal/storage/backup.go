@@ -71,11 +71,12 @@ func (e *Engine) pinCopy(ctx context.Context, lifetime time.Duration, now func()
 	if err := e.checkpoints.mu.Lock(ctx); err != nil {
 		return nil, err
 	}
-	pinned, err := e.pinStateLocked(nil)
+	pages, err := e.pager.CopySnapshot()
 	if err != nil {
 		e.checkpoints.mu.Unlock()
 		return nil, err
 	}
+	pinned := e.pinLocked(pages, nil)
 	file, err := pinned.readQuarantineFile() // a later checkpoint writes another one
 	e.checkpoints.mu.Unlock()
 	if err == nil {

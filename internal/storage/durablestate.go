@@ -107,22 +107,22 @@ func (e *Engine) pinState(ctx context.Context, log *wal.HolderOptions) (*PinnedS
 		return nil, err
 	}
 	defer e.checkpoints.mu.Unlock()
-	return e.pinStateLocked(log)
-}
-
-// pinStateLocked is pinState when checkpoints.mu is held.
-func (e *Engine) pinStateLocked(log *wal.HolderOptions) (*PinnedState, error) {
 	pages, err := e.pager.Snapshot()
 	if err != nil {
 		return nil, err
 	}
+	return e.pinLocked(pages, log), nil
+}
+
+// pinLocked pins the state that the pager has just returned. checkpoints.mu is held.
+func (e *Engine) pinLocked(pages *pager.Snapshot, log *wal.HolderOptions) *PinnedState {
 	e.checkpoints.pins.pin(e.pager, pages.Checkpoint())
 	p := &PinnedState{DurableState: DurableState{Files{e.fs, e.options.Dir}, pages}, engine: e, repairTree: e.view.Load().repairTree}
 	if log != nil {
 		log.From = pages.State().Epoch + 1
 		p.log = e.log.Hold(*log)
 	}
-	return p, nil
+	return p
 }
 
 // Durable is the newest epoch of the log on stable storage.

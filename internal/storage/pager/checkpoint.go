@@ -268,6 +268,7 @@ func (ck *Checkpoint) makeLive(id page.ID) error {
 	}
 	ck.madeLive = append(ck.madeLive, id)
 	ck.own.Add(int(id))
+	ck.p.changes.noteLive(id)
 	return nil
 }
 

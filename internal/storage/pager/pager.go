@@ -61,6 +61,7 @@ type Pager struct {
 	// Owned by the open checkpoint, or by the goroutine that has set open.
 	space      *space
 	allocation *PageArray
+	changes    changes  // has a part that others read
 	newStoreID [16]byte // of superblocks from now on; zero: the one that the file has
 }
 

@@ -27,11 +27,18 @@ type Snapshot struct {
 	// Of the allocation map; nil before ReadMap.
 	live       *bitset.Set
 	allocation *PageArray
+
+	changes *changes // of the open pager, if the snapshot is for a copy; otherwise nil
 }
 
 // Snapshot returns the newest durable state, without its allocation map (see Snapshot.ReadMap). It also
 // audits the space that p has in memory. No checkpoint may be open.
-func (p *Pager) Snapshot() (*Snapshot, error) {
+func (p *Pager) Snapshot() (*Snapshot, error) { return p.snapshot(nil) }
+
+// CopySnapshot is Snapshot for a copy. From the first one on the pager remembers which pages become live: see Snapshot.ChangedSince.
+func (p *Pager) CopySnapshot() (*Snapshot, error) { return p.snapshot(&p.changes) }
+
+func (p *Pager) snapshot(c *changes) (*Snapshot, error) {
 	if !p.open.CompareAndSwap(false, true) {
 		return nil, ErrBusy
 	}
@@ -49,6 +56,9 @@ func (p *Pager) Snapshot() (*Snapshot, error) {
 		return nil, err
 	default:
 		s.noteSurvey(survey)
+	}
+	if s.changes = c; c != nil {
+		c.cut(s.Checkpoint())
 	}
 	return s, nil
 }
@@ -76,6 +86,18 @@ func newSnapshot(f vfs.File, sb superblock, size int64) *Snapshot {
 	s.building.Store(sb.checkpoint)
 	return s
 }
+
+// SetCopyName says that a copy of this state was made, and gives it a name that no other copy has.
+func (s *Snapshot) SetCopyName(name string) { s.changes.name(s.Checkpoint(), name) }
+
+// ChangedSince returns pages among which are all that this state has and the named copy has not: pages with another id, or with other
+// contents. Others are among them, too. It returns false if this process has not made the copy, or made it too long ago.
+func (s *Snapshot) ChangedSince(name string) (*bitset.Set, bool) {
+	return s.changes.since(name, s.Checkpoint())
+}
+
+// ForgetCopies forgets all copies: ChangedSince knows none of them any more.
+func (s *Snapshot) ForgetCopies() { s.changes.forgetCopies() }
 
 // Close closes the file of a snapshot that OpenSnapshot or OpenRaw has opened. A snapshot of an open pager
 // is not closed.
