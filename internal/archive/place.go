@@ -151,12 +151,11 @@ func (e *LineageError) Error() string {
 
 // Origin is what the file lineage.json says of a history.
 type Origin struct {
-	Format        int       `json:"format"` // 1
-	Lineage       string    `json:"lineage"`
-	StoreID       string    `json:"store_id"`
-	ParentLineage string    `json:"parent_lineage,omitempty"` // of which it is a restored state
-	ParentEpoch   uint64    `json:"parent_epoch,omitempty"`
-	Created       time.Time `json:"created"` // when the archive began
+	Format      int       `json:"format"` // 1
+	Lineage     string    `json:"lineage"`
+	StoreID     string    `json:"store_id"`
+	ParentEpoch uint64    `json:"parent_epoch,omitempty"` // of another lineage, at which this one began
+	Created     time.Time `json:"created"`                // when the archive began
 }
 
 // StoreError means that another store has the place, under the same lineage.
