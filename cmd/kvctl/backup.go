@@ -47,7 +47,7 @@ type backupRow struct {
 func rowOfManifest(m *backup.Manifest) backupRow {
 	r := backupRow{
 		ID: m.ID, Kind: string(m.Kind), Created: m.Created.Format(time.RFC3339), Epoch: m.State.Epoch, Pages: m.Pages, LivePages: m.LivePages,
-		Parts: uint64(len(m.Parts)), Bytes: uint64(m.Bytes()), Damaged: uint64(len(m.Damaged)), Lineage: m.State.Lineage,
+		Parts: m.PartCount(), Bytes: uint64(m.Bytes()), Damaged: uint64(len(m.Damaged)), Lineage: m.State.Lineage,
 	}
 	if at := m.CommitTime(); !at.IsZero() {
 		r.CommitTime = at.Format(time.RFC3339Nano)
@@ -109,6 +109,7 @@ newest one, and makes a full backup if there is none.`,
 	flags.StringVar(&request.Base, "base", "", "`ID` of the backup on which this one is based, or latest (default: a full backup)")
 	flags.StringVar(&bandwidth, "bandwidth", "", "read at most so much per second, as `SIZE`: 50MiB for instance (default: as fast as it goes)")
 	flags.BoolVar(&request.KeepGoing, "keep-going", false, "complete the backup although pages are damaged; it is marked, and never a base")
+	flags.BoolVar(&request.ReadAll, "read-all", false, "with --base, read and check all pages of the store, also those that cannot have changed since")
 	_ = cmd.MarkFlagRequired("to")
 	return cmd
 }

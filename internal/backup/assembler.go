@@ -134,9 +134,10 @@ func (a *assembler) pass(p piece) error {
 	}
 }
 
-// boundary ends the part at the boundary before page id, if there is one and enough is in it.
+// boundary ends the part before page id, if there is a boundary between that page and the last one of the part, and enough is in it.
 func (a *assembler) boundary(id page.ID) error {
-	if int64(id)*int64(a.pageSize)%a.partBytes != 0 || a.bytes+int64(len(a.frame)) < a.partBytes/4 {
+	pages := uint64(a.partBytes / int64(a.pageSize))
+	if a.info.Pages == 0 || uint64(id)/pages == a.info.Last/pages || a.bytes+int64(len(a.frame)) < a.partBytes/4 {
 		return nil
 	}
 	return a.endPart()
@@ -179,7 +180,7 @@ func (a *assembler) seal() (err error) {
 		if part == nil {
 			h.Reset()
 			part = &finishedPart{kind: a.kind}
-			part.add(h, appendPartHeader(nil, a.kind, a.pageSize))
+			part.add(h, partHeader(a.kind, a.pageSize))
 		}
 		if p.frame != nil {
 			part.add(h, <-p.frame)

@@ -95,7 +95,7 @@ func TestAnInterruptedBackupContinues(t *testing.T) {
 	if m.State.Checkpoint != before { // a checkpoint in the background came between
 		before = 0
 	}
-	if before != 0 && last.PartsKept != 3 || last.PartsSent+last.PartsKept != uint64(len(m.Parts)) || last.PartsSent == 0 {
+	if before != 0 && last.PartsKept != 3 || last.PartsSent+last.PartsKept != uint64(len(m.Parts)+len(m.Table)) || last.PartsSent == 0 {
 		t.Fatalf("3 parts of %d existed: %d were sent, %d were not", len(m.Parts), last.PartsSent, last.PartsKept)
 	}
 	f.mustRestore(m)
@@ -251,6 +251,7 @@ func TestAPruneKeepsWhatIsNeeded(t *testing.T) {
 	}
 	f.mustRestore(full)
 	f.mustRestore(last)
+	f.mustVerify(last) // which needs the page tables
 }
 
 // A crash ends no more than the backup: the state of the store is the same after it, so that its parts are not sent again.
@@ -277,7 +278,7 @@ func TestABackupContinuesAfterACrash(t *testing.T) {
 			again++
 		}
 	}
-	if last.PartsKept != again || last.PartsSent+again != uint64(len(m.Parts)) || len(had) != 3 {
+	if last.PartsKept != again || last.PartsSent+again != uint64(len(m.Parts)+len(m.Table)) || len(had) != 3 {
 		t.Fatalf("%d parts existed, %d of %d were the same: %d were sent, %d were not", len(had), again, len(m.Parts), last.PartsSent, last.PartsKept)
 	}
 	f.mustRestore(m)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 // TestFramesOfAnyContentComeBack: compressible, random, in part random, text, of any length; several goroutines at once make the same bytes.
@@ -50,6 +52,26 @@ func TestFramesOfAnyContentComeBack(t *testing.T) {
 				t.Errorf("codec %d, want %d", f.codec, kind)
 			}
 		}
+	}
+}
+
+// TestPartsEndAtBoundariesWithoutAPage: the page at a multiple of the size of parts may be free. The part ends there nevertheless.
+func TestPartsEndAtBoundariesWithoutAPage(t *testing.T) {
+	j := &job{store: new(sink), manifest: new(Manifest), pin: new(countingPin)}
+	s := newSender(t.Context(), j)
+	a := newAssembler(s, partPages, 512, Options{PartBytes: 8 * 512})
+	for id := page.ID(2); id < 30; id++ {
+		if id == 8 || id == 16 || id == 17 {
+			continue
+		}
+		check(t, a.boundary(id))
+		a.add(id, a.room(1))
+		check(t, a.full())
+	}
+	check(t, a.finish())
+	check(t, s.close())
+	if p := j.manifest.Parts; len(p) != 4 || p[0].Last != 7 || p[1].First != 9 || p[1].Last != 15 || p[2].First != 18 {
+		t.Fatalf("parts %+v", p)
 	}
 }
 

@@ -4,15 +4,17 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path"
 	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
@@ -27,15 +29,17 @@ type Options struct {
 	Base      string         // id of the base of an incremental backup, or LatestBase; a full one
 	Bandwidth int64          // most bytes read per second; no limit
 	KeepGoing bool           // complete the backup although pages are damaged
+	ReadAll   bool           // an incremental backup reads all live pages, also those that cannot have changed since its base
 	PartBytes int64          // pages in a part before compression, about; 64 MiB
 	Workers   int            // goroutines that compress; half of the processors, and all while Idle
 	Idle      func() bool    // nothing else needs the processors now; nil: it is not known
 	Program   string         // version, for the manifest
-	Progress  func(Progress) // called after each part and each MiB; may be nil
+	Progress  func(Progress) // called when neighbouring pages were read, a MiB at most, and at the end; may be nil
 
 	pinLifetime time.Duration // 2 min
 	lease       leaseTimes
 	pin         func(*storage.CopyState) pin // for tests; the state
+	share       func() uint64                // for tests; random
 }
 
 // Progress says how far a backup is.
@@ -85,7 +89,7 @@ func Create(ctx context.Context, source Source, store objectstore.Store, o Optio
 	if err != nil {
 		return nil, err
 	}
-	j := &job{store: store, options: o, state: state, pin: state, digest: newDigest()}
+	j := &job{store: store, options: o, state: state, pin: state}
 	if o.pin != nil {
 		j.pin = o.pin(state)
 	}
@@ -126,11 +130,13 @@ type job struct {
 	state   *storage.CopyState
 	pin     pin
 	dir     string
-	base    *Manifest // nil for a full backup
+	base    *Manifest   // nil for a full backup
+	changed *bitset.Set // the pages that can differ from the base; nil: all
+	share   uint64      // that is read in any case; see readShares
+	total   uint64      // pages to be read, but for those that the base turns out not to have
 
 	// Of the goroutine that reads.
 	manifest *Manifest
-	digest   *digest
 	nextRun  time.Time // when it may be read
 	read     uint64    // pages
 
@@ -154,6 +160,7 @@ func (j *job) plan(ctx context.Context) error {
 	for id := j.state.Pages.NextCopied(0); id < j.state.Pages.PageCount(); id = j.state.Pages.NextCopied(id + 1) {
 		j.manifest.LivePages++
 	}
+	j.total = j.manifest.LivePages
 	if j.options.Base == "" {
 		return nil
 	}
@@ -173,7 +180,37 @@ func (j *job) plan(ctx context.Context) error {
 	}
 	j.manifest.Kind = Incremental
 	j.manifest.Base = &Base{ID: j.base.ID, SHA256: j.base.SHA256(), Checkpoint: j.base.State.Checkpoint}
+	j.planReading()
 	return nil
+}
+
+// planReading finds out which pages can differ from the base: this process has made the base, and remembers what was written since.
+func (j *job) planReading() {
+	changed, known := j.state.Pages.ChangedSince(j.base.SHA256())
+	if !known || j.options.ReadAll {
+		return
+	}
+	j.changed, j.share, j.total = changed, rand.Uint64N(readShares), 0
+	if j.options.share != nil {
+		j.share = j.options.share()
+	}
+	for id := j.state.Pages.NextCopied(0); id < j.state.Pages.PageCount(); id = j.state.Pages.NextCopied(id + 1) {
+		if j.reads(id) {
+			j.total++
+		}
+	}
+}
+
+// readShares: an incremental backup reads one of 64 shares of the pages, whatever it knows of them. A share has every 64th MiB of the file, so
+// that the device reads long runs.
+const readShares = 64
+
+// mayDiffer reports whether a page of the state can be another one than in the base.
+func (j *job) mayDiffer(id page.ID) bool { return j.changed == nil || j.changed.Has(int(id)) }
+
+// reads reports whether a page is read although the base may have it.
+func (j *job) reads(id page.ID) bool {
+	return j.mayDiffer(id) || uint64(id)*uint64(j.state.Pages.PageSize())/runBytes%readShares == j.share
 }
 
 // LatestBase stands for the newest backup that can be the base. Without one the backup is a full one.
@@ -195,7 +232,7 @@ var ErrBase = errors.New("backup: unfit base, make a full backup")
 // newID names a backup by its time, and by chance.
 func newID(now time.Time) string {
 	var random [4]byte
-	_, _ = rand.Read(random[:]) // never fails
+	_, _ = cryptorand.Read(random[:]) // never fails
 	return fmt.Sprintf("%s-%x", now.Format("20060102T150405Z"), random)
 }
 
@@ -222,82 +259,6 @@ func (j *job) copy(ctx context.Context) error {
 		err = sending
 	}
 	return err
-}
-
-// readPages reads the live pages in order of their ids. No run of pages crosses the boundary between two parts.
-func (j *job) readPages(s *sender) (err error) {
-	pages := j.state.Pages
-	a := newAssembler(s, partPages, pages.PageSize(), j.options)
-	for id := pages.NextCopied(0); id < pages.PageCount() && err == nil; {
-		n := j.runLength(id, runBytes/pages.PageSize())
-		if n, err = j.readRun(s.ctx, a, id, n); err != nil {
-			break
-		}
-		id += page.ID(n)
-		if err = a.boundary(id); err != nil {
-			break
-		}
-		id = pages.NextCopied(id)
-		j.report()
-	}
-	if err != nil {
-		_ = a.close() // there is an error already
-		return err
-	}
-	j.manifest.Digest = j.digest.sum()
-	return a.finish()
-}
-
-// runLength is the number of neighbouring pages that are read from id on, at least one.
-func (j *job) runLength(id page.ID, most int) int {
-	part := page.ID(j.options.PartBytes / int64(j.state.Pages.PageSize()))
-	end := min(id+page.ID(most), (id/part+1)*part)
-	n := page.ID(1)
-	for id+n < end && j.state.Pages.Copied(id+n) {
-		n++
-	}
-	return int(n)
-}
-
-// readRun reads neighbouring pages into the frame, as many as fit, and adds those that belong to the backup. It returns how many were read.
-// They count only if the pin has not ended meanwhile.
-func (j *job) readRun(ctx context.Context, a *assembler, first page.ID, most int) (int, error) {
-	buf := a.room(most)
-	if err := j.throttle(ctx, len(buf)); err != nil {
-		return 0, err
-	}
-	var damaged []page.ID
-	var refused error
-	err := j.state.Pages.ReadRun(first, buf, func(id page.ID, damage error) error {
-		if refused = (&DamagedPageError{id, storage.TranslateError(damage)}); j.options.KeepGoing && len(j.manifest.Damaged) < damagedMax {
-			damaged, refused = append(damaged, id), nil
-			j.manifest.Damaged = append(j.manifest.Damaged, uint64(id))
-		}
-		return refused
-	})
-	if ended := j.pin.Renew(); ended != nil {
-		return 0, ended // and damage may be only that pages were reused
-	}
-	if err != nil {
-		return 0, err
-	}
-	size := j.state.Pages.PageSize()
-	n := len(buf) / size
-	for i := range n {
-		id, p := first+page.ID(i), buf[i*size:(i+1)*size]
-		if len(damaged) > 0 && damaged[0] == id {
-			damaged = damaged[1:]
-			j.digest.addMissing(id)
-			continue
-		}
-		j.digest.add(id, p)
-		if j.base != nil && page.ReadHeader(p).Checkpoint <= j.base.State.Checkpoint {
-			continue
-		}
-		a.add(id, p)
-	}
-	j.read += uint64(n)
-	return n, a.full()
 }
 
 // throttle waits until n more bytes may be read, and renews the pin meanwhile. Time that passed without reading is not made up for.
@@ -362,6 +323,7 @@ func (j *job) finish(ctx context.Context) error {
 	if err := j.lookUp(ctx); err != nil {
 		return errors.Join(err, j.store.Delete(context.WithoutCancel(ctx), path.Join(j.dir, m.name)))
 	}
+	j.state.Pages.SetCopyName(m.SHA256())
 	j.report()
 	return nil
 }
@@ -380,7 +342,7 @@ func (j *job) report() {
 		return
 	}
 	j.options.Progress(Progress{
-		ID: j.manifest.ID, Epoch: j.manifest.State.Epoch, Pages: j.read, PagesTotal: j.manifest.LivePages, Damaged: uint64(len(j.manifest.Damaged)),
+		ID: j.manifest.ID, Epoch: j.manifest.State.Epoch, Pages: j.read, PagesTotal: max(j.total, j.read), Damaged: uint64(len(j.manifest.Damaged)),
 		PartsSent: j.sent.Load(), PartsKept: j.kept.Load(), BytesSent: j.bytesSent.Load(),
 	})
 }

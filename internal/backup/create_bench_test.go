@@ -1,7 +1,9 @@
 package backup
 
 import (
+	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -9,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -47,7 +50,7 @@ func processorTime() time.Duration {
 func BenchmarkCreate(b *testing.B) {
 	for _, random := range []int{0, 50, 100} {
 		b.Run(fmt.Sprintf("random=%d%%", random), func(b *testing.B) {
-			s := storeWith(b, random)
+			s := storeWith(b, 128_000, random)
 			var m *Manifest
 			to := new(sink)
 			began, pages := processorTime(), uint64(0)
@@ -65,8 +68,64 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-// storeWith is a store with 128,000 values of 1,000 bytes, some percent of each random.
-func storeWith(b *testing.B, random int) *mvcc.Store {
+var incrementalValues = flag.Int("incremental.values", 128_000, "values of 1,000 bytes in the store of BenchmarkCreateIncremental")
+
+// BenchmarkCreateIncremental makes a backup after 1 % of the values were overwritten, in ranges of 100 neighbouring keys or one by one.
+func BenchmarkCreateIncremental(b *testing.B) {
+	values := *incrementalValues
+	for _, neighbours := range []int{100, 1} {
+		s := storeWith(b, values, 50)
+		target, err := objectstore.Open(b.TempDir(), objectstore.Options{})
+		check(b, err)
+		base, err := Create(b.Context(), s, target, Options{})
+		check(b, err)
+		overwrite(b, s, values, neighbours)
+		for _, all := range []bool{true, false} {
+			b.Run(fmt.Sprintf("neighbours=%d/all=%v", neighbours, all), func(b *testing.B) {
+				benchmarkIncremental(b, s, target, Options{Base: base.ID, ReadAll: all})
+			})
+		}
+	}
+}
+
+func benchmarkIncremental(b *testing.B, s *mvcc.Store, target objectstore.Store, o Options) {
+	b.Helper()
+	var last Progress
+	var m *Manifest
+	o.Progress = func(p Progress) { last = p }
+	began := processorTime()
+	for b.Loop() {
+		var err error
+		m, err = Create(b.Context(), s, target, o)
+		check(b, err)
+	}
+	b.ReportMetric(float64(processorTime()-began)/1e6/float64(b.N), "cpu-ms/op")
+	b.ReportMetric(float64(last.Pages), "pages-read")
+	b.ReportMetric(float64(m.Pages), "pages-in-backup")
+	b.ReportMetric(float64(m.LivePages), "pages-live")
+}
+
+// overwrite overwrites 1 % of the values, and makes a checkpoint.
+func overwrite(b *testing.B, s *mvcc.Store, values, neighbours int) {
+	b.Helper()
+	x, err := s.Session()
+	check(b, err)
+	defer x.Close()
+	value := bytes.Repeat([]byte("overwritten "), 83)
+	for i := 0; i < values; i += 100 * neighbours {
+		for n := range neighbours {
+			var w mvcc.Write
+			w.Durability = mvcc.DurabilityAsync
+			w.Batch.Set(keys.SpaceUser, fmt.Appendf(nil, "key %012d", i+n), value)
+			_, err := x.Commit(b.Context(), &w)
+			check(b, err)
+		}
+	}
+	check(b, s.Checkpoint(b.Context()))
+}
+
+// storeWith is a store with so many values of 1,000 bytes, some percent of each random.
+func storeWith(b *testing.B, values, random int) *mvcc.Store {
 	b.Helper()
 	s, err := mvcc.Open(mvcc.Options{Storage: storage.Options{Dir: b.TempDir(), MemoryBytes: 256 << 20}})
 	check(b, err)
@@ -74,7 +133,7 @@ func storeWith(b *testing.B, random int) *mvcc.Store {
 	load, err := s.BeginBulkLoad()
 	check(b, err)
 	rng, value := rand.NewChaCha8([32]byte{}), make([]byte, 1000)
-	for i := range 128_000 {
+	for i := range values {
 		copy(value, "a value that is repeated ")
 		_, _ = rng.Read(value[:10*random])
 		check(b, load.Add(fmt.Appendf(nil, "key %012d", i), value))

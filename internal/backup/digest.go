@@ -21,14 +21,12 @@ type digest struct {
 
 func newDigest() *digest { return &digest{h: sha256.New()} }
 
-func (d *digest) add(id page.ID, p []byte) {
-	binary.LittleEndian.PutUint64(d.buf[:], uint64(id))
-	copy(d.buf[8:], p[:4])
+// add adds a page. That of a page that cannot be read has no checksum.
+func (d *digest) add(e tableEntry) {
+	binary.LittleEndian.PutUint64(d.buf[:], uint64(e.id))
+	binary.LittleEndian.PutUint32(d.buf[8:], e.sum)
 	d.h.Write(d.buf[:]) // never fails
 }
-
-// addMissing adds a page that cannot be read.
-func (d *digest) addMissing(id page.ID) { d.add(id, make([]byte, 4)) }
 
 func (d *digest) sum() string { return hex.EncodeToString(d.h.Sum(nil)) }
 
@@ -62,11 +60,11 @@ func digestOf(ctx context.Context, r pageReader, next func(page.ID) page.ID, has
 			return "", err
 		}
 		for i := range n {
-			if lost[id+i] {
-				d.addMissing(id + i)
-			} else {
-				d.add(id+i, run[int(i)*size:])
+			e := tableEntry{id: id + i}
+			if !lost[e.id] {
+				e.sum = sumOf(run[int(i)*size:])
 			}
+			d.add(e)
 		}
 		id = next(id + n)
 	}

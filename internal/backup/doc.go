@@ -2,8 +2,9 @@
 //
 //	base          a backup from which a state can be restored, together with its own base if it is incremental
 //	full          has all pages of a state
-//	incremental   has the pages that were written after the state of its base
+//	incremental   has the pages that differ from the state of its base
 //	part          an object with pages, named by the SHA-256 of its bytes
+//	page table    id and checksum of every live page of a state, in parts
 //	manifest      an object that describes a backup and names its parts; the SHA-256 of its bytes is in its name
 //	chain         a full backup, and incremental ones that have each other as base, oldest first
 //
@@ -20,9 +21,12 @@
 //
 // Invariants:
 //   - a backup exists if and only if its manifest does. The manifest is created after all of its parts;
-//   - every page was checked when it was copied, while the state was pinned: a backup is also a verification;
+//   - every page was checked when it was copied, while the state was pinned: a full backup is also a verification;
+//   - a page of an incremental backup's state is in it, or the page table of its base has it with the same checksum. Which pages need not be
+//     read to know that is the pager's knowledge: see copier;
 //   - the manifest has a digest over the checksums of all live pages, those of the base included. A restore compares it with
-//     what is in the restored file, so that no wrong base and no missing page passes;
+//     what is in the restored file, so that no wrong base and no missing page passes. A verification compares it with the page table, and that
+//     with the pages and with the table of the base;
 //   - no object is changed. A part that exists is not sent again, so that an interrupted backup continues;
 //   - an object is deleted only by Prune, and a part only while no backup runs and no restore does.
 //

@@ -22,9 +22,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
 
-// goldenDirs have targets with one backup each, of a store with goldenContent, in the formats of manifests from 1 on. The last one is what this
-// program writes.
-var goldenDirs = []string{"testdata/backup-1", "testdata/backup-2"}
+// goldenDirs have targets with backups in the formats of manifests from 1 on: one in each of the first two, in the last one a full backup and an
+// incremental one. The newest backup is of a store with goldenContent. The last directory has what this program writes.
+var goldenDirs = []string{"testdata/backup-1", "testdata/backup-2", "testdata/backup-3"}
 
 var goldenDir = goldenDirs[len(goldenDirs)-1]
 
@@ -39,17 +39,20 @@ func writeGolden(t *testing.T) {
 	x, err := f.store.Session()
 	check(t, err)
 	defer x.Close()
-	for key, value := range goldenContent() {
-		var w mvcc.Write
-		w.Batch.Set(keys.SpaceUser, []byte(key), value)
-		_, err := x.Commit(t.Context(), &w)
-		check(t, err)
-	}
 	check(t, os.RemoveAll(goldenDir))
 	target, err := objectstore.Open(goldenDir, objectstore.Options{})
 	check(t, err)
-	_, err = Create(t.Context(), f.store, target, Options{Program: "golden", lease: quickLease})
-	check(t, err)
+	for _, key := range []string{"a", "b", "c"} {
+		var w mvcc.Write
+		w.Batch.Set(keys.SpaceUser, []byte(key), goldenContent()[key])
+		_, err := x.Commit(t.Context(), &w)
+		check(t, err)
+		if key != "b" {
+			check(t, f.store.Checkpoint(t.Context()))
+			_, err = Create(t.Context(), f.store, target, Options{Base: LatestBase, Program: "golden", lease: quickLease})
+			check(t, err)
+		}
+	}
 }
 
 // golden returns the newest golden backup.
@@ -69,10 +72,10 @@ func goldenIn(t *testing.T, dir string) (objectstore.Store, *Manifest) {
 	}
 	all, broken, err := List(t.Context(), target, dirs[0])
 	check(t, err)
-	if len(all) != 1 || len(broken) > 0 {
+	if len(all) == 0 || len(broken) > 0 {
 		t.Fatalf("%d backups, %v", len(all), broken)
 	}
-	return target, all[0]
+	return target, all[len(all)-1]
 }
 
 // Backups of versions before stay readable: the golden ones restore, and their manifests are what this program would write.
@@ -82,6 +85,8 @@ func TestTheGoldenBackupsRestoreAndAreWhatIsWritten(t *testing.T) {
 	}
 	for i, dir := range goldenDirs {
 		target, m := goldenIn(t, dir)
+		_, err := Verify(t.Context(), target, m, nil)
+		check(t, err)
 		f := &fixture{t: t, target: objectstore.NewFaulty(target)}
 		s := f.restored(m, RestoreOptions{})
 		compare(t, s, goldenContent())
@@ -110,13 +115,14 @@ func checkGoldenBytes(t *testing.T) {
 			fields = append(fields, strings.Trim(name, ` "`))
 		}
 	}
-	want := "format id kind created state lineage store_id epoch term commit_time_us feature_level checkpoint page_size page_count superblock pages live_pages digest parts sha256 bytes pages first last program"
+	want := "format id kind created state lineage store_id epoch term commit_time_us feature_level checkpoint page_size page_count superblock base id sha256 checkpoint " +
+		"pages live_pages digest parts sha256 bytes pages first last table sha256 bytes pages first last program"
 	if got := strings.Join(fields, " "); got != want {
 		t.Fatalf("fields\n%s\nwant\n%s", got, want)
 	}
 	part, err := os.ReadFile(filepath.Join(goldenDir, partName(m.dir(), m.Parts[0].SHA256)))
 	check(t, err)
-	if header := appendPartHeader(nil, partPages, 512); !bytes.Equal(part[:partHeaderSize], header) {
+	if header := partHeader(partPages, 512); !bytes.Equal(part[:partHeaderSize], header) {
 		t.Fatalf("header %x, want %x", header, part[:partHeaderSize])
 	}
 }
@@ -152,7 +158,7 @@ func TestTheBytesOfAPartAreThoseOfTheDocument(t *testing.T) {
 // samplePart has frames of a file: one of each codec, and a short one.
 func samplePart(t *testing.T) []byte {
 	t.Helper()
-	c, part, kinds := newCompressor(1), appendPartHeader(nil, partFile, 512), []codec{}
+	c, part, kinds := newCompressor(1), partHeader(partFile, 512), []codec{}
 	for _, content := range sampleContents() {
 		frame := c.frame(content)
 		kinds = append(kinds, codec(binary.LittleEndian.Uint32(frame[offFrameCodec:])))

@@ -18,10 +18,12 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
 const (
-	manifestFormat   = 2         // 1 has the same fields, and no parts of version 2
+	manifestFormat   = 3 // 2 has no table; 1 has no table either, and no parts of version 2
+	formatWithTable  = 3
 	manifestBytesMax = 256 << 20 // a million parts
 
 	manifestsDir = "base/manifests/"
@@ -50,10 +52,11 @@ type Manifest struct {
 	State   State     `json:"state"`
 	Base    *Base     `json:"base,omitempty"` // of an incremental backup
 
-	Pages      uint64      `json:"pages"`      // in this backup
-	LivePages  uint64      `json:"live_pages"` // of the state, without superblocks
-	Digest     string      `json:"digest"`     // SHA-256 over id and checksum of every live page; see digest
-	Parts      []Part      `json:"parts"`      // in ascending order of pages
+	Pages      uint64      `json:"pages"`           // in this backup
+	LivePages  uint64      `json:"live_pages"`      // of the state, without superblocks
+	Digest     string      `json:"digest"`          // SHA-256 over id and checksum of every live page; see digest
+	Parts      []Part      `json:"parts"`           // in ascending order of pages
+	Table      []Part      `json:"table,omitempty"` // parts with the page table; from format 3 on
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 	Damaged    []uint64    `json:"damaged,omitempty"` // pages that could not be read and are missing
 	Program    string      `json:"program"`           // version that made the backup
@@ -103,11 +106,17 @@ func (m *Manifest) Bytes() (n int64) {
 	for i := range m.Parts {
 		n += m.Parts[i].Bytes
 	}
+	for i := range m.Table {
+		n += m.Table[i].Bytes
+	}
 	if m.Quarantine != nil {
 		n += m.Quarantine.Bytes
 	}
 	return n
 }
+
+// PartCount is the number of the backup's parts, but for that of the quarantine.
+func (m *Manifest) PartCount() uint64 { return uint64(len(m.Parts) + len(m.Table)) }
 
 // Epoch is the epoch of the state.
 func (m *Manifest) Epoch() keys.Epoch { return keys.Epoch(m.State.Epoch) }
@@ -202,8 +211,27 @@ func (m *Manifest) check(id string) error {
 	if pages != m.Pages {
 		return fmt.Errorf("its parts have %d pages, it says %d", pages, m.Pages)
 	}
+	listed, want := uint64(0), uint64(0)
+	for i := range m.Table {
+		listed += m.Table[i].Pages
+	}
+	if m.hasTable() {
+		want = m.LivePages
+	}
+	if listed != want {
+		return fmt.Errorf("its page table has %d pages instead of %d", listed, want)
+	}
 	return nil
 }
+
+// isDamaged reports whether a page could not be read when the backup was made.
+func (m *Manifest) isDamaged(id page.ID) bool {
+	_, is := slices.BinarySearch(m.Damaged, uint64(id))
+	return is
+}
+
+// hasTable reports whether backups of this format have a page table. That of a state without pages has no part.
+func (m *Manifest) hasTable() bool { return m.Format >= formatWithTable }
 
 func sameState(a, b *State) bool {
 	return a.Lineage == b.Lineage && a.StoreID == b.StoreID && a.Epoch == b.Epoch && a.Term == b.Term && a.CommitTimeUs == b.CommitTimeUs &&

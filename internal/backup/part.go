@@ -27,8 +27,9 @@ import (
 //
 // Bytes is the length before compression, at most 1 MiB, and stored after it. Codec is 0 for bytes that are not compressed, 1 for a zstd
 // frame, 2 for an S2 block. crc is CRC-32C of codec and of what is stored. The frames of a part of kind 1 hold whole pages, in ascending order
-// of their ids, which are in their headers. Those of kind 2 hold a file. All numbers are little endian. The name of a part is the SHA-256 of
-// all its bytes. Frames of version 1 have no codec: theirs is zstd, and their crc is that of what is stored alone.
+// of their ids, which are in their headers. Those of kind 2 hold a file, those of kind 3 a page table; see tableWriter. All numbers are
+// little endian. The name of a part is the SHA-256 of all its bytes. Frames of version 1 have no codec: theirs is zstd, and their crc is
+// that of what is stored alone.
 const (
 	partMagic      = "EPKV-PRT"
 	partVersion    = 2
@@ -53,6 +54,7 @@ type partKind uint32
 const (
 	partPages partKind = 1
 	partFile  partKind = 2
+	partTable partKind = 3
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -63,13 +65,13 @@ var ErrDamaged = errors.New("backup: damaged")
 // ErrNewerFormat means that a newer version of this program wrote an object.
 var ErrNewerFormat = errors.New("backup: written by a newer version")
 
-// appendPartHeader begins a part.
-func appendPartHeader(dst []byte, kind partKind, pageSize int) []byte {
-	dst = append(dst, partMagic...)
-	dst = binary.LittleEndian.AppendUint32(dst, partVersion)
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(kind))
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(pageSize))
-	return binary.LittleEndian.AppendUint32(dst, 0)
+// partHeader begins a part.
+func partHeader(kind partKind, pageSize int) []byte {
+	header := append(make([]byte, 0, partHeaderSize), partMagic...)
+	header = binary.LittleEndian.AppendUint32(header, partVersion)
+	header = binary.LittleEndian.AppendUint32(header, uint32(kind))
+	header = binary.LittleEndian.AppendUint32(header, uint32(pageSize))
+	return binary.LittleEndian.AppendUint32(header, 0)
 }
 
 // readPart calls each for the content of every frame of a part with this name. The content is valid during the call.

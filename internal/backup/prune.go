@@ -264,6 +264,9 @@ func (m *Manifest) addParts(set map[string]bool) {
 	for i := range m.Parts {
 		set[m.Parts[i].SHA256] = true
 	}
+	for i := range m.Table {
+		set[m.Table[i].SHA256] = true
+	}
 	if m.Quarantine != nil {
 		set[m.Quarantine.SHA256] = true
 	}

@@ -156,10 +156,7 @@ func eachPart(ctx context.Context, store objectstore.Store, m *Manifest, use fun
 		defer close(next)
 		for i := range m.Parts {
 			part := &m.Parts[i]
-			object, err := readObject(ctx, store, partName(m.dir(), part.SHA256), part.Bytes)
-			if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrShort) {
-				err = fmt.Errorf("%w: part %s of backup %s: %w", ErrDamaged, part.SHA256, m.ID, err)
-			}
+			object, err := readPartObject(ctx, store, m, part)
 			next <- fetched{part, object, err}
 			if err != nil {
 				return

@@ -43,6 +43,8 @@ func (s *sender) send(part *finishedPart) error {
 	switch part.kind {
 	case partPages:
 		s.job.manifest.Parts = append(s.job.manifest.Parts, part.info)
+	case partTable:
+		s.job.manifest.Table = append(s.job.manifest.Table, part.info)
 	case partFile:
 		s.job.manifest.Quarantine = &Quarantine{SHA256: part.info.SHA256, Bytes: part.info.Bytes, File: s.job.state.Quarantine.Number}
 	}

@@ -79,7 +79,7 @@ var mayImport = map[string][]string{
 	"internal/archive": {"internal/keys", "internal/objectstore", "internal/storage/batch", "internal/wal"},
 	// Where copies of the store are kept, and how they are made and read.
 	"internal/objectstore": {},
-	"internal/backup":      {"internal/keys", "internal/objectstore", "internal/storage", "internal/storage/page", "internal/vfs"},
+	"internal/backup":      {"internal/invariants", "internal/keys", "internal/objectstore", "internal/storage", "internal/storage/bitset", "internal/storage/page", "internal/vfs"},
 
 	// What makes a store of a backup and the log archive, from the command line.
 	"internal/restore": {

@@ -66,7 +66,7 @@ func TestDrillProvesThatTheNewestStateCanBeRestored(t *testing.T) {
 func TestDrillFindsWhatARestoreWouldFind(t *testing.T) {
 	b := newBench(t)
 	b.commits(20)
-	_, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
+	m, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
 	check(t, err)
 	b.commits(20)
 	b.archived()
@@ -75,14 +75,7 @@ func TestDrillFindsWhatARestoreWouldFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	logs := b.objects()
-	var parts []string
-	check(t, b.target.List(t.Context(), b.lineage().String()+"/", func(o objectstore.Object) error {
-		if strings.Contains(o.Name, "/parts/") {
-			parts = append(parts, o.Name)
-		}
-		return nil
-	}))
-	for _, name := range []string{logs[len(logs)-1], parts[0]} {
+	for _, name := range []string{logs[len(logs)-1], b.lineage().String() + "/base/parts/" + m.Parts[0].SHA256} {
 		fault := b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: name, Kind: objectstore.ReadFlipped, Bytes: 100})
 		if _, err := b.drill(nil); err == nil || b.target.Fired(fault) == 0 || !strings.Contains(err.Error(), filepath.Base(name)) {
 			t.Errorf("%s is damaged: %v", name, err)

@@ -263,8 +263,8 @@ func (s *Server) createBackup(ctx context.Context, req *pb.CreateBackupRequest, 
 	s.log.Info("backup started", "target", target.String(), "base", req.Base)
 	err = withProgress(func() (err error) {
 		m, err = backup.Create(ctx, s.store, target, backup.Options{
-			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, Program: telemetry.Build().Version, Progress: s.snapshots.backups.report,
-			Idle: newIdleness(s).idle,
+			Base: req.Base, Bandwidth: int64(min(req.Bandwidth, 1<<50)), KeepGoing: req.KeepGoing, ReadAll: req.ReadAll, Program: telemetry.Build().Version,
+			Progress: s.snapshots.backups.report, Idle: newIdleness(s).idle,
 		})
 		err = s.drainError(err)
 		s.snapshots.backups.end(m, err) // here, and not after the last message of progress
@@ -334,7 +334,7 @@ func progressMessage(p *backup.Progress) *pb.BackupProgress {
 func backupMessage(m *backup.Manifest) *pb.BackupInfo {
 	out := &pb.BackupInfo{
 		Id: m.ID, Kind: string(m.Kind), CreateTime: timestamppb.New(m.Created), Epoch: m.State.Epoch, Checkpoint: m.State.Checkpoint,
-		Pages: m.Pages, LivePages: m.LivePages, Parts: uint64(len(m.Parts)), Bytes: uint64(m.Bytes()), DamagedPages: uint64(len(m.Damaged)),
+		Pages: m.Pages, LivePages: m.LivePages, Parts: m.PartCount(), Bytes: uint64(m.Bytes()), DamagedPages: uint64(len(m.Damaged)),
 		Lineage: m.State.Lineage,
 	}
 	if at := m.CommitTime(); !at.IsZero() {

@@ -36,7 +36,9 @@ type CreateBackupRequest struct {
 	// At most so many bytes per second are read. 0: no limit.
 	Bandwidth uint64 `protobuf:"varint,3,opt,name=bandwidth,proto3" json:"bandwidth,omitempty"`
 	// Complete the backup although pages are damaged. It is marked, and is never a base.
-	KeepGoing     bool `protobuf:"varint,4,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`
+	KeepGoing bool `protobuf:"varint,4,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`
+	// An incremental backup reads all pages of the store, also those that cannot have changed since its base.
+	ReadAll       bool `protobuf:"varint,5,opt,name=read_all,json=readAll,proto3" json:"read_all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -95,6 +97,13 @@ func (x *CreateBackupRequest) GetBandwidth() uint64 {
 func (x *CreateBackupRequest) GetKeepGoing() bool {
 	if x != nil {
 		return x.KeepGoing
+	}
+	return false
+}
+
+func (x *CreateBackupRequest) GetReadAll() bool {
+	if x != nil {
+		return x.ReadAll
 	}
 	return false
 }
@@ -187,7 +196,7 @@ type BackupProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Epoch uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Pages that were read, and that will be read.
+	// Pages that were read, and that will be read: of an incremental backup fewer than the store has.
 	Pages        uint64 `protobuf:"varint,3,opt,name=pages,proto3" json:"pages,omitempty"`
 	PagesTotal   uint64 `protobuf:"varint,4,opt,name=pages_total,json=pagesTotal,proto3" json:"pages_total,omitempty"`
 	DamagedPages uint64 `protobuf:"varint,5,opt,name=damaged_pages,json=damagedPages,proto3" json:"damaged_pages,omitempty"`
@@ -1219,13 +1228,14 @@ var File_epochkv_v1_backup_proto protoreflect.FileDescriptor
 const file_epochkv_v1_backup_proto_rawDesc = "" +
 	"\n" +
 	"\x17epochkv/v1/backup.proto\x12\n" +
-	"epochkv.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"~\n" +
+	"epochkv.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x99\x01\n" +
 	"\x13CreateBackupRequest\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x1c\n" +
 	"\tbandwidth\x18\x03 \x01(\x04R\tbandwidth\x12\x1d\n" +
 	"\n" +
-	"keep_going\x18\x04 \x01(\bR\tkeepGoing\"\x8b\x01\n" +
+	"keep_going\x18\x04 \x01(\bR\tkeepGoing\x12\x19\n" +
+	"\bread_all\x18\x05 \x01(\bR\areadAll\"\x8b\x01\n" +
 	"\x14CreateBackupResponse\x128\n" +
 	"\bprogress\x18\x01 \x01(\v2\x1a.epochkv.v1.BackupProgressH\x00R\bprogress\x120\n" +
 	"\x06backup\x18\x02 \x01(\v2\x16.epochkv.v1.BackupInfoH\x00R\x06backupB\a\n" +
