@@ -290,9 +290,12 @@ func TestLargeReadsOfAPipelineWaitForTheirClient(t *testing.T) {
 				}
 				mustSend(t, stream, getRequest(i, string(key)))
 			}
-			time.Sleep(50 * time.Millisecond)
-			if _, _, answers := h.admission.inflight(); answers > 2<<20 {
-				t.Errorf("%d bytes of answers wait for the client", answers)
+			eventually(t, "answers wait", func() bool { _, _, answers := h.admission.inflight(); return answers > 0 })
+			for range 50 {
+				time.Sleep(time.Millisecond)
+				if _, _, answers := h.admission.inflight(); answers > 2<<20 {
+					t.Fatalf("%d bytes of answers wait for the client", answers)
+				}
 			}
 			for range requests {
 				if got := mustRecv(t, stream); len(got.GetGet().GetValue()) != size {

@@ -278,6 +278,19 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 // stopBesideAStream stops a server on which a stream goes on for as long as it is let, which is the time of testContext.
 func stopBesideAStream(t *testing.T, h *harness) {
 	t.Helper()
+	h.mustOpenHealthStream(t)
+	start := time.Now()
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("stopping took %v", took)
+	}
+}
+
+// mustOpenHealthStream opens a stream that no drain ends but by its timeout.
+func (h *harness) mustOpenHealthStream(t *testing.T) {
+	t.Helper()
 	stream, err := h.conn.NewStream(testContext(t), &healthStreamDesc, healthpb.Health_Watch_FullMethodName)
 	if err != nil {
 		t.Fatal(err)
@@ -285,12 +298,8 @@ func stopBesideAStream(t *testing.T, h *harness) {
 	if err := stream.SendMsg(&healthpb.HealthCheckRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
-	if err := h.stop(); err != nil {
+	if err := stream.RecvMsg(new(healthpb.HealthCheckResponse)); err != nil { // the server has it
 		t.Fatal(err)
-	}
-	if took := time.Since(start); took > 20*time.Second {
-		t.Errorf("stopping took %v", took)
 	}
 }
 

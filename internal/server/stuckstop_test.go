@@ -48,8 +48,11 @@ func TestServerStopsWithAStuckDevice(t *testing.T) {
 			if err := first.stop(); err != nil {
 				t.Fatal(err)
 			}
-			h := mustStartOn(t, disk, func(c *config.Config) { c.DrainTimeout, c.CloseTimeout = 100*time.Millisecond, 500*time.Millisecond })
+			h := mustStartOn(t, disk, func(c *config.Config) { c.DrainTimeout, c.CloseTimeout = patience, 500*time.Millisecond })
 			h.mayStick = true
+			cutOff := make(chan struct{})
+			h.drain.cutOff = cutOff // what the drain timeout does, at a moment that the test chooses
+			h.mustOpenHealthStream(t)
 			h.put(t, "warm", "value")
 			until := make(chan struct{})
 			release := sync.OnceFunc(func() { close(until) })
@@ -70,13 +73,14 @@ func TestServerStopsWithAStuckDevice(t *testing.T) {
 			if _, body := httpGet(t, h, "/metrics"); !strings.Contains(body, "kvserver_draining 1") {
 				t.Error("the metrics do not say that the server drains")
 			}
+			close(cutOff)
 			var stuck *mvcc.StuckError
 			select {
 			case err := <-ended:
 				if !errors.As(err, &stuck) {
 					t.Fatalf("ended with %v; the fault was met %d times", err, rule.Fired())
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(patience):
 				t.Fatal("shutdown waits for the device")
 			}
 			if want := fmt.Sprintf("durable_epoch=%d visible_epoch=%d", stuck.Durable, stuck.Visible); !strings.Contains(h.log.String(), want) {

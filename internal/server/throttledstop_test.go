@@ -48,8 +48,15 @@ func TestServerStopsInEachStateOfTheThrottle(t *testing.T) {
 					rule.Until = until
 				}
 				injected := h.faults.Inject(rule)
-				w := overwriters(h, 16)
-				eventually(t, "writers are "+name, func() bool { return w.acknowledged() > 16 && c.reached(h.store.Stats().Storage.Backpressure) })
+				w, slower := overwriters(h, 16), time.Now()
+				eventually(t, "writers are "+name, func() bool {
+					if c.slow > 0 && time.Since(slower) > 2*time.Second { // on a busy machine writers are slow, too
+						injected.Remove()
+						rule.Delay, slower = 2*rule.Delay, time.Now()
+						injected = h.faults.Inject(rule)
+					}
+					return w.acknowledged() > 16 && c.reached(h.store.Stats().Storage.Backpressure)
+				})
 				ended := make(chan error, 1)
 				go func() { ended <- h.stop() }()
 				w.done.Wait() // the merge does not proceed
@@ -73,7 +80,7 @@ type overwriting struct {
 
 func overwriters(h *harness, n int) *overwriting {
 	w := &overwriting{last: map[string]int{}}
-	padding := strings.Repeat(".", 8<<10)
+	padding := strings.Repeat(".", 32<<10) // on a busy machine a few hundred a second have to fill memory
 	for i := range n {
 		w.done.Go(func() {
 			for number := 1; ; number++ {
