@@ -80,9 +80,6 @@ func inCrowd(t *testing.T, seed uint64, total map[string]int) {
 		o.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 1 << 20}
 	}
 	c.failing, c.full = c.rng.IntN(3) == 0, c.rng.IntN(3) == 0
-	if c.failing || c.full { // writers wait for what comes late or never
-		o.StallMax = 300 * time.Millisecond
-	}
 	longest := []int{0, 100, storage.KeyBytesMax(o.PageSize)}[c.rng.IntN(3)]
 	big := []int{600, 9000, 70000}[c.rng.IntN(3)]
 	for i := range 3 + c.rng.IntN(4) {
@@ -95,6 +92,9 @@ func inCrowd(t *testing.T, seed uint64, total map[string]int) {
 	if *crowdFiles {
 		c.openFiles()
 		defer func() { _ = c.files.Close() }()
+	}
+	if c.failing || c.full { // writers wait for what comes late or never
+		o.StallMax = 300 * time.Millisecond
 	}
 	for c.rounds = range 3 + c.rng.IntN(4) {
 		if c.start(); c.s == nil {
