@@ -172,3 +172,25 @@ func TestNoFileHasAnUnresolvedConflict(t *testing.T) {
 	report(t, checkConflicts(t, repository()))
 	wantOne(t, checkConflicts(t, tree("docs/a.md", "text\n"+conflict+"HEAD\n")), "docs/a.md:2")
 }
+
+// datedRow matches a row of the bug ledger, which begins with its date.
+var datedRow = regexp.MustCompile(`(?m)^\| 20\d\d-.*$`)
+
+// checkLedger finds rows that are there twice, as a merge of two changes of the end of a document leaves them.
+func checkLedger(t *testing.T, tree fs.FS) (complaints []string) {
+	for name, text := range documents(t, tree) {
+		seen := map[string]bool{}
+		for _, row := range datedRow.FindAllString(text, -1) {
+			if seen[row] {
+				complaints = append(complaints, fmt.Sprintf("%s: this row is there twice: %.80s", name, row))
+			}
+			seen[row] = true
+		}
+	}
+	return complaints
+}
+
+func TestEachRowOfTheLedgerIsThereOnce(t *testing.T) {
+	report(t, checkLedger(t, repository()))
+	wantOne(t, checkLedger(t, tree("docs/a.md", "| 2026-01-01 | one |\n| 2026-01-01 | two |\n| 2026-01-01 | one |\n")), "twice: | 2026-01-01 | one")
+}
