@@ -216,21 +216,22 @@ func (r pageReader) Page(id page.ID, _ int) ([]byte, error) {
 
 func flip(t testing.TB, fs vfs.FS, at int64) {
 	t.Helper()
+	if err := flipByte(fs, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func flipByte(fs vfs.FS, at int64) error {
 	f, err := fs.Open(dataFile, vfs.ReadWrite)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	var b [1]byte
-	if _, err := f.ReadAt(b[:], at); err != nil {
-		t.Fatal(err)
+	if _, err = f.ReadAt(b[:], at); err == nil {
+		b[0] ^= 1
+		_, err = f.WriteAt(b[:], at)
 	}
-	b[0] ^= 1
-	if _, err := f.WriteAt(b[:], at); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // TestPagesThatBecomeReadableAgainShowTheirKeys: when the device can read the pages again, their

@@ -100,12 +100,21 @@ func userLeaves(t *testing.T, fs vfs.FS, pageSize int) (leaves []leafAt) {
 // rootPage is the root of the last durable state.
 func rootPage(t testing.TB, fs vfs.FS) page.ID {
 	t.Helper()
-	p, err := pager.OpenSnapshot(fs, dataFile)
+	root, err := newestRoot(fs)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return root
+}
+
+// newestRoot is the root of the newest state in the file. While a store writes, the file may change meanwhile.
+func newestRoot(fs vfs.FS) (page.ID, error) {
+	p, err := pager.OpenSnapshot(fs, dataFile)
+	if err != nil {
+		return 0, err
+	}
 	defer func() { _ = p.Close() }()
-	return p.State().Root
+	return p.State().Root, nil
 }
 
 // TestSalvageLosesNothingWithDamagedInnerPages: after random writes on a damaged store, pages
