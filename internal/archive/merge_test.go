@@ -170,7 +170,7 @@ func TestMergedFilesHaveTheRecordsOfTheirParts(t *testing.T) {
 func TestMergeThatIsEndedAtAnyOperationLosesNothing(t *testing.T) {
 	for _, kind := range []objectstore.FaultKind{objectstore.FailForGood, objectstore.FailAfter, objectstore.FailExists, objectstore.CreatePartial, objectstore.CreateNothing, objectstore.ReadShort, objectstore.ReadFlipped} {
 		a := newArchived(t)
-		for n := 1; ; n++ {
+		for n := 1; ; n += exhaustiveStep {
 			for range 6 {
 				a.file(3)
 			}
@@ -413,7 +413,7 @@ func TestAYearOfSmallFilesIsFewFiles(t *testing.T) {
 		m.options.setDefaults()
 		var list []cover
 		written, total, most := int64(0), int64(0), 0
-		const count = 60_000
+		const count = 60_000 / exhaustiveStep
 		for i := range count {
 			f := file{name: FileName(keys.Epoch(i+1), keys.Epoch(i+1)), first: keys.Epoch(i + 1), last: keys.Epoch(i + 1), size: size + int64(i%7)*size/10}
 			list, total = append(list, cover{file: f}), total+f.size

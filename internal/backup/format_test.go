@@ -190,7 +190,7 @@ func TestEveryFlippedByteOfAPartOrManifestIsNamed(t *testing.T) {
 	sum := sha256.Sum256(part)
 	name := hex.EncodeToString(sum[:])
 	check(t, readPart(name, part, partFile, 512, nothing))
-	for bit := range 8 * len(part) {
+	for bit := 0; bit < 8*len(part); bit += exhaustiveStep {
 		part[bit/8] ^= 1 << (bit % 8)
 		wantError(t, readPart(name, part, partFile, 512, nothing), ErrDamaged)
 		fits := sha256.Sum256(part)
@@ -202,7 +202,7 @@ func TestEveryFlippedByteOfAPartOrManifestIsNamed(t *testing.T) {
 	target, m := golden(t)
 	manifest, err := readObject(t.Context(), target, m.dir()+"/"+m.name, manifestBytesMax)
 	check(t, err)
-	for at := range manifest {
+	for at := 0; at < len(manifest); at += exhaustiveStep {
 		manifest[at] ^= 1 << (at % 8)
 		_, err := decodeManifest(m.name, manifest)
 		wantError(t, err, ErrDamaged)

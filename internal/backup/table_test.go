@@ -26,6 +26,9 @@ func TestPageTablesAreReadAsTheyWereWritten(t *testing.T) {
 	f := newFixture(t)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for name, hole := range map[string]int{"one run": 0, "few runs": 10_000, "every page a run": 1} {
+		if exhaustiveStep > 1 && hole != 1 {
+			continue
+		}
 		var want []tableEntry
 		for id := page.ID(2); id < 2*tablePages+5; id++ {
 			if hole == 0 || hole == 1 && id%2 == 0 || hole > 1 && rng.IntN(hole) > 0 {

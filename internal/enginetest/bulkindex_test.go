@@ -80,7 +80,7 @@ func TestBulkLoadWithAnIndexSurvivesACrashAtEveryOperation(t *testing.T) {
 	after := maps.Clone(before)
 	maps.Copy(after, entries)
 	none, all, left := 0, 0, 0
-	for k := int64(1); ; k++ {
+	for k := int64(1); ; k += thinned {
 		fs := files.files(t)
 		s := mustReopen(t, longKeyOptions(fs))
 		fs.CrashAt(fs.Mutations() + k)
@@ -109,7 +109,7 @@ func TestBulkLoadWithAnIndexSurvivesACrashAtEveryOperation(t *testing.T) {
 			break
 		}
 	}
-	if none < 10 || none == all || left == 0 {
+	if none < 10/thinned || none == all || left == 0 {
 		t.Errorf("%d of %d crashes before the commit, %d temporary files left: this tests too little", none, all, left)
 	}
 }
@@ -122,7 +122,7 @@ func TestBulkLoadWithAnIndexOnAFullDisk(t *testing.T) {
 	after := maps.Clone(before)
 	maps.Copy(after, entries)
 	refused := 0
-	for nth := 1; ; nth++ {
+	for nth := 1; ; nth += thinned {
 		disk := files.files(t)
 		faulty := vfs.NewFaulty(disk)
 		s := mustReopen(t, longKeyOptions(faulty))
@@ -154,7 +154,7 @@ func TestBulkLoadWithAnIndexOnAFullDisk(t *testing.T) {
 			break
 		}
 	}
-	if refused < 5 {
+	if refused < 5/thinned {
 		t.Errorf("%d bulk loads were refused: this tests too little", refused)
 	}
 }

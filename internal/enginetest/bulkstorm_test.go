@@ -142,7 +142,7 @@ func (m *storm) work(s *mvcc.Store, rng *rand.Rand) {
 // epoch, or nothing of it.
 func TestBulkLoadsDuringCommitsSurviveCrashesInARow(t *testing.T) {
 	seed := crashTestSeed(t)
-	for round := range uint64(*loadStormRounds) {
+	for round := range uint64(max(*loadStormRounds/thinned, 1)) {
 		rng := rand.New(rand.NewPCG(seed, round))
 		fs := vfs.NewMem()
 		m := &storm{base: map[string]string{}}

@@ -429,7 +429,7 @@ func TestKillBetweenTheStepsOfAMergeLosesNothing(t *testing.T) {
 	}
 	disk := full.Crash(1, vfs.SurviveAll)
 	_ = s.Close()
-	for kill, done := int64(1), false; !done; kill += 7 {
+	for kill, done := int64(1), false; !done; kill += 7 * thinned {
 		fs := disk.Crash(uint64(kill), vfs.SurviveAll)
 		fs.CrashAt(fs.Mutations() + kill)
 		done = mergedBeforeCrash(t, fs)

@@ -32,7 +32,7 @@ func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
 			defer x.Close()
 			var w mvcc.Write
 			value := make([]byte, 100)
-			for range 300_000 {
+			for range 300_000 / thinned {
 				w.Reset()
 				w.Durability = mvcc.DurabilityAsync
 				w.Set([]byte("hot"), value)

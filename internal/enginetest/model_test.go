@@ -75,7 +75,7 @@ func TestModel(t *testing.T) {
 			}
 			verifyFiles(rt, modelOptions(m.fs))
 		}()
-		for range *modelSteps {
+		for range *modelSteps / min(thinned, 2) {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
 		}
 		m.compareAll()

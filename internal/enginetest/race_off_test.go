@@ -9,3 +9,5 @@ const exhaustiveStep = 1
 const shortOverhead = 8 << 20
 
 const crowdRuns = 4
+
+const thinned = 1

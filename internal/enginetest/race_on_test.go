@@ -12,3 +12,6 @@ const shortOverhead = 256 << 20
 
 // crowdRuns is how often TestCrowd runs in its short form.
 const crowdRuns = 2
+
+// thinned divides rounds of tests that the race detector makes long, and in which it needs few to find what there is.
+const thinned = 4

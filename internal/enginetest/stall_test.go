@@ -42,7 +42,7 @@ func TestOversizedRecordIsNotStarved(t *testing.T) {
 	defer stop.Store(true)
 	x := mustSession(t, s)
 	defer x.Close()
-	for n := range 20 {
+	for n := range 20 / thinned {
 		body := patterned(1<<20, "big")
 		if _, err := put(x, fmt.Sprintf("big-%d", n), body, mvcc.DurabilityAsync); err != nil {
 			t.Fatal(err)

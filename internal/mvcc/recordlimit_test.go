@@ -14,6 +14,9 @@ import (
 // TestLargestBatchReachesTheDisk is the promise of the limits on batches and values: what may be configured can be put, checkpointed, and read
 // after a restart. The whole batch is one value, so that this is the largest value, too.
 func TestLargestBatchReachesTheDisk(t *testing.T) {
+	if exhaustiveStep > 1 {
+		t.Skip("one goroutine and gigabytes: runs without the race detector")
+	}
 	o := Options{
 		Storage:    storage.Options{Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 2 << 30, MemtableBytes: 1 << 20, SegmentBytes: 1 << 20},
 		Durability: DurabilityAsync,

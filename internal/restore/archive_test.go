@@ -79,7 +79,7 @@ func (b *bench) objects() (names []string) {
 func TestNothingIsMissingAfterACrashAtAnyOperation(t *testing.T) {
 	b := newBench(t)
 	for _, kind := range []objectstore.FaultKind{objectstore.FailForGood, objectstore.FailAfter} {
-		for n := 1; ; n++ {
+		for n := 1; ; n += exhaustiveStep {
 			b.stop()
 			rule := b.target.Inject(objectstore.Fault{Nth: n, Sticky: kind == objectstore.FailForGood, Kind: kind})
 			b.archive()

@@ -85,7 +85,7 @@ func TestBulkLoadIsArchivedAfterACrashAtAnyOperation(t *testing.T) {
 	b := newBench(t)
 	b.commits(3)
 	for _, kind := range []objectstore.FaultKind{objectstore.FailForGood, objectstore.FailAfter} {
-		for n, fired := 1, true; fired; n++ {
+		for n, fired := 1, true; fired; n += exhaustiveStep {
 			b.stop()
 			b.load(12, 3000) // two objects
 			b.commits(2)

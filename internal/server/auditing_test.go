@@ -311,9 +311,11 @@ func TestDeniedRequestsHaveOneLineWithTheirUser(t *testing.T) {
 // TestRefusedKeepAlivesHaveTheirUser in their line, also if they are refused before their rights are checked.
 func TestRefusedKeepAlivesHaveTheirUser(t *testing.T) {
 	h, lines := startAudited(t)
-	table := h.setUsers(map[string][]auth.Grant{"ann": {grant("rwl", "ann/")}, "bob": {grant("rwl", "bob/")}})
-	table.Users["bob"].Limiter = auth.NewLimiter(auth.Limits{Streams: 1}, func() time.Duration { return 0 })
-	if err := table.Users["bob"].Limiter.Open(auth.Streams); err != nil {
+	limiter := auth.NewLimiter(auth.Limits{Streams: 1}, func() time.Duration { return 0 })
+	h.setUsers(map[string][]auth.Grant{"ann": {grant("rwl", "ann/")}, "bob": {grant("rwl", "bob/")}}, func(table *auth.Table) {
+		table.Users["bob"].Limiter = limiter
+	})
+	if err := limiter.Open(auth.Streams); err != nil {
 		t.Fatal(err)
 	}
 	for _, user := range []string{"ann", "bob"} {

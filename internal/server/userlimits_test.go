@@ -23,9 +23,10 @@ func TestLimitsOfAUserHoldForEveryForm(t *testing.T) {
 		c, ctx := clientsOf(h.conn), as(testContext(t), "alice")
 		get := &pb.GetRequest{Key: []byte("k")}
 		limited := func(l auth.Limits) {
-			table := h.setUsers(only(grant("rw", "k")))
 			started := time.Now()
-			table.Users["alice"].Limiter = auth.NewLimiter(l, func() time.Duration { return time.Since(started) })
+			h.setUsers(only(grant("rw", "k")), func(table *auth.Table) {
+				table.Users["alice"].Limiter = auth.NewLimiter(l, func() time.Duration { return time.Since(started) })
+			})
 		}
 		forms := map[string]func() error{
 			"unary": func() error { _, err := c.kv.Get(ctx, get); return err },
@@ -139,9 +140,8 @@ func TestOpenStreamsOfAUserAreLimited(t *testing.T) {
 			"transaction": func(ctx context.Context) (grpc.ClientStream, error) { return c.txn.Transact(ctx) },
 			"watch":       func(ctx context.Context) (grpc.ClientStream, error) { return c.feed.Watch(ctx) },
 		}
-		table := h.setUsers(only(grant("rwl", "k")))
 		limiter := auth.NewLimiter(auth.Limits{Streams: 2}, func() time.Duration { return 0 })
-		table.Users["alice"].Limiter = limiter
+		h.setUsers(only(grant("rwl", "k")), func(table *auth.Table) { table.Users["alice"].Limiter = limiter })
 		full := func() bool {
 			err := limiter.Open(auth.Streams)
 			if err == nil {

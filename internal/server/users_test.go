@@ -49,9 +49,13 @@ func bearerOfTests(header string) (auth.Identity, error) {
 }
 
 // setUsers makes a server check users. The user root may do everything.
-func (h *harness) setUsers(users map[string][]auth.Grant) *auth.Table {
+// The others change the table before requests, also those under way, can see it.
+func (h *harness) setUsers(users map[string][]auth.Grant, change ...func(*auth.Table)) *auth.Table {
 	users["root"] = []auth.Grant{{Read: true, Write: true, Lease: true, Actions: auth.ActionsAll}}
 	t := makeTable(users)
+	for _, f := range change {
+		f(t)
+	}
 	h.bearerOnce.Do(func() { h.gate.bearer = bearerOfTests }) // before any request reads it
 	h.gate.publish(t)
 	return t

@@ -89,6 +89,9 @@ func (b *bench) damageLeaf() {
 // partition, and with a second attempt, which adds the record of a skipped page.
 func TestMergeCountsWhatItTakesInOnce(t *testing.T) {
 	for _, every := range []int{1, 7, 100} {
+		if exhaustiveStep > 1 && every == 1 {
+			continue
+		}
 		for _, damaged := range []bool{false, true} {
 			b := newBench(t)
 			var all batch.Builder
@@ -166,6 +169,9 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 
 // TestPagesHardlyMoveWhileWritersWait: while writers wait for a merge it does little of what can be done later.
 func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
+	if exhaustiveStep > 1 {
+		t.Skip("one goroutine: runs without the race detector")
+	}
 	value := make([]byte, 100)
 	moved := func(behind bool) uint64 {
 		b := newBench(t)

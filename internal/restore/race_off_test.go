@@ -1,0 +1,5 @@
+//go:build !race
+
+package restore
+
+const exhaustiveStep = 1
