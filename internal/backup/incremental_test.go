@@ -88,7 +88,8 @@ func (f *fixture) mustVerify(m *Manifest) {
 // TestChainsRestoreWhateverHappensBetweenBackups: checkpoints that fail on a full disk, restarts, crashes, deletions that shrink the file, backups
 // that fail. Each backup is that of the model.
 func TestChainsRestoreWhateverHappensBetweenBackups(t *testing.T) {
-	unread, seeds := uint64(0), uint64(max(4/exhaustiveStep, 1))
+	const seeds uint64 = max(4/exhaustiveStep, 1)
+	unread := uint64(0)
 	for seed := range seeds {
 		f := newFixture(t)
 		f.rng = rand.New(rand.NewPCG(seed, 14))
