@@ -65,7 +65,7 @@ test: ## Run every test of the server module
 	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
 
 race: ## Run every test under the race detector and with the expensive assertions, but internal/lint, the throttle and the storm (and internal/e2e in its short form)
-	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 15m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 15m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 15m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
+	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 30m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 30m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 30m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
 
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's, and those of its programs, with users checked
 	$(call beside,$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(OFF_HEAP),$(GO) test -tags invariants -timeout 15m ./internal/server -users && $(GO) test -tags invariants -timeout 15m ./internal/e2e/clients -users,$(GO) test -tags invariants)
