@@ -38,6 +38,7 @@ type watermark struct {
 	_       [124]byte
 	mu      sync.Mutex
 	waiting []*waiter
+	alone   sync.Pool // of *waiter, for waits without a session; of this store, because channels of one synctest bubble are of no use in another
 
 	failed  chan struct{} // closed once an epoch will never be installed: visible stays below it
 	failure error         // why; constant from then on
@@ -184,16 +185,16 @@ func (h *watermark) spin(e keys.Epoch) bool {
 	return false
 }
 
-// waiters are for waits without a session.
-var waiters = sync.Pool{New: func() any { return newWaiter() }}
-
 // waitAlone is wait without a session.
 func (h *watermark) waitAlone(ctx context.Context, e keys.Epoch) error {
 	if h.visible.Load() >= uint64(e) {
 		return nil
 	}
-	w := waiters.Get().(*waiter)
-	defer waiters.Put(w)
+	w, pooled := h.alone.Get().(*waiter)
+	if !pooled {
+		w = newWaiter()
+	}
+	defer h.alone.Put(w)
 	return h.wait(ctx, e, w)
 }
 
