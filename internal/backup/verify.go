@@ -3,6 +3,7 @@ package backup
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -101,38 +102,34 @@ func newTableCheck(ctx context.Context, store objectstore.Store, m *Manifest, ba
 
 // page checks a page of the backup, and those before it that the base has. Ids ascend from call to call.
 func (c *tableCheck) page(p tableEntry) error {
+	e, err := c.next(p.id)
+	if err != nil {
+		return err
+	}
+	if e != p {
+		return fmt.Errorf("%w: page %d of backup %s has checksum %08x, and is not the one in the page table", ErrDamaged, p.id, c.m.ID, p.sum)
+	}
+	c.digest.add(e)
+	return nil
+}
+
+// next checks the pages of the table before page id, which the base has, and returns the one after them; after the last one it is zero.
+func (c *tableCheck) next(id page.ID) (tableEntry, error) {
 	for {
 		e, ok, err := c.own.read()
-		if err != nil {
-			return err
+		if err != nil || !ok || e.id >= id {
+			return e, err
 		}
-		if ok && e.id < p.id {
-			if err := c.inBase(e); err != nil {
-				return err
-			}
-			continue
+		if err := c.inBase(e); err != nil {
+			return tableEntry{}, err
 		}
-		if !ok || e != p {
-			return fmt.Errorf("%w: page %d of backup %s has checksum %08x, and is not the one in the page table", ErrDamaged, p.id, c.m.ID, p.sum)
-		}
-		c.digest.add(e)
-		return nil
 	}
 }
 
 // finish checks the pages after the last one of the backup, and the digest.
 func (c *tableCheck) finish() error {
-	for {
-		e, ok, err := c.own.read()
-		if err != nil {
-			return err
-		}
-		if !ok {
-			break
-		}
-		if err := c.inBase(e); err != nil {
-			return err
-		}
+	if _, err := c.next(math.MaxUint64); err != nil {
+		return err
 	}
 	if sum := c.digest.sum(); sum != c.m.Digest {
 		return fmt.Errorf("%w: the page table of backup %s has the digest %s, the manifest says %s", ErrDamaged, c.m.ID, sum, c.m.Digest)
