@@ -125,7 +125,7 @@ var modelSeeds = flag.Uint64("model.seeds", 28, "runs of the model test")
 // snapshot with the model, after each merge, under random policies, fills, cuts, worker counts and
 // relocations.
 func TestTreeIsASortedMapWithVersions(t *testing.T) {
-	for seed := range *modelSeeds / exhaustiveStep {
+	for seed := range max(*modelSeeds/exhaustiveStep, 1) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 3))

@@ -15,7 +15,7 @@ import (
 // TestRunsChangeNoByte compares merges that copy runs of old entries with those that decode each entry: pages, large values, and
 // counts. Policies have snapshots and an expired range, leaves have tombstones and keys with many versions, and merges relocate and vacuum.
 func TestRunsChangeNoByte(t *testing.T) {
-	for seed := range *modelSeeds / exhaustiveStep {
+	for seed := range max(*modelSeeds/exhaustiveStep, 1) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 9))
