@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -164,7 +165,7 @@ func TestUndoBesideAcquireLeavesNoLock(t *testing.T) {
 	defer h.stop()
 	const callers = 8
 	rounds := 25_000 / callers
-	if raceDetector {
+	if testseed.RaceDetector == 1 {
 		rounds /= 10
 	}
 	var all sync.WaitGroup

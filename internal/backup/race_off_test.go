@@ -1,5 +1,0 @@
-//go:build !race
-
-package backup
-
-const exhaustiveStep = 1

@@ -1,5 +1,0 @@
-//go:build !race
-
-package restore
-
-const exhaustiveStep = 1

@@ -1,5 +1,0 @@
-//go:build !race
-
-package btree
-
-const exhaustiveStep = 1
