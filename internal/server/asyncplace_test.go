@@ -196,7 +196,7 @@ func TestAsyncWaitsEndWithTheirClients(t *testing.T) {
 }
 
 // TestDrainWaitsForAsyncAnswers: an ASYNC write that waits in its place when the server begins to drain
-// is answered, and is there after the next start. A request behind it in the pipeline is there only if it was answered. It is
+// is answered, and is there after the next start. A request after it in the pipeline is there only if it was answered. It is
 // never executed by the direct transport; grpc-go may have executed it before the drain began.
 func TestDrainWaitsForAsyncAnswers(t *testing.T) {
 	h := mustStart(t)
