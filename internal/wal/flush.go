@@ -50,9 +50,12 @@ func (l *Log) flushStep() (moved bool, err error) {
 		moved = true
 	}
 	durable := f.next - 1
-	left := l.leaveSealed()
+	left, err := l.leaveSealed()
 	if moved {
 		l.durable.epoch.Store(uint64(durable))
+	}
+	if err != nil {
+		return false, l.fail(err)
 	}
 	return moved || left, nil
 }
@@ -172,28 +175,45 @@ func (f *flusher) write() error {
 }
 
 // leaveSealed goes to the next segment when this one is sealed and written to its end, and releases its buffer.
-func (l *Log) leaveSealed() (left bool) {
+func (l *Log) leaveSealed() (left bool, err error) {
 	f := &l.flusher
 	s := f.segment
 	next := s.next.Load()
 	if next == nil {
-		return false
+		return false, nil
 	}
 	offset, epoch, _ := s.sealedAt()
 	if f.pos < offset {
-		return false
+		return false, nil
 	}
 	if !f.closed { // the last record was durable before the next segment was known: no sync waits for the close record
-		f.addCloseRecord(l.Durable())
-		l.recordFailure(f.write())
-		if next.header.first > epoch { // a bulk load: after a crash, only the close record tells that no record is missing before it
-			l.recordFailure(s.file.SyncData())
+		if err := l.closeSealed(next.header.first > epoch); err != nil {
+			return false, err
 		}
 	}
 	l.recordFailure(s.file.Close()) // all records are durable
 	l.completed.complete(completedSegment{info: s.info(), end: epoch - 1, size: int64(len(s.buffer)), completed: time.Now()})
 	l.releaseBuffer(s, int(f.pos))
-	return f.start(next)
+	return f.start(next), nil
+}
+
+// closeSealed writes the close record of a sealed segment. Before a gap, which a bulk load leaves, only this record tells
+// after a crash that no record is missing there: it must be durable before the next segment has any, or the log has failed.
+func (l *Log) closeSealed(gap bool) error {
+	f := &l.flusher
+	f.addCloseRecord(l.Durable())
+	err := f.write()
+	if !gap {
+		l.recordFailure(err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the close record before a bulk load: %w", err)
+	}
+	if err := f.segment.file.SyncData(); err != nil {
+		return fmt.Errorf("sync the close record before a bulk load: %w", err)
+	}
+	return nil
 }
 
 // finish flushes at Close, when the goroutines have ended, writes the close record, and ends every wait.

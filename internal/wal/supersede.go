@@ -73,7 +73,11 @@ func (l *Log) switchTo(s *Segment) error {
 		l.flusher.start(l.head.Load())
 	}
 	for l.flusher.segment != s {
-		if !l.leaveSealed() {
+		left, err := l.leaveSealed()
+		if err != nil {
+			return err
+		}
+		if !left {
 			return brokenf("segment %d is superseded before it is written to its end", l.flusher.segment.number)
 		}
 	}

@@ -3,6 +3,7 @@ package wal
 import (
 	"context"
 	"errors"
+	"path"
 	"testing"
 	"time"
 
@@ -185,6 +186,37 @@ func TestTailTellsGapsApart(t *testing.T) {
 	again := b.log.ReadFrom(1, TailMark{})
 	defer again.Close()
 	wantTail(t, tailed(t, again, next), 1, int64(next), int64(last+100), int64(end+100), int64(rec.Next()-1))
+}
+
+// TestALostCloseRecordBeforeAGapFailsTheLog: only the close record tells a restart that nothing is missing in the gap that a bulk load
+// leaves. If it cannot be made durable, nothing after it may be acknowledged, because the restart could not trust it.
+func TestALostCloseRecordBeforeAGapFailsTheLog(t *testing.T) {
+	for name, op := range map[string]vfs.Op{"write": vfs.OpWrite, "sync": vfs.OpSyncData} {
+		t.Run(name, func(t *testing.T) {
+			fs := vfs.NewMem()
+			faulty := vfs.NewFaulty(fs)
+			a := mustStart(t, testOptions(faulty, SegmentBytesMin))
+			last := a.mustRun(t, 20)
+			if err := a.log.WaitDurable(t.Context(), last); err != nil {
+				t.Fatal(err)
+			}
+			before := a.cur.Load()
+			sealed, _ := before.Seal()
+			a.log.Skip(sealed.Epoch + 100)
+			rule := faulty.Inject(vfs.Rule{Op: op, Name: path.Base(before.path), Nth: 1})
+			s, err := a.log.NewSegment(t.Context(), sealed.Epoch+100, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.cur.Store(s)
+			if e, err := a.put(bodyOf(1, 100)); !errors.Is(err, ErrFailed) {
+				t.Errorf("epoch %d after a gap without a close record: %v", e, err)
+			}
+			if rule.Fired() != 1 {
+				t.Errorf("the fault came %d times", rule.Fired())
+			}
+		})
+	}
 }
 
 // TestTailReadsSkippedEpochsBeforeTheFirstCommit: after an unclean end the epochs that are skipped count as durable at once. A reader
