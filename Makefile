@@ -16,23 +16,30 @@ MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/deploy
 ARGS         ?=
 FUZZTIME     ?= 3s
 TEST_TIMEOUT ?= 8m
-# Most tests wait, for timers, deadlines and devices: four packages at a time keep two processors busy. The storm has the
+# Most tests wait, for timers, deadlines and devices: three packages at a time, and the server's, keep two processors busy. The storm has the
 # processors for itself, because it measures memory in use, which is more while the collector lacks time.
-AT_ONCE      ?= 4
+AT_ONCE      ?= 3
 STORM        := ./internal/e2e/storm
 # All packages but those that options of grep match. What takes longest comes first, so that nothing runs alone at the end.
-LONGEST      := ./internal/server ./internal/enginetest ./internal/mvcc
-packages     = $(LONGEST) $$($(GO) list ./... | grep -v $(1) $(patsubst .%,-e '%$$',$(LONGEST)))
+LONGEST      := ./internal/enginetest ./internal/mvcc
+packages     = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/server$$' $(1) $(patsubst .%,-e '%$$',$(LONGEST)) | tr '\n' ' ')
 TOGETHER     = $(call packages,-e '/internal/e2e/storm$$')
-# What keeps memory of pages and memtables outside the heap. The race detector has it on the heap.
-OFF_HEAP     := ./internal/mvcc ./internal/storage/... ./internal/cache ./internal/wal ./internal/pin ./internal/offheap
+# About half of the server's tests.
+SERVER_PART  := ^Test[A-L]
+# The engine: it keeps memory of pages and memtables outside the heap. The race detector has it on the heap.
+ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage/... ./internal/cache ./internal/wal ./internal/pin ./internal/offheap
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
-GRPC_GO_TESTS      := '(?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)'
-GRPC_GO_RACE_TESTS := '(?i:pipeline|inbound|unread|drain|stop)'
+GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)
+GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
+# What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
+# seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do.
+CRASH_TESTS        := (?i:crash|kill|torn|damage|corrupt|nospace|failstop)
+CRASH_PACKAGES     = $$(git grep --untracked -liE '^func Test.*(crash|kill|torn|damage|corrupt|nospace|failstop)' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+RACE         := $(GO) test -race -vet=off -tags invariants -timeout 30m
 # internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.
 RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/storage/throttle$$' -e '/internal/e2e')
@@ -51,28 +58,32 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 
 ##@ Test
 
-# Runs one command, and beside it another that runs the server's tests and mostly waits, whose output comes after that of the first. Both
-# would compile the same packages at the same time, so that is done before, with the third argument.
-define beside
-$(3) -run '^$$' ./internal/server >/dev/null; output=$$(mktemp); trap 'rm -f "$$output"' EXIT; failed=0; \
-{ $(2); } >"$$output" 2>&1 & other=$$!; \
-$(1) || failed=1; \
-wait $$other || failed=1; cat "$$output"; exit $$failed
-endef
-
+# The server's tests mostly wait: they run in processes of their own beside those of the other packages (tools/together.sh). All would
+# compile the same packages at the same time, so the server's are compiled before.
 test: ## Run every test of the server module
-	$(call beside,$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER),$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run $(GRPC_GO_TESTS) && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls,$(GO) test)
+	@$(GO) test -run '^$$' ./internal/server >/dev/null
+	tools/together.sh "$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)" \
+		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -run '$(SERVER_PART)'" \
+		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -skip '$(SERVER_PART)'" \
+		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
 	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
 
-race: ## Run every test under the race detector and with the expensive assertions, but internal/lint, the throttle and the storm (and internal/e2e in its short form)
-	$(call beside,$(GO) test -race -tags invariants -p $(AT_ONCE) -timeout 30m $(RACE_PACKAGES),$(GO) test -race -tags invariants -timeout 30m ./internal/server -transport grpc-go -run $(GRPC_GO_RACE_TESTS) && $(GO) test -race -short -timeout 30m ./internal/e2e ./internal/e2e/clients,$(GO) test -race -tags invariants)
+race: ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
+	@$(RACE) -run '^$$' ./internal/server >/dev/null
+	tools/together.sh "$(RACE) -p $(AT_ONCE) -skip '$(CRASH_TESTS)' $(RACE_PACKAGES)" \
+		"$(RACE) -skip '$(CRASH_TESTS)' ./internal/server -users -run '$(SERVER_PART)'" \
+		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
+		"$(RACE) ./internal/server -transport grpc-go -run '$(GRPC_GO_RACE_TESTS)' && $(GO) test -race -vet=off -short -timeout 30m ./internal/e2e ./internal/e2e/clients"
 
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's, and those of its programs, with users checked
-	$(call beside,$(GO) test -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(OFF_HEAP),$(GO) test -tags invariants -timeout 15m ./internal/server -users && $(GO) test -tags invariants -timeout 15m ./internal/e2e/clients -users,$(GO) test -tags invariants)
+	@$(GO) test -vet=off -tags invariants -run '^$$' ./internal/server >/dev/null
+	tools/together.sh "$(GO) test -vet=off -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(ENGINE)" \
+		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/server -users -run '$(SERVER_PART)'" \
+		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/server -users -skip '$(SERVER_PART)' && $(GO) test -vet=off -tags invariants -timeout 15m ./internal/e2e/clients -users"
 
-crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds (SEED=N repeats a run)
+crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds and with the expensive assertions (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
-	EPOCHKV_SEED=$(SEED) $(GO) test -count=1 -timeout $(TEST_TIMEOUT) -run '(?i:crash|kill|torn|damage|corrupt|nospace|failstop)' ./...
+	EPOCHKV_SEED=$(SEED) $(GO) test -vet=off -tags invariants -count=1 -timeout $(TEST_TIMEOUT) -run '$(CRASH_TESTS)' $(CRASH_PACKAGES)
 
 fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s), two at a time
 	tools/fuzz-smoke.sh $(FUZZTIME)
@@ -115,9 +126,9 @@ bench-record: ## Make the files of bench/results that are committed from the run
 
 # The tests of bench do not run the scenarios over the wire: epochbench does, with all others.
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	cd bench && $(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
-	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
-	$(GO) test -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
+	cd bench && $(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
+	$(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
+	$(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
 	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
 
 ##@ Check
@@ -128,11 +139,12 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-# Without tags, golangci-lint runs the same analyzers (govet).
+# Without tags, golangci-lint runs the same analyzers (govet). With them, only packages of which a file has a tag are different.
+TAGGED = $$(git grep --untracked -lE '^//go:build.*$(1)' -- '*.go' $(2) | xargs -n1 dirname | sort -u | sed 's|^|./|')
 vet: ## go vet with assertions and baselines; lint does it without
-	$(GO) vet -tags invariants ./...
-	$(GO) vet -tags ablation ./...
-	cd bench && $(GO) vet -tags ablation ./...
+	$(GO) vet -tags invariants $(call TAGGED,invariants,':!bench')
+	$(GO) vet -tags ablation $(call TAGGED,ablation,':!bench')
+	cd bench && $(GO) vet -tags ablation $(call TAGGED,ablation,.)
 
 lint: ## golangci-lint on the server and the bench module
 	$(LINT) run ./...

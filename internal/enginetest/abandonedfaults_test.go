@@ -12,6 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -167,6 +168,7 @@ func mustHave(t testing.TB, s *mvcc.Store, want map[string]string, what string) 
 // abandoned and the other one is given back. No acknowledged write is lost, nothing but the shortage is reported, and with
 // space again everything ends as without it: no page and no value stays allocated.
 func TestFullDiskWhileARepairTreeIsGivenBack(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fired := 0
 	for _, sticky := range []bool{false, true} {
 		eachAbandoned(t, 3*exhaustiveStep, func(a *abandoning) bool {
@@ -195,6 +197,7 @@ func TestFullDiskWhileARepairTreeIsGivenBack(t *testing.T) {
 // TestStepsGiveBackAnAbandonedRepairTree: a merge that does not fit is made in steps, and the first of them frees the abandoned tree. No page
 // and no value stays allocated, and none is freed twice.
 func TestStepsGiveBackAnAbandonedRepairTree(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	inSteps := 0
 	eachAbandoned(t, 2, func(a *abandoning) bool {
 		a.reserve = true
@@ -222,6 +225,7 @@ func TestStepsGiveBackAnAbandonedRepairTree(t *testing.T) {
 // and the other one is given back, and fills the disk at each write of the data file. A bulk load is there as a whole or not at
 // all, and in the end no page and no value stays allocated.
 func TestBulkLoadWhileARepairTreeIsGivenBack(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fired, loaded := 0, 0
 	for _, write := range []bool{false, true} { // a merge meets the damage first, or the bulk load does
 		eachAbandoned(t, 11*exhaustiveStep, func(a *abandoning) bool {

@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -45,6 +46,7 @@ func repairTreePages(t testing.TB, fs vfs.FS) (ids []page.ID) {
 // restart, and the store is sound: no page and no large value stays allocated, because one flipped bit can be corrected. More
 // damage leaves one trace, the large values that a leaf named (ADR 0018).
 func TestAbandonedRepairTreeLosesNoValue(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Run("values in leaves", func(t *testing.T) { abandonEach(t, 3, 1) })
 	t.Run("large values", func(t *testing.T) { abandonEach(t, 20, 1) })
 	t.Run("values in leaves, more damage", func(t *testing.T) { abandonEach(t, 3, 20) })

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -117,6 +118,7 @@ func TestBulkLoadWithAnIndexSurvivesACrashAtEveryOperation(t *testing.T) {
 // TestBulkLoadWithAnIndexOnAFullDisk fills the disk at each write of a bulk load whose run has an index of several levels. The load
 // is refused and changes nothing, its temporary files are removed, and with space again the same load succeeds.
 func TestBulkLoadWithAnIndexOnAFullDisk(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	files, before := longKeyStore(t)
 	entries := longKeyLoad()
 	after := maps.Clone(before)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -16,6 +17,7 @@ import (
 // a snapshot of a lost epoch is refused, and a compare-and-set that was read before the crash
 // fails.
 func TestAnEpochThatWasSeenIsNeverGivenOutAgain(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	seed := crashTestSeed(t)
 	for round := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, round))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -46,6 +47,7 @@ func content(t *testing.T, s *mvcc.Store, n int) map[string]string {
 // TestWhatARestartAfterAFailedSyncShowsSurvivesACrash: a sync fails, of a commit, a checkpoint or a bulk load, the process starts
 // anew on the same kernel, and then the machine crashes. Everything that the second process showed or acknowledged must be there.
 func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const puts = 20
 	rng := rand.New(rand.NewPCG(crashTestSeed(t), 1))
 	for _, name := range []string{"*.log", "data.ekv"} {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -114,6 +115,7 @@ func awaitSpace(t *testing.T, s *mvcc.Store, key string) {
 // used again, and the refusal ends without anybody making space elsewhere. More than once, and
 // after restarts on the full disk.
 func TestFullDiskTakesDeletionsAndEndsByItself(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fs := vfs.NewMem()
 	fs.SetCapacity(fullDiskBytes)
 	o := reserving(fs)
@@ -239,6 +241,7 @@ func fillOthers(t *testing.T, fs *vfs.Mem, left int64) {
 // far more pages, while they are merged, than their size tells, and the disk is full before they
 // are.
 func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fs := vfs.NewMem()
 	o := reserving(fs)
 	o.Storage.CheckpointBytes = 64 << 20 // no checkpoint before the end
@@ -271,6 +274,7 @@ func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
 // deletions take space and free nothing. On a full disk they take pages until those are left that
 // deletions need once the snapshot has ended.
 func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fs := vfs.NewMem()
 	o := reserving(fs)
 	s := mustOpen(t, o)

@@ -12,6 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -20,6 +21,7 @@ import (
 // needed any more, or it is refused, names a file of the log and a remedy. After the remedy it
 // opens, with what was committed up to some epoch and nothing else.
 func TestARemovedLogFileIsMissed(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, clean := range []bool{true, false} {
 		for _, puts := range []int{0, 1, 40, 300} {
 			for _, checkpoint := range []int{-1, 0, 30, 290} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -107,6 +108,7 @@ func TestScanWithoutAnEndReadsTwiceAsFarEachTime(t *testing.T) {
 
 // TestLongScanGivesFramesBack reads ten times the cache in one go, and hardly a page past it.
 func TestLongScanGivesFramesBack(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count = 100_000
 	x := coldStore(t, count, 1<<20)
 	scanCold(t, x, mvcc.ScanOptions{}, count)

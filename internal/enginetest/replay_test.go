@@ -14,6 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -70,6 +71,7 @@ const smallBytes = 256 << 10 // what replay may use of it
 // TestReplayOfALongLogStaysWithinMemory: a log that is many times as long as memory is merged while
 // it is replayed.
 func TestReplayOfALongLogStaysWithinMemory(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fs, want := longLog(t, 7000)
 	s := mustOpen(t, small(fs))
 	r := s.Recovery()
@@ -111,6 +113,7 @@ func (c *checked) Err() error {
 // TestReplayEndsWithItsContextAndGoesOnWithTheNextStart: whenever the context ends, also while the
 // replay merges, nothing is lost, and the next start does not replay merged commits again.
 func TestReplayEndsWithItsContextAndGoesOnWithTheNextStart(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	fs, want := longLog(t, 3000)
 	before := mustReplayed(t, fs, 3000)
 	for _, looks := range []int64{1, 2, 700, 701, 702} { // together fewer than there are records

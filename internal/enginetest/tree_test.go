@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -27,6 +28,7 @@ func patterned(size int, key string) string {
 // page, and two pages, with the smallest pages and with the default ones, and values up to the
 // limit. They are read from the memtable, from the tree and after a restart.
 func TestValuesOfEverySizeSurvive(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, pageSize := range []int{512, 8192} {
 		t.Run(fmt.Sprint(pageSize), func(t *testing.T) {
 			o := tiny(vfs.NewMem())

@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -180,6 +181,7 @@ func TestVacuumRestsWhileNoVersionIsDead(t *testing.T) {
 // TestIdleStoreIsVacuumed: without writes and requests for checkpoints the dead versions are
 // dropped nevertheless. After that there are no more checkpoints.
 func TestIdleStoreIsVacuumed(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Parallel()
 	o := vacuumOptions(vfs.NewMem())
 	o.CheckpointInterval = time.Hour
@@ -259,6 +261,7 @@ func TestVacuumThatFindsNoSpaceIsRepeated(t *testing.T) {
 // TestSpaceOfDeletedKeysDoesNotWaitForTheInterval deletes most keys in a memtable that is far from
 // full.
 func TestSpaceOfDeletedKeysDoesNotWaitForTheInterval(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Parallel()
 	o := vacuumOptions(vfs.NewMem())
 	o.CheckpointInterval = 30 * time.Second

@@ -15,6 +15,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -534,6 +535,7 @@ func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 // TestBulkLoadOfTheLongestKeys: the index of a run with the longest keys has several levels. The load is sorted from several runs,
 // merged in parts, and is on the device afterwards.
 func TestBulkLoadOfTheLongestKeys(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	o := tiny(vfs.NewMem())
 	o.Storage.PageSize, o.Storage.MemoryBytes, o.Storage.CacheBytes = 64<<10, 32<<20, 8<<20
 	s := mustOpen(t, o)

@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // With -validation.keys=2000000 it is the measurement that docs/adr/0034 names.
 var (
-	validationKeys   = flag.Int("validation.keys", 100_000, "keys of a range that is validated while another session writes")
-	validationRounds = flag.Int("validation.rounds", 1, "rounds of the measurement of puts beside validations, each with and without them")
-	validationTime   = flag.Duration("validation.time", 200*time.Millisecond, "duration of half a round of that measurement")
+	validationKeys = flag.Int("validation.keys", 100_000/(1+4*testseed.RaceDetector), "keys of a range that is validated while another session writes")
+	validationTime = flag.Duration("validation.time", 200*time.Millisecond, "duration of half a round of that measurement")
 )
 
 // TestWindowIsShortDespiteAFastWriter: while a transaction validates a large range, another session writes at full
@@ -46,7 +46,7 @@ func TestWindowIsShortDespiteAFastWriter(t *testing.T) {
 }
 
 // openWithRange opens a store whose memtables hold -validation.keys keys from "r/" to "r0".
-func openWithRange(t *testing.T) *Store {
+func openWithRange(t testing.TB) *Store {
 	o := tiny(vfs.NewMem())
 	size := int64(32<<20 + 400**validationKeys) // no rotation: the range stays in one memtable
 	o.Storage.MemoryBytes, o.Storage.MemtableBytes, o.Storage.SegmentBytes = 8*size, size, size
@@ -84,35 +84,31 @@ func commitOverRange(ctx context.Context, x *Session) error {
 	return err
 }
 
-// TestForeignPutsWaitShortlyForAValidation: puts of one key beside a writer at full speed, alone, then beside a session
-// that walks a large range again and again, then beside one that commits transactions over the range, whose validation
-// is the same walk. It logs how long the puts took; with the tag invariants also how long the windows of the transactions were.
-func TestForeignPutsWaitShortlyForAValidation(t *testing.T) {
-	var windows []time.Duration
-	alone := func(context.Context, *Session) error { time.Sleep(10 * time.Millisecond); return nil }
-	walks := func(_ context.Context, x *Session) error { return errors.Join(walkRange(x), walkRange(x)) }
-	arms := []struct {
-		name  string
-		do    func(context.Context, *Session) error
-		puts  []time.Duration
-		times int
-	}{{name: "alone", do: alone}, {name: "beside walks", do: walks}, {name: "beside transactions", do: commitOverRange}}
-	for range *validationRounds {
-		for i := range arms {
-			a := &arms[i]
-			puts, times := putsBeside(t, a.do, &windows)
-			a.puts, a.times = append(a.puts, puts...), a.times+times
-		}
+// BenchmarkForeignPutsBesideAValidation: puts of one key beside a writer at full speed, alone, then beside a session that walks a large
+// range again and again, then beside one that commits transactions over the range, whose validation is the same walk. It reports how
+// long the puts took; with the tag invariants also how long the windows of the transactions were.
+func BenchmarkForeignPutsBesideAValidation(b *testing.B) {
+	for name, do := range map[string]func(context.Context, *Session) error{
+		"alone":               func(context.Context, *Session) error { time.Sleep(10 * time.Millisecond); return nil },
+		"beside walks":        func(_ context.Context, x *Session) error { return errors.Join(walkRange(x), walkRange(x)) },
+		"beside transactions": commitOverRange,
+	} {
+		b.Run(name, func(b *testing.B) {
+			var windows, puts []time.Duration
+			times := 0
+			for b.Loop() {
+				took, n := putsBeside(b, do, &windows)
+				puts, times = append(puts, took...), times+n
+			}
+			b.Logf("puts: %s; %d times", quantiles(puts), times)
+			b.Logf("windows: %s", quantiles(windows))
+		})
 	}
-	for _, a := range arms {
-		t.Logf("puts %s: %s; %d times", a.name, quantiles(a.puts), a.times)
-	}
-	t.Logf("windows: %s", quantiles(windows))
 }
 
 // putsBeside returns how long puts took beside a writer at full speed and a session that does something again and again.
 // Each call has a store of its own, because the range must be in a memtable that began before the snapshots.
-func putsBeside(t *testing.T, do func(context.Context, *Session) error, windows *[]time.Duration) (took []time.Duration, times int) {
+func putsBeside(t testing.TB, do func(context.Context, *Session) error, windows *[]time.Duration) (took []time.Duration, times int) {
 	s := openWithRange(t)
 	defer func() {
 		if err := s.Close(); err != nil {
@@ -159,7 +155,7 @@ func walkRange(x *Session) error {
 }
 
 // putUntil puts one key after the other until ctx ends, and returns how long each put took until it was visible.
-func putUntil(ctx context.Context, t *testing.T, s *Store) (took []time.Duration) {
+func putUntil(ctx context.Context, t testing.TB, s *Store) (took []time.Duration) {
 	x := mustSession(t, s)
 	defer x.Close()
 	for i := 0; ctx.Err() == nil; i++ {
@@ -185,7 +181,7 @@ func quantiles(d []time.Duration) string {
 
 // writeUntil commits one batch of keys after the other until ctx ends, and returns how many keys. None of them has the
 // latch of the key "own".
-func writeUntil(ctx context.Context, t *testing.T, s *Store) (n int) {
+func writeUntil(ctx context.Context, t testing.TB, s *Store) (n int) {
 	x := mustSession(t, s)
 	defer x.Close()
 	var own, other latchSet
@@ -222,7 +218,7 @@ func TestCatchUpFindsConflicts(t *testing.T) {
 				func(r *readSet) { r.addRange(internalKey("re"), internalKey("rf")) },
 			} {
 				o := tiny(vfs.NewMem())
-				o.Storage.MemtableBytes, o.Storage.SegmentBytes = 16<<20, 16<<20
+				o.Storage.MemtableBytes, o.Storage.SegmentBytes = 2<<20, 2<<20 // no rotation
 				s := mustOpen(t, o)
 				mustPut(t, s, "read", "old")
 				x := mustSession(t, s)

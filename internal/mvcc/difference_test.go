@@ -193,6 +193,7 @@ func (c *changingStore) run(steps int) {
 // TestDifferenceEqualsTheDifferenceOfFullScans: between any two snapshots the walk over changed keys shows what full scans at
 // both of them differ in, whatever is in memtables, tree and quarantine, and wherever the walk is continued.
 func TestDifferenceEqualsTheDifferenceOfFullScans(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	base := testseed.Base(t)
 	for seed := range uint64(2) {
 		o := tiny(vfs.NewMem())

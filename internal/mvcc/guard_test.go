@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -72,6 +73,7 @@ func deletedStore(t testing.TB, n int, inTree bool) *Store {
 // TestScanOverDeletionsLeavesItsGuardEveryFewLeaves: the one Next of an empty result does not hold
 // up what waits for readers to leave.
 func TestScanOverDeletionsLeavesItsGuardEveryFewLeaves(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const n = 30_000
 	for _, inTree := range []bool{true, false} {
 		s := deletedStore(t, n, inTree)
@@ -113,6 +115,7 @@ func TestScanOverDeletionsLeavesItsGuardEveryFewLeaves(t *testing.T) {
 // TestContextEndsEveryWalkOverDeletions: range deletes and scans of transactions look at it in the
 // middle of the one step over many deleted keys.
 func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	s := deletedStore(t, 30_000, true)
 	x := mustSession(t, s)
 	defer x.Close()
@@ -159,6 +162,7 @@ func TestContextEndsEveryWalkOverDeletions(t *testing.T) {
 
 // TestScanSkipsKeysNewerThanItsSnapshotInShortGuards, which only the storage cursor sees.
 func TestScanSkipsKeysNewerThanItsSnapshotInShortGuards(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const n = 30_000
 	o := tiny(vfs.NewMem())
 	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes = 64<<20, 64<<20, 1<<30

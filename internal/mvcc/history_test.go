@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -453,6 +454,7 @@ func TestAHistoryThatIsBeingReadIsKept(t *testing.T) {
 
 // TestTheServerIsToldWhichHoldsEnded at their deadlines, and not of those that their owners ended.
 func TestTheServerIsToldWhichHoldsEnded(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := mustOpen(t, tiny(vfs.NewMem()))
 		x := mustSession(t, s)

@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestLargestBatchReachesTheDisk is the promise of the limits on batches and values: what may be configured can be put, checkpointed, and read
 // after a restart. The whole batch is one value, so that this is the largest value, too.
 func TestLargestBatchReachesTheDisk(t *testing.T) {
-	if exhaustiveStep > 1 {
-		t.Skip("one goroutine and gigabytes: runs without the race detector")
-	}
+	testseed.SkipUnderRace(t)
 	o := Options{
 		Storage:    storage.Options{Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 2 << 30, MemtableBytes: 1 << 20, SegmentBytes: 1 << 20},
 		Durability: DurabilityAsync,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 var clockJumps = []time.Duration{time.Hour, -time.Hour, 24 * time.Hour, -24 * time.Hour}
@@ -76,6 +77,7 @@ func TestJumpOfTheWallClockExpiresNoRequest(t *testing.T) {
 // TestRequestsFromBeforeTheClockWasSetBackAreFound: a store of the oldest feature level has no times of commits, so after a restart
 // its clock shows what the wall clock does. The ids of requests in its tree may then be from the future, and are found nevertheless.
 func TestRequestsFromBeforeTheClockWasSetBackAreFound(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		o, by := jumping()
 		o.Storage.FeatureLevel = 1

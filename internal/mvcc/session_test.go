@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -54,6 +55,7 @@ func TestPausedCursorKeepsNoLargeValue(t *testing.T) {
 // TestPooledSessionKeepsNoHugeBuffers: whatever its largest request was, a session in the pool
 // holds little, and works as before.
 func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const size = 4 * pooledBytesMax
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	huge := string(make([]byte, size))

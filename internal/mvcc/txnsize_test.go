@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -22,6 +23,7 @@ func heapBytes() int {
 // the transaction says it holds is within a factor of what it does hold, so that the limit of a
 // transaction bounds memory.
 func TestTransactionIsChargedForTheMemoryThatItHolds(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	put := func(tx *Txn, n int) error { return tx.Set(fmt.Appendf(nil, "%08d", n), nil) }
 	for name, grow := range map[string]func(tx *Txn) error{
 		"many small keys": func(tx *Txn) error {

@@ -31,6 +31,7 @@ var rightsRounds = flag.Int("rights.rounds", 12, "rounds of TestAnswersDoNotDepe
 // values, and what happens to them. The user sends random requests to both, and gets the same answers: entries, counts, errors,
 // metadata, events. So nothing that the user gets depends on those keys.
 func TestAnswersDoNotDependOnWhatTheCallerMayNotRead(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	seed := testseed.Base(t)
 	for _, kind := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
 		t.Run(string(kind), func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -122,6 +123,7 @@ func without(row *rpcRow, left int, count *int) *rpcRow {
 
 // Whatever a footprint function leaves out is found when the request is executed, and nothing is found if it leaves nothing out.
 func TestEveryKeyThatAFootprintLeavesOutIsFound(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, row := range claimedRows() {
 		for left, count := -1, 0; left < count; left++ {
 			h := mustStartUnchecked(t, vfs.NewMem())

@@ -16,6 +16,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // encodedCodec sends messages that are encoded already.
@@ -40,6 +41,7 @@ func allocated(do func()) uint64 {
 // TestEmptyOperationsAreRefusedBeforeTheyAreDecoded: an operation of two bytes takes a hundred once it
 // is decoded. A request with more of them than the limit is refused for less memory than that.
 func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const operations = 1 << 20
 	ids := protowire.AppendBytes([]byte{1<<3 | 2}, make([]byte, 4*operations))
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
@@ -139,6 +141,7 @@ func TestContentsOfAMessageAreThoseThatAreDecoded(t *testing.T) {
 // TestRequestsTakeNoMoreThanTheyAreAdmittedWith: what a request of the smallest operations takes, from
 // the time it is decoded until it has been executed, is counted.
 func TestRequestsTakeNoMoreThanTheyAreAdmittedWith(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const operations = 33_000
 	h := mustStart(t)
 	key := func(i int) []byte { return fmt.Appendf(nil, "%x", i) }

@@ -148,6 +148,7 @@ func decodedRequests(operations int) []struct {
 // TestRequestsAreNotCountedAsDecodedForEver: thousands of requests of all methods that end at any moment: executed, refused, too large,
 // damaged, cancelled, past their deadline, without an end.
 func TestRequestsAreNotCountedAsDecodedForEver(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const callers, each = 8, 150
 	seed := testseed.Base(t)
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {

@@ -8,6 +8,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // fillLargeShare leaves no room for large messages until the test ends.
@@ -21,6 +22,7 @@ func (h *harness) fillLargeShare(t *testing.T) {
 // others ends the stream with the reason that the message would have had alone, and with a metadata
 // entry: earlier requests of the stream that were not answered may have been executed.
 func TestLaterMessagesAreRefusedWithTheirReason(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	h := mustStart(t, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 8*config.MiB, 8*config.MiB, 8*config.MiB
 	})

@@ -13,6 +13,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestLeasesHoldUnderMemoryPressure: while writers overwrite everything as fast as memory allows,
@@ -43,7 +44,7 @@ func TestLeasesHoldUnderMemoryPressure(t *testing.T) {
 	end, done := time.Now().Add(1500*time.Millisecond), make(chan struct{})
 	all.Go(func() {
 		defer close(done)
-		for n, written := 1, 0; written < 96<<20 && time.Now().Before(end); n++ {
+		for n, written := 1, 0; written < 96<<20/(1+3*testseed.RaceDetector) && time.Now().Before(end); n++ {
 			switch err := overwrite(n); status.Code(err) {
 			case codes.OK:
 				written += keys * size

@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestScansAreAdmittedWithWhatTheyHold: the arenas of a page, and the buffer into which it is encoded, are never more than what the scan is
 // admitted with, whatever the entries are; and pages of entries that fit need no more than two pages.
 func TestScansAreAdmittedWithWhatTheyHold(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for name, test := range map[string]struct{ entries, size int }{
 		"tiny entries": {20_000, 0}, "entries of 100 bytes": {10_000, 100}, "entries of a few KiB": {300, 5 << 10},
 		"entries of a quarter of a page": {20, 64 << 10}, "entries larger than a page": {4, 600 << 10},

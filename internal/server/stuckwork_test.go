@@ -14,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -71,7 +72,7 @@ func TestServerStopsWithStuckWork(t *testing.T) {
 			t.Run(name+"/"+files, func(t *testing.T) {
 				t.Parallel()
 				stuck, heldUp := 0, 0
-				for nth := 1; ; nth += *stuckStep {
+				for nth := 1; ; nth += *stuckStep * (1 + 2*testseed.RaceDetector) {
 					met, isStuck, holds := stopWithStuckWork(t, prepared.Crash(uint64(nth), vfs.SurviveAll), files, nth, work)
 					if !met {
 						break

@@ -29,3 +29,12 @@ func Base(t testing.TB) uint64 {
 	t.Logf("replay with: %s=%d go test -count=1 -run '^%s$' in this package", Variable, base, t.Name())
 	return base
 }
+
+// SkipUnderRace skips a test that the race detector makes long and finds little in: one goroutine calls the store, one step after the
+// other, and compares bytes, pages or answers. It runs without the detector, and with the expensive assertions (make test-invariants).
+func SkipUnderRace(t *testing.T) {
+	t.Helper()
+	if RaceDetector == 1 {
+		t.Skip("runs without the race detector")
+	}
+}
