@@ -17,10 +17,10 @@ const (
 	lateMax = 20 * time.Millisecond
 	// nearEpochs is how many commits groupBytes of the log may have.
 	nearEpochs = groupBytes / 32
-	// takeoverCommits is how many commits of the ring a watch takes while the tailer waits.
-	takeoverCommits = 1024
-	// takeoverTurns is how often a watch does so before other lagging watches have their turn.
-	takeoverTurns = 16
+	// offersMax is how many commits are offered to watches of a group while the tailer and the consumers wait, or one to each.
+	offersMax = 1024
+	// takeoverMax is how many commits of the ring a group takes before other lagging watches have their turn.
+	takeoverMax = 16 * 1024
 )
 
 // catchUp are the lagging watches that wait for a reader. A watch does not wait while its queue is more than half full, or
@@ -40,7 +40,7 @@ type place struct {
 }
 
 // group are lagging watches near each other, for which one reader reads the log once. A watch whose group is another one
-// has left.
+// has left: because it has ended, or because its queue had no room. All others have been offered everything that was read.
 type group struct {
 	watches    []*Watch
 	identities []string
@@ -144,19 +144,25 @@ func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	}
 	f.lock()
 	defer f.unlock()
+	f.takeOverLocked(g)
 	for _, w := range g.watches {
-		f.takeOverLocked(w, g)
-		if w.group == g {
-			w.group = nil
-			if w.halfEmpty() {
-				f.joinLocked(w)
-			}
-		}
+		f.dismissLocked(w, g)
 	}
 	for _, id := range g.identities {
 		delete(f.catchUp.busy, id)
 	}
 	return bytes
+}
+
+// dismissLocked lets a watch that is still in a group wait for a reader again.
+func (f *Feed) dismissLocked(w *Watch, g *group) {
+	if w.group != g {
+		return
+	}
+	w.group = nil
+	if w.halfEmpty() {
+		f.joinLocked(w)
+	}
 }
 
 // startOf is the first position of a group, unless all are in the ring.
@@ -193,7 +199,7 @@ type piece struct {
 	commits        []*Commit
 }
 
-// piecesMax is how many pieces are offered to a watch at a time, without another reader or a consumer in between.
+// piecesMax is how many pieces are read before they are offered.
 const piecesMax = 64
 
 // close gives back what the reader keeps.
@@ -244,7 +250,6 @@ func (f *Feed) readFor(r *reading, g *group, start Position, mark wal.TailMark) 
 func (f *Feed) readPieces(r *reading, g *group, bytesMax int64) (next keys.Epoch, ended bool, err error) {
 	r.pieces, r.commits, r.spans = r.pieces[:0], r.commits[:0], r.spans[:0]
 	stable, from := f.source.Stable(), f.ringBegin()
-	piecesMax := max(1, min(piecesMax, takeoverCommits/len(g.watches)))
 	for bytes := int64(0); len(r.pieces) < piecesMax && bytes < bytesMax; {
 		next = r.log.Position()
 		p := piece{after: next - 1, at: r.log.Mark()}
@@ -308,50 +313,73 @@ func (f *Feed) refuseRemoved(g *group, rec *wal.TailRecord) {
 	}
 }
 
-// offerPieces offers pieces to those of a group that have got everything before them. It reports false if no watch of the group can
-// take more.
+// offerPieces offers pieces to a group. It reports false if no watch of the group can take more.
 func (f *Feed) offerPieces(g *group, pieces []piece) (more bool) {
 	f.lock()
 	defer f.unlock()
 	more = true
-	for i := range pieces {
-		if more = f.offerPieceLocked(g, &pieces[i]); !more {
-			break
+	for i, offers := 0, 0; more && i < len(pieces); i++ {
+		p := &pieces[i]
+		for j := range p.commits {
+			offers += f.offerToGroupLocked(g, &p.commits[j], &p.at)
+		}
+		if last := i == len(pieces)-1; last || offers >= offersMax {
+			more, offers = g.advanceLocked(p.through), 0
+			f.yieldLocked(!last)
 		}
 	}
 	clear(pieces)
-	f.makeRoomLocked()
 	return more
 }
 
-func (f *Feed) offerPieceLocked(g *group, p *piece) (more bool) {
-	for _, w := range g.watches {
-		if w.group != g || w.queued.Epoch < p.after {
-			continue // it has left, or its queue is full
-		}
-		if w.queued.Epoch >= p.through {
-			more = true // it is ahead
+// yieldLocked makes room, and lets the tailer, consumers and other readers go on if more follows.
+func (f *Feed) yieldLocked(more bool) {
+	f.makeRoomLocked()
+	if more {
+		f.unlock()
+		f.lock()
+	}
+}
+
+// offerToGroupLocked offers the next commit to the watches of a group that may want it, and returns their number. A watch whose queue
+// has no room leaves the group: it comes again when its consumer has taken something. The mark, if any, is where the commit begins.
+func (f *Feed) offerToGroupLocked(g *group, at **Commit, mark *wal.TailMark) (offers int) {
+	c := *at
+	watches := f.wantersLocked(g, c)
+	for _, w := range watches {
+		if w.group != g {
 			continue
 		}
-		w.failures = 0
-		if f.offerAllLocked(w, p.commits) {
-			w.queued, more = latest(w.queued, Position{Epoch: p.through}), true
-		} else {
-			w.mark = p.at
+		w.queued = latest(w.queued, Position{Epoch: c.Epoch - 1})
+		if f.offerLocked(w, at) {
+			continue
+		}
+		if w.group = nil; mark != nil {
+			w.mark = *mark
 		}
 	}
-	return more
+	return len(watches)
 }
 
-// offerAllLocked offers commits to a lagging watch up to the first for which its queue has no room.
-func (f *Feed) offerAllLocked(w *Watch, commits []*Commit) bool {
-	for i := range commits {
-		if !f.offerLocked(w, &commits[i]) {
-			return false
+// wantersLocked are the watches of a group that may want something of a commit, and others. Those of a small group are asked one by
+// one; so are those of a large one if the index has more watches for the commit than there are in the group.
+func (f *Feed) wantersLocked(g *group, c *Commit) []*Watch {
+	if n := len(g.watches); n >= f.options.indexedMin && c.Loaded == nil {
+		if found, all := f.index.candidates(c, n); all {
+			return found
 		}
-		w.queued = latest(w.queued, Position{Epoch: commits[i].Epoch})
 	}
-	return true
+	return g.watches
+}
+
+// advanceLocked says that everything up to an epoch was offered to the watches of a group, and reports whether it has any.
+func (g *group) advanceLocked(through keys.Epoch) (has bool) {
+	for _, w := range g.watches {
+		if w.group == g {
+			w.queued, w.failures, has = latest(w.queued, Position{Epoch: through}), 0, true
+		}
+	}
+	return has
 }
 
 // markGroup records where the log was read to for those that got all of it.
@@ -390,32 +418,48 @@ func (f *Feed) gapFor(g *group, at keys.Epoch, err error) {
 	}
 }
 
-// takeOverLocked lets a lagging watch take what the ring has after its position. If it could take all of it, the watch is
-// live: the tailer offers it the next commit. The tailer waits meanwhile, but for short parts of the ring only.
-func (f *Feed) takeOverLocked(w *Watch, g *group) {
-	for turn := 0; turn < takeoverTurns && w.group == g && f.tailer != nil && w.queued.Epoch >= f.ring.from; turn++ {
-		commits := f.ring.after(w.queued.Epoch)
-		rest := len(commits) > takeoverCommits
-		if rest {
-			commits = commits[:takeoverCommits]
-		}
-		if !f.offerAllLocked(w, commits) {
+// takeOverLocked lets the watches of a group take what the ring has after their positions. Those that could take all of it are
+// live: the tailer offers them the next commit. The tailer waits meanwhile, but for short parts of the ring only.
+func (f *Feed) takeOverLocked(g *group) {
+	for taken := 0; taken < takeoverMax && f.tailer != nil; {
+		from, found := f.inRingLocked(g)
+		if !found {
 			return
 		}
-		if !rest {
-			f.joinTailerLocked(w)
+		commits, n := f.ring.after(from), 0
+		for offers := 0; n < len(commits) && n < offersMax && offers < offersMax; n++ {
+			offers += f.offerToGroupLocked(g, &commits[n], nil)
+		}
+		if taken += n; n == len(commits) {
+			f.joinTailerLocked(g)
 			return
 		}
-		f.makeRoomLocked()
-		f.unlock()
-		f.lock()
+		g.advanceLocked(commits[n-1].Epoch)
+		f.yieldLocked(true)
 	}
 }
 
-// joinTailerLocked makes a watch live that has everything up to the last dispatched commit.
-func (f *Feed) joinTailerLocked(w *Watch) {
-	w.queued = latest(w.queued, Position{Epoch: f.ring.dispatched})
-	w.group, w.state = nil, StateLive
-	f.live++
-	f.index.add(w)
+// inRingLocked dismisses the watches of a group of which the ring does not have the next commits, and returns the first position of
+// the others.
+func (f *Feed) inRingLocked(g *group) (from keys.Epoch, found bool) {
+	from = keys.MaxEpoch
+	for _, w := range g.watches {
+		if w.queued.Epoch < f.ring.from {
+			f.dismissLocked(w, g)
+		} else if w.group == g {
+			from, found = min(from, w.queued.Epoch), true
+		}
+	}
+	return from, found
+}
+
+// joinTailerLocked makes the watches of a group live, which have everything up to the last dispatched commit.
+func (f *Feed) joinTailerLocked(g *group) {
+	g.advanceLocked(f.ring.dispatched)
+	for _, w := range g.watches {
+		if w.group == g {
+			w.group, w.state = nil, StateLive
+			f.live++
+		}
+	}
 }

@@ -27,17 +27,17 @@ func BenchmarkCatchUp(b *testing.B) {
 	for _, c := range []struct {
 		name    string
 		watches int
-		one     string // the key that is watched; all without
-	}{{"watches=1", 1, ""}, {"watches=20", 20, ""}, {"watches=1/keys=1", 1, fmt.Sprintf("%016d", 7)}} {
+		keys    int // that are watched, one by each watch; 0: all by each
+	}{{"watches=1", 1, 0}, {"watches=20", 20, 0}, {"watches=1/keys=1", 1, 1}, {"watches=1000/keys=1000", 1000, 1000}, {"watches=10000/keys=1000", 10_000, 1000}} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			began := processorTime()
 			for n := 0; n < b.N; n += commits {
 				f := New(s, Options{manual: true})
-				for range c.watches {
+				for i := range c.watches {
 					o := WatchOptions{}
-					if c.one != "" {
-						o.Ranges = []Range{pointRange([]byte(c.one))}
+					if c.keys > 0 {
+						o.Ranges = []Range{pointRange(fmt.Appendf(nil, "%016d", i%c.keys))}
 					}
 					mustWatch(b, f.NewConsumer("client"), o)
 				}

@@ -58,13 +58,11 @@ func (c *Consumer) Watch(o WatchOptions) (*Watch, error) {
 		return nil, err
 	}
 	f.startLocked(stable)
-	g := &group{}
+	f.index.add(w)
+	g := &group{watches: []*Watch{w}}
 	w.group = g
-	f.takeOverLocked(w, g)
-	if w.group == g {
-		w.group = nil
-		f.joinLocked(w)
-	}
+	f.takeOverLocked(g)
+	f.dismissLocked(w, g)
 	return w, nil
 }
 

@@ -18,9 +18,9 @@
 //	             (lagging watches)
 //
 // The tailer reads what is between its position and the stable epoch, decodes it once, and offers it to the live watches, of
-// which an index knows the ranges. It never waits for a watch: a watch whose queue is full becomes lagging and leaves the
-// index. When its stream has taken half of the queue, a reader reads the log for it, and for every other lagging watch
-// near by, until its position is in the ring. Then the watch takes the rest from the ring between two commits, and is live
+// which an index knows the ranges. It never waits for a watch: a watch whose queue is full becomes lagging. When its stream
+// has taken half of the queue, a reader reads the log for it, and for every other lagging watch near by, which it finds in
+// the same index, until its position is in the ring. Then the watch takes the rest from the ring between two commits, and is live
 // again. A watch belongs to the tailer while it is live and to one reader while it is read for, so no commit is left out
 // and none is offered twice.
 //
@@ -36,7 +36,7 @@
 //     locked by rotations, for the time of a search in it;
 //   - the ring, the queues with the commits that only they refer to, and large records that are being read have
 //     Options.MemoryBytes together, but for one commit that is larger than that; ring and queues have half of it each, but for
-//     one commit. A watch whose stream takes nothing has no queue in the end: it costs its struct;
+//     one commit. A watch whose stream takes nothing has no queue in the end: it costs its struct and its places in the index;
 //   - what came out of Next keeps at most twice Limit.Bytes of commits in memory, and its own operations;
 //   - without a watch whose client takes something there is no goroutine and no ring.
 //
@@ -88,9 +88,10 @@ type Options struct {
 	ConsumerWatchesMax    int           // of one consumer; 10,000
 	RangesMax             int           // of one watch; 64
 
-	roomWait time.Duration         // 50 ms; see room.go
-	wait     func(context.Context) // between two attempts to get room
-	manual   bool                  // no goroutine is started: a test calls the steps
+	roomWait   time.Duration         // 50 ms; see room.go
+	wait       func(context.Context) // between two attempts to get room
+	indexedMin int                   // 16; size of a group from which on the index is asked which of its watches may want a commit
+	manual     bool                  // no goroutine is started: a test calls the steps
 }
 
 func (o *Options) setDefaults() {
@@ -104,6 +105,7 @@ func (o *Options) setDefaults() {
 	orDefault(&o.ConsumerWatchesMax, 10_000)
 	orDefault(&o.RangesMax, 64)
 	orDefault(&o.roomWait, roomWait)
+	orDefault(&o.indexedMin, 16)
 	if o.wait == nil {
 		o.wait = func(ctx context.Context) { sleep(ctx, roomEvery) }
 	}

@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// index finds the live watches of which a range may have a key of a commit. A range of one key is in a hash map. The others
+// index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map. The others
 // divide the keys into intervals, each with the ranges that cover it. A range over many intervals is in none of them but in
 // a list of its own: every commit is compared with it, which costs less than entries in all intervals, and such a range
 // wants most commits anyway.
@@ -16,6 +16,7 @@ type index struct {
 	wide      []*entry
 	divided   []*entry // whose number of intervals has become too large
 	found     []*Watch
+	most      int // that are to be found
 	pass      uint64
 }
 
@@ -148,34 +149,40 @@ func (x *index) unbound(key []byte) {
 	x.intervals = slices.Delete(x.intervals, i, i+1)
 }
 
-// candidates are the watches of which a range may have a key of a commit, each once; valid until the next call.
-func (x *index) candidates(c *Commit) []*Watch {
+// candidates are the watches of which a range may have a key of a commit, each once; valid until the next call. It gives up, and reports
+// false, when there are more than most.
+func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
 	x.pass++
-	x.found = x.found[:0]
-	x.collect(x.wide)
+	x.found, x.most = x.found[:0], most
+	all = x.collect(x.wide)
 	at, last := 0, -1 // the keys ascend, and so do the intervals
-	for i := range c.spans {
+	for i := 0; all && i < len(c.spans); i++ {
 		key := c.key(i)
 		if len(x.exact) > 0 {
-			x.collect(x.exact[string(key)])
+			all = x.collect(x.exact[string(key)])
 		}
 		if at < len(x.intervals) && bytes.Compare(x.intervals[at].lower, key) <= 0 {
 			rest := x.intervals[at:]
 			at += sort.Search(len(rest), func(i int) bool { return bytes.Compare(rest[i].lower, key) > 0 })
 			if at--; at != last {
-				x.collect(x.intervals[at].ranges)
+				all = all && x.collect(x.intervals[at].ranges)
 				last = at
 			}
 		}
 	}
-	return x.found
+	return x.found, all
 }
 
-func (x *index) collect(list []*entry) {
+// collect reports false when more were found than are wanted.
+func (x *index) collect(list []*entry) bool {
 	for _, e := range list {
 		if w := e.watch; w.pass != x.pass {
+			if len(x.found) == x.most {
+				return false
+			}
 			w.pass = x.pass
 			x.found = append(x.found, w)
 		}
 	}
+	return true
 }

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -40,7 +41,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			live = slices.Delete(live, i, i+1)
 		}
 		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
-		found := f.index.candidates(c)
+		found, _ := f.index.candidates(c, math.MaxInt)
 		for _, w := range live {
 			if n := len(w.match(nil, c, 0)); n > 0 && !slices.Contains(found, w) {
 				t.Fatalf("%q is not found for %q", w.ranges, c.body)
@@ -48,6 +49,10 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 		}
 		if slices.SortFunc(found, func(a, b *Watch) int { return slices.Index(live, a) - slices.Index(live, b) }); len(slices.Compact(found)) != len(found) {
 			t.Fatal("a watch is found twice")
+		}
+		most := rng.IntN(20)
+		if some, all := f.index.candidates(c, most); all != (len(found) <= most) || len(some) != min(len(found), most) {
+			t.Fatalf("%d watches, complete %v, of %d, at most %d", len(some), all, len(found), most)
 		}
 	}
 	for _, w := range live {

@@ -121,8 +121,11 @@ func (f *Feed) evictLocked(w *Watch) {
 	first := w.queue.first()
 	w.queued = Position{first.commit.Epoch - 1, first.from}
 	f.dropQueueLocked(w)
-	if w.state == StateLive {
+	switch w.state {
+	case StateLive:
 		f.counters.becameLagging.Memory++
+	case StateNeedsDifference: // it has not said so, and finds out again
+		f.index.add(w)
 	}
 	f.lagLocked(w)
 	w.gap, w.mark = nil, wal.TailMark{}

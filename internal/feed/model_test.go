@@ -85,7 +85,7 @@ func (m *model) open(consumers int) {
 	if m.rng.IntN(3) == 0 { // there is room for a large commit, or for two
 		o = Options{MemoryBytes: 350<<10 + m.rng.Int64N(500<<10), QueueOperations: 1 + m.rng.IntN(10)}
 	}
-	o.manual, o.roomWait, o.wait = true, 1, m.takeAwaitedOfAll
+	o.manual, o.roomWait, o.wait, o.indexedMin = true, 1, m.takeAwaitedOfAll, 1+2*m.rng.IntN(2)
 	m.feed = New(m.store, o)
 	m.largest, m.keeps = 1+m.rng.IntN(100), m.rng.IntN(2) == 0
 	m.consumer = nil
@@ -107,7 +107,8 @@ func (m *model) step() {
 		m.noOp()
 	case n < 43:
 		m.stabilizeAll()
-		m.load(m.key(), "")
+		lower := m.key()
+		m.load(lower, string(lower[0]+byte(1+m.rng.IntN(4))))
 	case n < 48:
 		m.begin()
 	case n < 62:

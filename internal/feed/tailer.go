@@ -147,10 +147,11 @@ func (f *Feed) dispatchLocked(c *Commit) {
 	f.makeRoomLocked()
 }
 
-// candidatesLocked are the live watches that may want something of a commit. Bulk loads are rare: all are asked.
+// candidatesLocked are the watches, also lagging ones, that may want something of a commit. Bulk loads are rare: all are asked.
 func (f *Feed) candidatesLocked(c *Commit) []*Watch {
 	if c.Loaded == nil {
-		return f.index.candidates(c)
+		found, _ := f.index.candidates(c, len(f.watches))
+		return found
 	}
 	all := make([]*Watch, 0, len(f.watches))
 	for _, w := range f.watches {

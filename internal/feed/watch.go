@@ -99,7 +99,7 @@ type Watch struct {
 	cursor
 	standing
 	queue   queue
-	entries []entry // in the index; nil unless live
+	entries []entry // in the index; nil unless live or lagging
 	pass    uint64  // of the index that has found it last
 	waiting uint64  // turn of memory in which it began to wait for its consumer
 }
@@ -169,6 +169,7 @@ func (w *Watch) Resume(at keys.Epoch) error {
 	}
 	w.state, w.gap, w.told, w.mark = StateLagging, nil, false, wal.TailMark{}
 	w.queued, w.delivered = Position{Epoch: at}, Position{Epoch: at}
+	f.index.add(w)
 	f.joinLocked(w)
 	return nil
 }
@@ -250,12 +251,11 @@ func (f *Feed) readyLocked(w *Watch) {
 	f.wakeLocked(w.consumer)
 }
 
-// lagLocked takes a watch out of the index, or away from its reader.
+// lagLocked takes a watch away from the tailer, or from its reader.
 func (f *Feed) lagLocked(w *Watch) {
 	if w.state == StateLive {
 		f.live--
 	}
-	f.index.remove(w)
 	f.leaveLineLocked(w)
 	w.group, w.state = nil, StateLagging
 }
@@ -264,6 +264,7 @@ func (f *Feed) lagLocked(w *Watch) {
 func (f *Feed) gapLocked(w *Watch, gap GapError) {
 	w.queued = f.queuedLocked(w)
 	f.lagLocked(w)
+	f.index.remove(w)
 	gap.After = w.queued
 	w.state, w.gap, w.told = StateNeedsDifference, &gap, false
 	f.counters.gaps++
@@ -294,6 +295,7 @@ func (f *Feed) removeLocked(w *Watch) {
 // leaveLocked frees what the feed has for a watch.
 func (f *Feed) leaveLocked(w *Watch) {
 	f.lagLocked(w)
+	f.index.remove(w)
 	f.dropQueueLocked(w)
 	w.gap = nil
 	delete(f.watches, w.ID)
