@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,6 +33,7 @@ func newPerson(t *testing.T) *person {
 // does runs a command with lines on standard input, and wants an exit code.
 func (p *person) does(want int, stdin string, args ...string) (out string) {
 	p.t.Helper()
+	args = append(slices.Clip(args), "--timeout", "2m") // a hash of a password takes long on a busy machine
 	var stdout, stderr bytes.Buffer
 	a := &app{in: strings.NewReader(stdin), out: &stdout, err: &stderr, outTerminal: true, getenv: func(name string) string { return p.env[name] }}
 	if got := a.run(context.Background(), args); got != want {

@@ -51,6 +51,7 @@ type timeline struct {
 
 	// Owned by the goroutine that records.
 	own      keys.Epoch // of its last commit
+	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
 	recorded bool       // there is a record of the floor
 }
@@ -199,9 +200,18 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	if err != nil {
 		return err
 	}
-	t.own, t.pending, t.recorded = epoch, next.floor, true
 	t.apply(sample, &next)
+	t.committed(epoch, sample, &next)
 	return nil
+}
+
+// committed is called with the epoch of the commit that records a sample, and the floor. Another commit may have come between the epoch
+// of the sample and this one: the next sample has it.
+func (t *timeline) committed(epoch keys.Epoch, sample timeSample, next *nextRecords) {
+	t.own, t.pending, t.recorded = epoch, next.floor, true
+	if next.covered && epoch == sample.epoch+1 {
+		t.settled = epoch
+	}
 }
 
 func (w *Write) recordSample(sample timeSample) {
@@ -224,6 +234,7 @@ func (s *Store) sample(ctx context.Context, x *Session) (timeSample, error) {
 // nextRecords is what is to be recorded beside a sample.
 type nextRecords struct {
 	add     bool // the sample is worth adding
+	covered bool // there is a sample then that has every commit up to this one but the timeline's own
 	floor   keys.Epoch
 	drop    int          // how many samples, of the oldest, are not needed any more
 	removed []timeSample // of these, those that may have a record
@@ -248,7 +259,8 @@ func (t *timeline) next(sample timeSample) (out nextRecords) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(t.samples)
-	out.add = sample.epoch > t.own && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
+	out.add = sample.epoch > t.settled && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
+	out.covered = out.add || sample.epoch == t.settled || n > 0 && sample.epoch == t.samples[n-1].epoch
 	out.floor = keys.Epoch(t.floor.Load())
 	limit, keep := sample.at-min(sample.at, uint64(t.keep.Microseconds())+1000), 0
 	for i, old := range t.samples {
@@ -346,6 +358,9 @@ func (s *Store) recordStart(ctx context.Context) {
 		t.recorded = true
 		sample.epoch = max(sample.epoch, 1)
 		t.note(sample)
+		if n := len(t.samples); t.samples[n-1].epoch+1 == t.own {
+			t.settled = t.own
+		}
 	}
 }
 
