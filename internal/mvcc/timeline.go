@@ -49,7 +49,11 @@ type timeline struct {
 	logReads chan struct{} // holds a token of each goroutine that reads a part of the log
 	searches chan struct{} // holds a token of the goroutine that may read all of it
 
-	// Owned by the goroutine that records.
+	recording
+}
+
+// recording is what has been recorded. The goroutine that records owns it.
+type recording struct {
 	own      keys.Epoch // of its last commit
 	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
