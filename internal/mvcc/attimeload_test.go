@@ -29,6 +29,8 @@ func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
 		})
 	}
 	awaitSample(1)
+	opened := s.TimeOf(1) // rounded up, and the clock may be late
+	eventually(t, "a time after the first sample", func() bool { return s.Clock().Now() > opened+1 })
 	type answer struct {
 		at    uint64
 		epoch keys.Epoch
@@ -82,8 +84,7 @@ func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
 	if alone {
 		answers = append(answers, answer{at: at, epoch: loaded.Epoch})
 	}
-	time.Sleep(5 * time.Millisecond)
-	at = s.Clock().Now() - 1
+	at = awaitTick(s) - 1
 	e, err := s.EpochAt(t.Context(), at)
 	if err != nil || e < loaded.Epoch { // the store may have recorded a sample since
 		t.Fatalf("the state after the load is %d, %v; the load is %d", e, err, loaded.Epoch)
@@ -98,9 +99,9 @@ func TestAStateAtATimeDoesNotChangeWithABulkLoad(t *testing.T) {
 		}
 	}
 	check("at once")
-	time.Sleep(3 * time.Millisecond)
+	awaitTick(s)
 	after := mustPut(t, s, "k", "after")
-	time.Sleep(3 * time.Millisecond)
+	awaitTick(s)
 	check("after another commit")
 	awaitSample(after)
 	check("after another sample")
