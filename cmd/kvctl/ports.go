@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -70,6 +71,9 @@ func probePort(address string) portKind {
 			return portHTTPOver
 		}
 		return portTLS
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // a slow port that speaks TLS would answer a question in plain text as one of HTTP
+		return portSilent
 	}
 	if conn, err = net.DialTimeout("tcp", address, portWait); err != nil {
 		return portClosed

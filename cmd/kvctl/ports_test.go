@@ -69,3 +69,33 @@ func TestWrongPortsAreNamed(t *testing.T) {
 		twice.Close()
 	})
 }
+
+// TestASlowPortIsNotCalledHTTP: a server of TLS that takes long for a handshake answers plain text at once, and in HTTP/1, as that of the
+// standard library does.
+func TestASlowPortIsNotCalledHTTP(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = conn.Close() }()
+				first := make([]byte, 1)
+				if _, err := conn.Read(first); err == nil && first[0] == 'G' {
+					_, _ = io.WriteString(conn, "HTTP/1.0 400 Bad Request\r\n\r\n")
+					return
+				}
+				_, _ = io.Copy(io.Discard, conn) // until the client gives up
+			}()
+		}
+	}()
+	if got := probePort(l.Addr().String()); got != portSilent {
+		t.Errorf("kind %d, want %d", got, portSilent)
+	}
+}

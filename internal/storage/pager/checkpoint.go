@@ -354,7 +354,7 @@ func (ck *Checkpoint) commitSuperblock(next *superblock) error {
 	if err := ck.p.writeSuperblock(next, pages...); err != nil {
 		return err
 	}
-	return ck.p.file.SyncData()
+	return ck.p.sync(ck.p.file.SyncData, ck.p.fail)
 }
 
 // writeSuperblock writes sb to these pages, and does not sync.

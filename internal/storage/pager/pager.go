@@ -56,7 +56,8 @@ type Pager struct {
 
 	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
 
-	growMu sync.Mutex
+	growMu  sync.Mutex
+	syncing sync.Mutex // held by a sync until it is known whether it failed
 
 	// Owned by the open checkpoint, or by the goroutine that has set open.
 	space      *space

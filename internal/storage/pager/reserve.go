@@ -37,10 +37,7 @@ func (p *Pager) FillReserve(more int64) error {
 		return fmt.Errorf("pager: reserve of %d bytes: %w", want, err)
 	}
 	p.fileSize.Store(size)
-	if err := p.file.Sync(); err != nil {
-		return p.fail(fmt.Errorf("reserve: %w", err))
-	}
-	return nil
+	return p.sync(p.file.Sync, func(err error) error { return p.fail(fmt.Errorf("reserve: %w", err)) })
 }
 
 // ErrKept means that a checkpoint would add pages to the state, and that too few would stay free. It comes

@@ -34,7 +34,7 @@ func (p *Pager) rewriteSuperblock() error {
 	}
 	err := p.writeSuperblock(p.current(), p.current().locations()...)
 	if err == nil {
-		err = p.file.Sync()
+		err = p.sync(p.file.Sync, p.failed)
 	}
 	if err != nil {
 		return fmt.Errorf("write the newest superblock again: %w", p.failed(err))

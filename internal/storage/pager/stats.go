@@ -66,10 +66,24 @@ func (p *Pager) BytesUnsynced() uint64 {
 // syncPages syncs the pages that were written. One goroutine at a time calls it.
 func (p *Pager) syncPages() error {
 	written := p.written.pages.Load()
-	if err := p.file.SyncData(); err != nil {
-		return p.fail(err)
+	if err := p.sync(p.file.SyncData, p.fail); err != nil {
+		return err
 	}
 	p.written.synced.Store(written)
+	return nil
+}
+
+// sync syncs the file, one goroutine at a time, unless a sync has failed before: that one may have dropped what others have written, which
+// a later sync reports as synced. It takes what failed makes of an error.
+func (p *Pager) sync(call func() error, failed func(error) error) error {
+	p.syncing.Lock()
+	defer p.syncing.Unlock()
+	if err := p.Err(); err != nil {
+		return err
+	}
+	if err := call(); err != nil {
+		return failed(err)
+	}
 	return nil
 }
 
