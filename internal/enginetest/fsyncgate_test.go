@@ -83,7 +83,7 @@ func TestWhatARestartAfterAFailedSyncShowsSurvivesACrash(t *testing.T) {
 			if !met {
 				break
 			}
-			for at := int64(0); ; at += 1 + rng.Int64N(18*exhaustiveStep) {
+			for at := int64(0); ; at += 1 + rng.Int64N(18) {
 				if !crashedLater(t, mem.Crash(0, vfs.SurviveProcess), fmt.Sprintf("%s sync %d", name, nth), at) {
 					break
 				}

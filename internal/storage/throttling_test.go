@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/throttle"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -169,9 +170,7 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 
 // TestPagesHardlyMoveWhileWritersWait: while writers wait for a merge it does little of what can be done later.
 func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
-	if exhaustiveStep > 1 {
-		t.Skip("one goroutine: runs without the race detector")
-	}
+	testseed.SkipUnderRace(t)
 	value := make([]byte, 100)
 	moved := func(behind bool) uint64 {
 		b := newBench(t)
