@@ -37,8 +37,9 @@ GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|sto
 GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
 # seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do.
-CRASH_TESTS        := (?i:crash|kill|torn|damage|corrupt|nospace|failstop)
-CRASH_PACKAGES     = $$(git grep --untracked -liE '^func Test.*(crash|kill|torn|damage|corrupt|nospace|failstop)' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+CRASH_WORDS        := crash|kill|torn|damage|corrupt|nospace|failstop
+CRASH_TESTS        := (?i:$(CRASH_WORDS))
+CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 RACE         := $(GO) test -race -vet=off -tags invariants -timeout 30m
 # internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
 # detector, so it watches nothing there but their own clients: their short form does.

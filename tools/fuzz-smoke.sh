@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fuzz() { # target; fills $work/output. The working directory is the package's.
-	"$work/test" -test.run '^$' -test.fuzz "^$1\$" -test.fuzztime "$fuzztime" -test.parallel 1 -test.fuzzcachedir "$work/corpus" >"$work/output" 2>&1
+	"$work/test" -test.run '^$' -test.fuzz "^$1\$" -test.fuzztime "$fuzztime" -test.parallel 1 -test.fuzzcachedir "$corpus" >"$work/output" 2>&1
 }
 
 # The time was over, and that is all there is to the failure: the line after FAIL is the error, and the next one ends the test.
@@ -23,6 +23,7 @@ if [ "${1:-}" = --package ]; then # time, package
 	work=$(mktemp -d)
 	trap 'rm -rf "$work"' EXIT
 	cd "$package"
+	corpus=$(go env GOCACHE)/fuzz/$(go list .) # that of go test
 	go test -c -vet=off -fuzz=Fuzz -o "$work/test" .
 	for name in $(grep -ho '^func Fuzz[A-Za-z0-9_]*' ./*_test.go | sed 's/^func //' | sort); do
 		code=0

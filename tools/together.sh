@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs commands at the same time, each an argument for the shell, and prints the output of each when all before it have printed
-# theirs. Fails if one of them fails, after all have ended.
+# Runs commands at the same time; each argument is one, for the shell. Their outputs are not mixed: the first command prints as it goes,
+# and those of the others follow in their order. If one fails, the script fails after all have ended.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ for command in "${@:2}"; do
 	running+=($!)
 done
 failed=0
-bash -euo pipefail -c "$1" || failed=1 # the first prints as it goes
+bash -euo pipefail -c "$1" || failed=1
 for n in "${!running[@]}"; do
 	wait "${running[n]}" || failed=1
 	cat "$outputs/$n"

@@ -17,7 +17,7 @@ const (
 	lateMax = 20 * time.Millisecond
 	// nearEpochs is how many commits groupBytes of the log may have.
 	nearEpochs = groupBytes / 32
-	// offersMax is how many commits are offered to watches of a group while the tailer and the consumers wait, or one to each.
+	// offersMax bounds the offers of a commit to a watch during which the tailer and the consumers wait. A larger group is offered one commit.
 	offersMax = 1024
 	// takeoverMax is how many commits of the ring a group takes before other lagging watches have their turn.
 	takeoverMax = 16 * 1024

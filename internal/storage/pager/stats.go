@@ -73,8 +73,8 @@ func (p *Pager) syncPages() error {
 	return nil
 }
 
-// sync syncs the file, one goroutine at a time, unless a sync has failed before: that one may have dropped what others have written, which
-// a later sync reports as synced. It takes what failed makes of an error.
+// sync syncs the file, one goroutine at a time. After a sync that failed it syncs nothing: that one may have dropped pages that others
+// have written, and a later sync reports success without writing them. failed records an error before another sync can begin.
 func (p *Pager) sync(call func() error, failed func(error) error) error {
 	p.syncing.Lock()
 	defer p.syncing.Unlock()
