@@ -350,7 +350,7 @@ func (f *Feed) offerToGroupLocked(g *group, at **Commit, mark *wal.TailMark) (of
 		if w.group != g {
 			continue
 		}
-		w.queued = latest(w.queued, Position{Epoch: c.Epoch - 1})
+		w.queued = latest(w.queued, Position{Epoch: c.before()})
 		if f.offerLocked(w, at) {
 			continue
 		}

@@ -113,6 +113,14 @@ func (f *Feed) load(one keys.LoadedRange) *Commit {
 	return &Commit{Epoch: one.Epoch, feed: f, Loaded: &one, size: commitBytes + int64(unsafe.Sizeof(one)) + int64(cap(one.Lower)+cap(one.Upper))}
 }
 
+// before is the epoch before it: everything up to there comes before it. Bulk loads of which only the last epoch is known are one commit.
+func (c *Commit) before() keys.Epoch {
+	if c.Loaded != nil {
+		return c.Loaded.Since()
+	}
+	return c.Epoch - 1
+}
+
 // Count is the number of its operations.
 func (c *Commit) Count() int { return len(c.spans) }
 

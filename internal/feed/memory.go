@@ -119,7 +119,7 @@ func (f *Feed) byWaitLocked() (full []*Watch, awaited int) {
 // when its consumer asks for more.
 func (f *Feed) evictLocked(w *Watch) {
 	first := w.queue.first()
-	w.queued = Position{first.commit.Epoch - 1, first.from}
+	w.queued = Position{first.commit.before(), first.from}
 	f.dropQueueLocked(w)
 	switch w.state {
 	case StateLive:

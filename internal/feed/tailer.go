@@ -138,7 +138,7 @@ func (f *Feed) dispatchLocked(c *Commit) {
 	f.addToRingLocked(c)
 	for _, w := range f.candidatesLocked(c) {
 		if w.state == StateLive && !f.offerLocked(w, &c) {
-			w.queued = latest(w.queued, Position{Epoch: c.Epoch - 1})
+			w.queued = latest(w.queued, Position{Epoch: c.before()})
 			f.counters.becameLagging.Queue++
 			f.lagLocked(w)
 		}

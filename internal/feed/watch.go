@@ -203,6 +203,8 @@ func (f *Feed) offerLocked(w *Watch, at **Commit) bool {
 	switch {
 	case c.Epoch <= w.queued.Epoch:
 		return true
+	case c.Loaded != nil && c.before() < w.queued.Epoch: // the watch has some of the bulk loads
+		c = f.load(keys.WholeSpace(w.queued.Epoch+1, c.Epoch, keys.SpaceUser))
 	case c.Epoch == w.queued.Epoch+1:
 		from = w.queued.Operations
 	}
