@@ -97,7 +97,7 @@ func Create(ctx context.Context, source Source, store objectstore.Store, o Optio
 	if err := j.plan(ctx); err != nil {
 		return nil, err
 	}
-	lease, err := takeLease(ctx, store, j.dir, jobBackup, j.manifest.ID, o.lease)
+	lease, err := takeLease(ctx, store, j.dir, jobBackup, j.manifest.leaseID(), o.lease)
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +106,9 @@ func Create(ctx context.Context, source Source, store objectstore.Store, o Optio
 	defer cancel(nil)
 	lease.keep(ctx, cancel)
 	if err := lease.awaitNone(ctx, jobPrune); err != nil {
+		return nil, because(ctx, err)
+	}
+	if err := j.checkBase(ctx); err != nil { // a prune that ran before the lease may have removed it
 		return nil, because(ctx, err)
 	}
 	if err := j.copy(ctx); err != nil {
@@ -175,13 +178,22 @@ func (j *job) plan(ctx context.Context) error {
 	if why := j.manifest.unfitBase(j.base); why != "" {
 		return fmt.Errorf("%w: %s cannot be the base: %s", ErrBase, j.base.ID, why)
 	}
-	if _, err := Chain(ctx, j.store, j.base); err != nil {
-		return err
-	}
 	j.manifest.Kind = Incremental
 	j.manifest.Base = &Base{ID: j.base.ID, SHA256: j.base.SHA256(), Checkpoint: j.base.State.Checkpoint}
+	if err := j.checkBase(ctx); err != nil {
+		return err
+	}
 	j.planReading()
 	return nil
+}
+
+// checkBase returns nil if the target has the base, and the bases that it needs.
+func (j *job) checkBase(ctx context.Context) error {
+	if j.base == nil {
+		return nil
+	}
+	_, err := Chain(ctx, j.store, j.manifest)
+	return err
 }
 
 // planReading finds out which pages can differ from the base: this process has made the base, and remembers what was written since.
@@ -302,8 +314,8 @@ func (j *job) copyQuarantine(s *sender) error {
 	return err
 }
 
-// finish makes the backup exist: its manifest is the last object. Then the parts that existed before are looked up once more: a
-// prune of a machine that does not see our lease could have deleted one.
+// finish makes the backup exist: its manifest is the last object. Then the base, and the parts that existed before, are looked up once
+// more: a prune of a machine that does not see our lease could have deleted one.
 func (j *job) finish(ctx context.Context) error {
 	m := j.manifest
 	m.Created = time.Now().UTC().Truncate(time.Second)
@@ -329,6 +341,9 @@ func (j *job) finish(ctx context.Context) error {
 }
 
 func (j *job) lookUp(ctx context.Context) error {
+	if err := j.checkBase(ctx); err != nil {
+		return fmt.Errorf("backup: the base has disappeared; it was deleted while the backup ran: %w", err)
+	}
 	for i := range j.keptParts {
 		if ok, err := hasPart(ctx, j.store, j.dir, &j.keptParts[i]); err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("backup: part %s has disappeared; it was deleted while the backup ran", j.keptParts[i].SHA256))

@@ -15,7 +15,7 @@ import (
 // a job that died. Ages are by the clock of the target, which gives the objects their times.
 //
 // A backup takes its lease before it looks for that of a prune, and a prune takes its own before it looks for that of a backup:
-// of two that begin together, one sees the other.
+// of two that begin together, one sees the other. The lease of an incremental backup names its base, so that a prune keeps that.
 type lease struct {
 	store  objectstore.Store
 	dir    string
@@ -54,6 +54,8 @@ type jobKind string
 const (
 	jobBackup jobKind = "backup"
 	jobPrune  jobKind = "prune"
+
+	backupJobs = jobsDir + string(jobBackup) + "-" // leases of backups
 )
 
 // ErrBusy means that another job on the target prevents this one.
@@ -123,17 +125,44 @@ func (l *lease) now(ctx context.Context) (time.Time, error) {
 
 // running returns an object below a prefix that is too young to be of a dead job, or "".
 func (l *lease) running(ctx context.Context, prefix string) (name string, err error) {
+	err = l.eachRunning(ctx, prefix, func(found string) { name = found })
+	return name, err
+}
+
+// eachRunning calls each for the objects below a prefix that are too young to be of dead jobs.
+func (l *lease) eachRunning(ctx context.Context, prefix string, each func(name string)) error {
 	now, err := l.now(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
-	err = l.store.List(ctx, path.Join(l.dir, prefix), func(o objectstore.Object) error {
+	return l.store.List(ctx, path.Join(l.dir, prefix), func(o objectstore.Object) error {
 		if now.Sub(o.Created) < l.times.dead && !strings.HasPrefix(o.Name, l.prefix) {
-			name = o.Name
+			each(o.Name)
 		}
 		return nil
 	})
-	return name, err
+}
+
+// withBase is between the id of a backup and that of its base, in the name of its lease.
+const withBase = "-of-"
+
+// leaseID names a backup and its base, if it has one: a prune keeps that while the backup is made.
+func (m *Manifest) leaseID() string {
+	if m.Base == nil {
+		return m.ID
+	}
+	return m.ID + withBase + m.Base.ID
+}
+
+// basesInUse are the ids of the bases of backups that are being made.
+func (l *lease) basesInUse(ctx context.Context) (map[string]bool, error) {
+	ids := map[string]bool{}
+	err := l.eachRunning(ctx, backupJobs, func(name string) {
+		if _, base, ok := strings.Cut(path.Base(name), withBase); ok {
+			ids[base[:max(strings.LastIndexByte(base, '-'), 0)]] = true
+		}
+	})
+	return ids, err
 }
 
 // awaitNone waits until no job of another kind runs, but not longer than a dead one is taken for a running one.

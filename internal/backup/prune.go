@@ -45,7 +45,7 @@ const (
 )
 
 // Prune removes old backups of a lineage: their manifests first, and their parts an hour later, with the next prune after it. It
-// removes nothing while a restore runs, and no part while a backup does.
+// removes nothing while a restore runs, and while a backup does, no part and not its base.
 func Prune(ctx context.Context, store objectstore.Store, dir string, o PruneOptions) (r *PruneReport, err error) {
 	o.grace, o.unfinished = cmp.Or(o.grace, graceDefault), cmp.Or(o.unfinished, unfinishedDefault)
 	l, err := takeLease(ctx, store, dir, jobPrune, newID(time.Now().UTC()), o.lease)
@@ -86,14 +86,15 @@ func (p *pruner) run(ctx context.Context) (err error) {
 		p.report.Postponed = busy
 		return nil
 	}
-	all, broken, err := List(ctx, p.store, p.dir)
+	bases, err := p.lease.basesInUse(ctx) // before the list: a backup that ends in between is in it
 	if err != nil {
 		return err
 	}
-	if len(broken) > 0 {
-		return fmt.Errorf("backup: nothing is pruned, because a manifest cannot be read, and its parts are not known: %w", broken[0])
+	all, err := p.list(ctx)
+	if err != nil {
+		return err
 	}
-	kept := p.keep(all)
+	kept := p.keep(all, bases)
 	for _, m := range all {
 		if kept[m.ID] {
 			p.report.Kept = append(p.report.Kept, m.ID)
@@ -105,6 +106,15 @@ func (p *pruner) run(ctx context.Context) (err error) {
 		return err
 	}
 	return p.deleteParts(ctx, all, kept)
+}
+
+// list lists the backups.
+func (p *pruner) list(ctx context.Context) ([]*Manifest, error) {
+	all, broken, err := List(ctx, p.store, p.dir)
+	if err == nil && len(broken) > 0 {
+		err = fmt.Errorf("backup: nothing is pruned, because a manifest cannot be read, and its parts are not known: %w", broken[0])
+	}
+	return all, err
 }
 
 // pruneLog lets the log archive delete what no backup that stays needs. Without a backup that can be restored, it is all that there is.
@@ -127,8 +137,8 @@ func (p *pruner) pruneLog(ctx context.Context, all []*Manifest, kept map[string]
 	return p.options.Log(ctx, p.report.Oldest)
 }
 
-// keep returns the ids of the backups that stay.
-func (p *pruner) keep(all []*Manifest) map[string]bool {
+// keep returns the ids of the backups that stay. bases are those of backups that are being made.
+func (p *pruner) keep(all []*Manifest, bases map[string]bool) map[string]bool {
 	byID, kept := map[string]*Manifest{}, map[string]bool{}
 	for _, m := range all {
 		byID[m.ID] = m
@@ -144,7 +154,7 @@ func (p *pruner) keep(all []*Manifest) map[string]bool {
 		}
 	}
 	for _, m := range all {
-		if p.now.Sub(m.Created) < p.options.KeepFor || full[rootOf(m, byID)] {
+		if bases[m.ID] || p.now.Sub(m.Created) < p.options.KeepFor || full[rootOf(m, byID)] {
 			kept[m.ID] = true
 		}
 	}
@@ -183,18 +193,16 @@ func (p *pruner) remove(ctx context.Context, m *Manifest) error {
 
 // deleteParts deletes the parts that no backup names any more, unless a backup runs, which may use any part that exists.
 func (p *pruner) deleteParts(ctx context.Context, all []*Manifest, kept map[string]bool) error {
-	busy, err := p.lease.running(ctx, jobsDir+string(jobBackup)+"-")
+	busy, err := p.lease.running(ctx, backupJobs)
 	if err != nil {
 		return err
 	}
 	if p.report.Postponed = busy; busy != "" {
 		return nil
 	}
-	named := map[string]bool{}
-	for _, m := range all {
-		if kept[m.ID] {
-			m.addParts(named)
-		}
+	named, err := p.named(ctx, all, kept)
+	if err != nil {
+		return err
 	}
 	gone, waiting, old, err := p.deleted(ctx)
 	if err != nil {
@@ -223,6 +231,28 @@ func (p *pruner) deleteParts(ctx context.Context, all []*Manifest, kept map[stri
 		}
 	}
 	return nil
+}
+
+// named are the parts of the backups that stay, and of those that were made while the prune ran. No backup is being made.
+func (p *pruner) named(ctx context.Context, all []*Manifest, kept map[string]bool) (map[string]bool, error) {
+	now, err := p.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	named, goes := map[string]bool{}, map[string]bool{}
+	for _, m := range all {
+		if kept[m.ID] {
+			m.addParts(named)
+		} else {
+			goes[m.ID] = true
+		}
+	}
+	for _, m := range now {
+		if !goes[m.ID] {
+			m.addParts(named)
+		}
+	}
+	return named, nil
 }
 
 func (p *pruner) deletePart(ctx context.Context, o objectstore.Object) error {

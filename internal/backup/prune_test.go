@@ -1,0 +1,127 @@
+package backup
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/objectstore"
+)
+
+// pruneAtOnce is a prune that deletes parts without waiting.
+var pruneAtOnce = PruneOptions{grace: time.Nanosecond, unfinished: time.Nanosecond, lease: quickLease}
+
+// held begins a backup that waits before it creates an object below a directory, and returns when it waits. resume lets it go on to its end.
+func (f *fixture) held(dir string, o Options) (resume func() (*Manifest, error)) {
+	f.t.Helper()
+	release := make(chan struct{})
+	rule := f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/" + dir, Kind: objectstore.Slow, Nth: 1, Until: release})
+	var m *Manifest
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		m, err = f.tryBackUp(o)
+		ended <- err
+	}()
+	for f.target.Fired(rule) == 0 {
+		select {
+		case err := <-ended:
+			f.t.Fatalf("the backup has ended before it has created an object below %s: %v", dir, err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return func() (*Manifest, error) {
+		close(release)
+		err := <-ended
+		return m, err
+	}
+}
+
+// twoBackups makes two full backups of which the rules of pruneAtOnce keep the second one.
+func (f *fixture) twoBackups() (first, second *Manifest) {
+	f.t.Helper()
+	f.write(500)
+	first = f.backUp(Options{})
+	f.write(500)
+	check(f.t, f.store.Checkpoint(context.Background()))
+	second = f.backUp(Options{})
+	f.write(200)
+	check(f.t, f.store.Checkpoint(context.Background()))
+	return first, second
+}
+
+func TestAPruneKeepsTheBaseOfABackupThatIsBeingMade(t *testing.T) {
+	f := newFixture(t)
+	base, _ := f.twoBackups()
+	resume := f.held("base/parts", Options{Base: base.ID})
+	r, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+	check(t, err)
+	if len(r.Backups) != 0 || !slices.Contains(r.Kept, base.ID) {
+		t.Fatalf("the base was removed: %+v", r)
+	}
+	m, err := resume()
+	check(t, err)
+	f.mustRestore(m)
+	f.mustRestore(base)
+}
+
+// Between the plan of a backup and its lease, a prune does not see it.
+func TestABaseThatIsRemovedBeforeTheLeaseIsAnError(t *testing.T) {
+	f := newFixture(t)
+	base, _ := f.twoBackups()
+	resume := f.held("base/jobs/backup-", Options{Base: base.ID})
+	r, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+	check(t, err)
+	if !slices.Contains(r.Backups, base.ID) {
+		t.Fatalf("%+v", r)
+	}
+	parts := f.objects("base/parts")
+	_, err = resume()
+	wantError(t, err, ErrNoBackup)
+	if names := f.objects("base/manifests"); len(names) != 1 || !slices.Equal(f.objects("base/parts"), parts) {
+		t.Fatalf("the target has %v, and the backup has sent parts: %v", names, f.objects("base/parts"))
+	}
+}
+
+// The base may disappear although the backup has a lease: the prune is of another version, or does not see the lease.
+func TestABaseThatIsRemovedDuringTheBackupIsAnError(t *testing.T) {
+	f := newFixture(t)
+	base, _ := f.twoBackups()
+	resume := f.held("base/parts", Options{Base: base.ID})
+	check(t, f.target.Delete(t.Context(), f.dir+"/"+base.name))
+	_, err := resume()
+	wantError(t, err, ErrNoBackup)
+	if names := f.objects("base/manifests"); len(names) != 1 {
+		t.Fatalf("the target has %v", names)
+	}
+}
+
+// A backup takes parts that an interrupted one has sent, and those of a removed one. It ends after the prune has listed the backups, and before
+// it looks for one that is being made.
+func TestAPruneDeletesNoPartOfABackupThatEndsMeanwhile(t *testing.T) {
+	f := newFixture(t)
+	f.twoBackups()
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.FailForGood, Nth: 4, Sticky: true})
+	if _, err := f.tryBackUp(Options{}); err == nil {
+		t.Fatal("a backup whose parts cannot be stored succeeded")
+	}
+	f.target.Heal()
+	resume := f.held("base/manifests", Options{})
+	check(t, f.target.Create(t.Context(), partName(f.dir, strings.Repeat("0", 64)), objectstore.Bytes("no backup names this")))
+	var m *Manifest
+	o := pruneAtOnce
+	o.Log = func(context.Context, keys.Epoch) (err error) {
+		m, err = resume()
+		return err
+	}
+	r, err := Prune(t.Context(), f.target, f.dir, o)
+	check(t, err)
+	if m == nil || r.Postponed != "" || r.Parts != 1 {
+		t.Fatalf("%d parts were deleted, want the one that no backup names: %+v", r.Parts, r)
+	}
+	f.mustVerify(m)
+	f.mustRestore(m)
+}
