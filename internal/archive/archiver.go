@@ -103,17 +103,22 @@ type Archiver struct {
 	next      keys.Epoch
 	last      Link // the last record that was read; not known unless begin is Linked, or a file is open
 	writer    *Writer
-	opened    time.Time // when the first record of the file was read; zero without any
-	asOf      time.Time // when the stable epoch was what was read up to
-	sealed    *sealed   // a file that is complete and not in the archive yet
+	sealed    *sealed // a file that is complete and not in the archive yet
 	loads     loadState
 	tail      tail
-	baseAt    time.Time // when a base is looked for again
+	moments
 
 	mu      sync.Mutex // guards what follows
 	status  Status
 	holder  *wal.Holder
 	merging *merger // since this process was the owner first
+}
+
+// moments are times that the archiver remembers.
+type moments struct {
+	opened time.Time // when the first record of the file was read; zero without any
+	asOf   time.Time // when the stable epoch was what was read up to
+	baseAt time.Time // when a base is looked for again
 }
 
 // tail is the archiver's place in the log.
@@ -315,9 +320,10 @@ func (a *Archiver) add(rec *Record) error {
 	return nil
 }
 
-// restart begins a new chain at an epoch.
+// restart begins a new chain at an epoch. A file that ends with a bulk load is given up: it cannot be ended, and has nothing else.
 func (a *Archiver) restart(why Begin, at keys.Epoch, reason string) {
 	a.closeLog()
+	a.opened = time.Time{}
 	a.begin, a.next, a.last, a.loads.release = why, at, Link{}, at-1
 	if at == 1 {
 		return // a store without a commit is its base

@@ -199,6 +199,54 @@ func TestBulkLoadThatIsGivenUpEndsTheChain(t *testing.T) {
 	}
 }
 
+// TestLogThatIsLostAfterABulkLoadIsAGap: while the entries of a bulk load are uploaded, the log after it is given up. The archive goes on
+// after a gap, instead of adding to the file that has the bulk load for ever.
+func TestLogThatIsLostAfterABulkLoadIsAGap(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	b.age, b.yields = 0, true
+	b.open()
+	b.commits(20)
+	b.archived()
+	answer := make(chan struct{})
+	upload := b.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: b.lineage().String() + "/log/load-", Kind: objectstore.Slow, Nth: 1, Until: answer})
+	done := b.load(50, 500)
+	for deadline := time.Now().Add(20 * time.Second); b.target.Fired(upload) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the bulk load is not uploaded")
+		}
+	}
+	for b.store.Changes().OldestInLog() <= done.Epoch+1 {
+		b.commits(50)
+		check(t, b.store.Checkpoint(t.Context()))
+		if h := b.store.Changes().LogHolder(archive.HolderName); h != nil {
+			h.Release() // as a full disk does
+		}
+	}
+	close(answer)
+	b.commits(5)
+	b.archived()
+	s := b.arch.Status()
+	if s.Breaks != 1 || s.Break.First <= done.Epoch+1 {
+		t.Fatalf("the gap is not noted: %+v", s)
+	}
+	missing := new(archive.MissingError)
+	if _, _, err := b.replayed(archive.Point{}, archive.Target{Epoch: s.Archived}); !errors.As(err, &missing) || missing.From > done.Epoch || missing.Through < done.Epoch {
+		t.Fatalf("the gap is crossed, with a bulk load at epoch %d: %v", done.Epoch, err)
+	}
+	if _, _, err := b.replayed(archive.Point{Epoch: s.Break.First}, archive.Target{Epoch: s.Archived}); err != nil {
+		t.Fatalf("from a base after the gap: %v", err)
+	}
+	b.close()
+	b.open()
+	b.commits(5)
+	b.archived()
+	if s := b.arch.Status(); s.Breaks != 0 {
+		t.Fatalf("a start begins anew: %+v", s)
+	}
+	awaitNoHolds(b)
+}
+
 // runObjects are the objects with entries of bulk loads.
 func (b *bench) runObjects() []string {
 	return slices.DeleteFunc(b.objects(), func(name string) bool { return !strings.Contains(name, "/log/load-") })
