@@ -94,6 +94,8 @@ type Archiver struct {
 	options Options
 	source  Source
 
+	ends knownEnds // for Intervals
+
 	// Owned by Run.
 	connected bool
 	identity  Identity // since connected

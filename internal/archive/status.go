@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -150,27 +151,73 @@ type Interval struct {
 	Oldest, Newest time.Time // of its commits; zero without any
 }
 
-// Intervals are the parts of the archive of a lineage. Between two of them, nothing can be restored.
+// knownEnds are what Intervals has read of files, which are never changed.
+type knownEnds struct {
+	mu    sync.Mutex
+	infos map[string]Info // by the name of the file
+}
+
+// knownEndsMax is of how many files that is remembered.
+const knownEndsMax = 10_000
+
+// of is place.infos for files of which most are known.
+func (k *knownEnds) of(ctx context.Context, p *place, all []file) ([]Info, []error, error) {
+	found, errs := make([]Info, len(all)), make([]error, len(all))
+	var unknown []file
+	var at []int
+	k.mu.Lock()
+	for i := range all {
+		var known bool
+		if found[i], known = k.infos[all[i].name]; !known {
+			unknown, at = append(unknown, all[i]), append(at, i)
+		}
+	}
+	k.mu.Unlock()
+	infos, failed, err := p.infos(ctx, unknown)
+	known := map[string]Info{}
+	for i := range unknown {
+		found[at[i]], errs[at[i]] = infos[i], failed[i]
+	}
+	for i := range min(len(all), knownEndsMax) {
+		if errs[i] == nil {
+			known[all[i].name] = found[i]
+		}
+	}
+	if err == nil {
+		k.mu.Lock()
+		k.infos = known
+		k.mu.Unlock()
+	}
+	return found, errs, err
+}
+
+// Intervals are the parts of the archive of a lineage. Between two of them, nothing can be restored. It reads one end of each file, once: a
+// file that begins anew after the last epoch of the one before begins an interval, and its name does not say so.
 func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
 	p := place{a.options.Target, a.options.Identity().Lineage}
 	all, err := p.files(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for len(all) > 0 {
-		n, last := 1, all[0]
-		for n < len(all) && all[n].first <= last.last+1 {
-			if all[n].last > last.last {
-				last = all[n]
+	infos, errs, err := a.ends.of(ctx, &p, all)
+	if err != nil {
+		return nil, err
+	}
+	begins := func(n int, last keys.Epoch) bool {
+		return all[n].first > last+1 || all[n].first == last+1 && errs[n] == nil && infos[n].Begin != Linked
+	}
+	for begin := 0; begin < len(all); {
+		n, last := begin+1, begin
+		for ; n < len(all) && !begins(n, all[last].last); n++ {
+			if all[n].last > all[last].last {
+				last = n
 			}
-			n++
 		}
-		ends, errs, err := p.infos(ctx, []file{all[0], last})
-		if err = errors.Join(append(errs, err)...); err != nil {
+		if err := errors.Join(errs[begin], errs[last]); err != nil {
 			return nil, err
 		}
-		list = append(list, Interval{all[0].first, last.last, ends[0].Oldest, ends[1].Newest})
-		all = all[n:]
+		list = append(list, Interval{all[begin].first, all[last].last, infos[begin].Oldest, infos[last].Newest})
+		begin = n
 	}
 	return list, nil
 }

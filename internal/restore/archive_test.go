@@ -255,6 +255,45 @@ func TestGapIsNeverCrossed(t *testing.T) {
 	}
 }
 
+// TestGapWithoutAMissingEpochIsSeen: a server that ran without its archive has given up the last record that is archived, and no other one. The
+// archive begins anew with the next epoch, because nothing tells that the two belong together, and says so, also after a restart.
+func TestGapWithoutAMissingEpochIsSeen(t *testing.T) {
+	b := newBench(t)
+	b.commits(20)
+	b.archived()
+	b.close()
+	end := b.arch.Status().Archived
+	b.age = 0
+	o := b.options(b.dir)
+	o.Storage.ChangeLog = storage.ChangeLog{}
+	s, err := mvcc.Open(o)
+	check(t, err)
+	b.store, b.stop = s, func() {}
+	b.commits(3)
+	check(t, s.Checkpoint(t.Context()))
+	b.close()
+	b.open()
+	b.commits(3)
+	b.archived()
+	first := b.store.Changes().OldestInLog()
+	if s := b.arch.Status(); s.Breaks != 1 || s.Break.First != end+1 || first != end+1 {
+		t.Fatalf("the archive ended at epoch %d, and the log begins at epoch %d: %+v", end, first, s)
+	}
+	b.close()
+	b.open()
+	b.commits(1)
+	b.archived()
+	list, err := b.arch.Intervals(t.Context())
+	check(t, err)
+	if len(list) != 2 || list[0].Last != end || list[1].First != end+1 {
+		t.Fatalf("the archive has the intervals %+v, and begins anew after epoch %d", list, end)
+	}
+	missing := new(archive.MissingError)
+	if _, _, err := b.replayed(archive.Point{}, archive.Target{}); !errors.As(err, &missing) {
+		t.Fatal(err)
+	}
+}
+
 // TestBulkLoadThatIsNotKeptEndsTheChain: what a bulk load wrote is not in the log. If nothing has kept it until it was archived, no plan leads
 // across it.
 func TestBulkLoadThatIsNotKeptEndsTheChain(t *testing.T) {
