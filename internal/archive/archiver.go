@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -82,8 +83,10 @@ const (
 	pollMax = 250 * time.Millisecond
 	// baseEvery is how often, at most, a base after a break is looked for.
 	baseEvery = 10 * time.Second
-	// damagesMax is how often a log that cannot be read is tried again before its segment is given up.
+	// damagesMax is how often a log that is damaged is read before its segment is given up.
 	damagesMax = 5
+	// deviceErrorsMax is the same for a device that cannot read it, which may pass: a minute and a half.
+	deviceErrorsMax = 8
 )
 
 // Archiver writes the log of a store to its archive.
@@ -126,7 +129,7 @@ type moments struct {
 // tail is the archiver's place in the log.
 type tail struct {
 	log     *wal.TailReader // nil until the next read
-	damages int             // reads in a row that have found damage
+	damages int             // reads in a row that have found damage, or that the device could not do
 }
 
 // sealed is a complete file.
@@ -348,8 +351,8 @@ func (a *Archiver) unreadable(ctx context.Context, err error) error {
 		a.restart(BeginsGap, truncated.Oldest, fmt.Sprintf("the log was given up before epoch %d was archived", truncated.Oldest))
 		return nil
 	}
-	first := a.begin == BeginsFirst && isDamage(err) // files that were given up long ago may still have their names: they are not needed
-	if a.tail.damages++; !first && (a.tail.damages < damagesMax || !isDamage(err)) {
+	first := a.begin == BeginsFirst // files that were given up long ago may still have their names: they are not needed
+	if !a.tail.givesUp(err, damagesMax) && !(first && isDamage(err)) {
 		return err
 	}
 	next, ok, failed := a.source.Secure(ctx, a.next)
@@ -363,6 +366,19 @@ func (a *Archiver) unreadable(ctx context.Context, err error) error {
 	a.seal()
 	a.restart(BeginsGap, next, fmt.Sprintf("the log is damaged at epoch %d: %v", a.next, err))
 	return nil
+}
+
+// givesUp counts an error of a read, and reports whether there were too many of its kind in a row.
+func (t *tail) givesUp(err error, damages int) bool {
+	switch {
+	case isDamage(err):
+		t.damages++
+		return t.damages >= damages
+	case errors.Is(err, syscall.EIO): // the kernel's error for a block that the device cannot read
+		t.damages++
+		return t.damages >= deviceErrorsMax
+	}
+	return false
 }
 
 func isDamage(err error) bool {

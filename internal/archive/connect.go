@@ -107,7 +107,7 @@ func (a *Archiver) compare(ctx context.Context) (info Info, found bool, oldest k
 	if truncated, is := errors.AsType[*wal.TruncatedError](err); is {
 		return info, true, truncated.Oldest, nil
 	}
-	if isDamage(err) { // it can never be compared, and what is before the next segment is not in the log either
+	if a.tail.givesUp(err, 1) { // it can never be compared, and what is before the next segment is not in the log either
 		if next, ok, failed := a.source.Secure(ctx, e); ok && failed == nil {
 			return info, true, next, nil
 		}

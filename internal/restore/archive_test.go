@@ -211,6 +211,51 @@ func (b *bench) damageRecord(e keys.Epoch) {
 	}
 }
 
+// TestLogThatTheDeviceCannotReadIsAGap: while the archiver runs, and at its start. Otherwise the whole log would be kept for it for ever.
+func TestLogThatTheDeviceCannotReadIsAGap(t *testing.T) {
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprintf("running=%v", running), func(t *testing.T) {
+			b := newBench(t)
+			b.close()
+			faulty := vfs.NewFaulty(vfs.NewOS())
+			b.fs, b.age = faulty, 0
+			b.open()
+			b.commits(20)
+			b.archived()
+			end := b.arch.Status().Archived
+			if !running {
+				b.stop()
+			}
+			faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: filepath.Base(b.segmentOf(end))})
+			b.commits(400) // several segments
+			if !running {
+				b.archive()
+			}
+			b.archived()
+			if s := b.arch.Status(); s.Breaks != 1 || s.Break.First <= end {
+				t.Fatalf("the gap is not noted: %+v", s)
+			}
+			check(t, b.store.Checkpoint(t.Context()))
+			if oldest := b.store.Changes().OldestInLog(); oldest <= end {
+				t.Fatalf("the log is kept from epoch %d on", oldest)
+			}
+		})
+	}
+}
+
+// segmentOf is the file of the log's segment that has an epoch.
+func (b *bench) segmentOf(e keys.Epoch) (file string) {
+	b.t.Helper()
+	segments, err := wal.Segments(vfs.NewOS(), b.dir)
+	check(b.t, err)
+	for _, s := range segments {
+		if s.First <= e {
+			file = s.File
+		}
+	}
+	return file
+}
+
 // TestGapIsNeverCrossed: when the hold is dropped before the log is archived, what follows is not linked to what is before. Neither
 // side is lost, and nothing between can be restored.
 func TestGapIsNeverCrossed(t *testing.T) {

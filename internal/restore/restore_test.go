@@ -23,6 +23,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
@@ -51,6 +52,7 @@ type bench struct {
 	now    map[string]string
 	states map[keys.Epoch]uint64 // hash of the state after each commit of a client
 	yields bool
+	fs     vfs.FS        // of the store; nil: that of the system
 	age    time.Duration // of the change log
 
 	merge       archive.MergeOptions
@@ -78,7 +80,7 @@ func (b *bench) options(dir string) mvcc.Options {
 	hold := archive.Hold("test", b.yields)
 	hold.Lifetime = cmp.Or(b.lifetime, hold.Lifetime)
 	return mvcc.Options{Storage: storage.Options{
-		Dir: dir, PageSize: 1024, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10,
+		FS: b.fs, Dir: dir, PageSize: 1024, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10,
 		ChangeLog: storage.ChangeLog{Age: b.age, Archive: hold},
 	}, SyncInterval: time.Millisecond, GCInterval: time.Millisecond}
 }
