@@ -74,13 +74,18 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	if err != nil {
 		return nil, err
 	}
+	ctx, done, ok := s.drain.console.begin(r.Context())
+	if !ok {
+		return nil, callError(statusOf(errShuttingDown))
+	}
+	defer done()
 	conn := s.connections.admit(httpPeer(r.RemoteAddr))
 	if conn == nil {
 		return nil, callError(statusOf(errTooManyConns))
 	}
 	defer s.connections.release(conn)
 	conn.tls = r.TLS
-	ctx, cancel := context.WithTimeout(r.Context(), consoleCallTime)
+	ctx, cancel := context.WithTimeout(ctx, consoleCallTime)
 	defer cancel()
 	ctx = peer.NewContext(ctx, &peer.Peer{Addr: httpPeer(r.RemoteAddr), AuthInfo: conn})
 	if h := console.Authorization(r); h != "" {

@@ -21,6 +21,7 @@ type drain struct {
 	reload <-chan struct{} // asks for a reload of the certificates
 
 	// What uses the store, and has ended before it is closed.
+	console    consoleCalls
 	receivers  sync.WaitGroup // goroutines of streams, which end after their handlers
 	background sync.WaitGroup // the probe and the leases, which end with Run's context
 }
@@ -75,6 +76,7 @@ func (s *Server) drainRequests() <-chan struct{} {
 	go func() {
 		defer close(drained)
 		defer stop()
+		defer s.drain.console.drain(ctx) // last: an operator may look at what still runs
 		if s.endpoints.grpc == nil {
 			s.direct.drain(ctx)
 			return

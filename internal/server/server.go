@@ -118,6 +118,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	tuneRuntime(&c, log)
 	s := &Server{configuration: configuration{config: c}, clock: clock{started: time.Now()}}
 	s.drain.begun = make(chan struct{})
+	s.drain.console.init()
 	s.observer.init(&c.SlowRequests)
 	s.observer.debug.Store(log.Enabled(ctx, slog.LevelDebug))
 	s.settings.init(c)
