@@ -3,6 +3,7 @@ package client
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -34,6 +35,9 @@ type keeper struct {
 const (
 	// keepAliveIDsMax is how many leases a message has at most; the server takes 10,000.
 	keepAliveIDsMax = 1000
+	// keepAliveIDsSmall is how many have an answer of less than 4 KiB, which no server refuses: in overload it keeps the leases of a
+	// larger message alive, refuses the answer, and ends the stream.
+	keepAliveIDsSmall = 200
 	// keepAliveEarly is the part of the time to live by which a lease is sent early, along with others.
 	keepAliveEarly = 10
 	// keepAliveRetry is the pause after a failure.
@@ -97,7 +101,9 @@ func (k *keeper) run(ctx context.Context, of *keepers) {
 	for ended := ctx.Done(); ; {
 		round, pause, left := k.next(time.Now(), ctx.Err() != nil)
 		if len(round) > 0 {
-			k.client.background.run(func(ctx context.Context) { k.round(ctx, round) })
+			for _, part := range byLifeLeft(round, time.Now()) {
+				k.client.background.run(func(ctx context.Context) { k.round(ctx, part) })
+			}
 			continue
 		}
 		if left == 0 && of.end(k) {
@@ -162,23 +168,53 @@ func (k *keeper) drop(l *Lease) {
 	k.dropLocked(l)
 }
 
-// round keeps leases alive with one stream.
+// byLifeLeft divides leases into rounds so that each lease of a round lives for at most twice as long as the first that is lost: that one
+// bounds the round, and after an outage the others would have no time for an answer.
+func byLifeLeft(all []*Lease, now time.Time) (rounds [][]*Lease) {
+	slices.SortFunc(all, func(x, y *Lease) int { return x.until.Compare(y.until) })
+	for from, i := 0, 1; i <= len(all); i++ {
+		if i == len(all) || all[i].until.Sub(now) > 2*all[from].until.Sub(now) {
+			rounds = append(rounds, all[from:i:i])
+			from = i
+		}
+	}
+	return rounds
+}
+
+// round keeps leases alive, with one stream unless a message fails. The first lease is the first that is lost.
 func (k *keeper) round(ctx context.Context, all []*Lease) {
-	deadline := slices.MinFunc(all, func(x, y *Lease) int { return x.until.Compare(y.until) }).until // of this round alone
-	ctx, cancel := context.WithDeadline(ctx, deadline)
+	ctx, cancel := context.WithDeadline(ctx, all[0].until) // of this round alone
 	defer cancel()
 	stream := keepAliveStream{client: k.client, ctx: ctx}
-	defer stream.close()
-	for leases := range slices.Chunk(all, keepAliveIDsMax) {
-		ids := make([]uint64, len(leases))
-		for i, l := range leases {
-			ids[i] = l.id
-		}
+	defer func() { stream.close() }()
+	for most, rest := keepAliveIDsMax, all; len(rest) > 0; {
+		leases := rest[:min(most, len(rest))]
 		// What an answer proves, it proves from the time at which the request was sent.
 		sent := time.Now()
-		left, err := stream.keepAlive(ids)
+		left, err := stream.keepAlive(idsOf(leases))
+		if err != nil { // the stream has ended
+			stream = keepAliveStream{client: k.client, ctx: ctx}
+		}
+		if isOverloaded(err) && len(leases) > keepAliveIDsSmall {
+			most = keepAliveIDsSmall
+			continue
+		}
 		k.answered(leases, sent, left, err)
+		rest = rest[len(leases):]
 	}
+}
+
+func idsOf(leases []*Lease) []uint64 {
+	ids := make([]uint64, len(leases))
+	for i, l := range leases {
+		ids[i] = l.id
+	}
+	return ids
+}
+
+func isOverloaded(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Reason == kvpb.ErrorReason_ERROR_REASON_OVERLOADED
 }
 
 // answered makes leases due again.
@@ -232,14 +268,12 @@ type keepAliveStream struct {
 	client *Client
 	ctx    context.Context
 	stream kvpb.LeaseService_KeepAliveClient
-	err    error // of an earlier keep-alive
+	err    error // of the keep-alive that was the last one
 }
 
-// keepAlive sends a keep-alive of leases and returns what is left of each; zero for those that have ended.
+// keepAlive sends a keep-alive of leases and returns what is left of each; zero for those that have ended. After an error the stream
+// cannot be used any more.
 func (s *keepAliveStream) keepAlive(ids []uint64) ([]time.Duration, error) {
-	if s.err != nil {
-		return nil, s.err
-	}
 	var left []time.Duration
 	left, s.err = s.try(ids)
 	return left, s.err

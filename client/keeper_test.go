@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,6 +26,8 @@ type fakeLeases struct {
 	messages int
 	away     bool // keep-alives fail
 	silent   bool // they are not answered
+	latency  time.Duration
+	answers  int // beyond so many leases, their answer is refused: the server is overloaded; 0: it is not
 	ended    map[uint64]bool
 	revoked  int
 }
@@ -71,9 +74,10 @@ func (f *fakeLeases) longestGap(l *Lease) (longest time.Duration) {
 
 type fakeKeepAlives struct {
 	grpc.ClientStream
-	leases *fakeLeases
-	ctx    context.Context
-	ids    []uint64
+	leases  *fakeLeases
+	ctx     context.Context
+	ids     []uint64
+	refused bool // the stream has ended
 }
 
 func (s *fakeKeepAlives) Send(r *kvpb.KeepAliveRequest) error {
@@ -95,11 +99,24 @@ func (s *fakeKeepAlives) Recv() (*kvpb.KeepAliveResponse, error) {
 		return nil, io.EOF
 	case f.away:
 		return nil, status.Error(codes.Unavailable, "away")
+	case f.latency > 0:
+		f.mu.Unlock()
+		select {
+		case <-time.After(f.latency):
+		case <-s.ctx.Done():
+		}
+		f.mu.Lock()
+		if s.ctx.Err() != nil {
+			return nil, status.FromContextError(s.ctx.Err()).Err()
+		}
 	case f.silent:
 		f.mu.Unlock()
 		<-s.ctx.Done()
 		f.mu.Lock()
 		return nil, status.FromContextError(s.ctx.Err()).Err()
+	}
+	if s.refused {
+		return nil, io.EOF
 	}
 	f.messages++
 	out := new(kvpb.KeepAliveResponse)
@@ -111,7 +128,19 @@ func (s *fakeKeepAlives) Recv() (*kvpb.KeepAliveResponse, error) {
 		f.kept[id] = append(f.kept[id], time.Now())
 		out.Leases = append(out.Leases, &kvpb.LeaseAlive{Id: id, TtlMs: uint64(left.Milliseconds())})
 	}
+	if s.refused = f.answers > 0 && len(s.ids) > f.answers; s.refused { // the leases were kept alive
+		return nil, refusal(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_OVERLOADED)
+	}
 	return out, nil
+}
+
+// refusal is the error of a server that has not executed a request.
+func refusal(code codes.Code, reason kvpb.ErrorReason) error {
+	st, err := status.New(code, "refused").WithDetails(&errdetails.ErrorInfo{Domain: kvpb.ErrorDomain, Reason: reason.Reason()})
+	if err != nil {
+		panic(err)
+	}
+	return st.Err()
 }
 
 const testTTL = 30 * time.Second
@@ -246,6 +275,70 @@ func TestRoundThatHangsHoldsUpNoOtherLease(t *testing.T) {
 			t.Errorf("another lease was not kept alive for %v", gap)
 		}
 		endKeepers(t, c, hung, other, ended, short)
+	})
+}
+
+// TestLeasesOutliveAnOverloadedServer: it keeps the leases of a message alive and refuses the answer if that is not small, for longer than
+// the time to live. All leases are kept alive, those at the end as well, and none is lost.
+func TestLeasesOutliveAnOverloadedServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newFakeLeases()
+		var all []*Lease
+		for range 2*keepAliveIDsMax + 1 {
+			all = append(all, mustGrant(t, c, testTTL))
+		}
+		f.set(func(f *fakeLeases) { f.answers = keepAliveIDsSmall })
+		time.Sleep(3 * testTTL)
+		synctest.Wait()
+		for i, l := range all {
+			if gap := f.longestGap(l); isLost(l) || gap > testTTL/3+time.Second {
+				t.Fatalf("lease %d of %d: lost %v, not kept alive for %v", i, len(all), isLost(l), gap)
+			}
+		}
+		endKeepers(t, c, all...)
+	})
+}
+
+// TestSmallKeepAlivesHaveSmallAnswers: of less than 4 KiB, which servers do not count, whatever the ids and times are.
+func TestSmallKeepAlivesHaveSmallAnswers(t *testing.T) {
+	const ttlMax = 10 * 365 * 24 * time.Hour
+	out := new(kvpb.KeepAliveResponse)
+	for range keepAliveIDsSmall {
+		out.Leases = append(out.Leases, &kvpb.LeaseAlive{Id: 1<<63 - 1, TtlMs: uint64(ttlMax.Milliseconds())})
+	}
+	if n := out.SizeVT(); n >= 4<<10 {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+// TestLeasesAreKeptAliveAfterALongOutage: when the server is back, some leases end before an answer can come. The others do not wait for
+// them.
+func TestLeasesAreKeptAliveAfterALongOutage(t *testing.T) {
+	const every, latency = 20 * time.Millisecond, 50 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		f, c := newFakeLeases()
+		f.set(func(f *fakeLeases) { f.away, f.latency = true, latency })
+		began := time.Now()
+		var all []*Lease
+		for range 300 { // none of them is kept alive before the outage
+			all = append(all, mustGrant(t, c, testTTL))
+			time.Sleep(every)
+		}
+		back := testTTL + time.Second + every/2
+		time.Sleep(began.Add(back).Sub(time.Now()))
+		f.set(func(f *fakeLeases) { f.away = false })
+		time.Sleep(testTTL)
+		lost, late := 0, time.Duration(0)
+		for i, l := range all {
+			if isLost(l) {
+				lost++
+				late = max(late, testTTL+time.Duration(i)*every-back)
+			}
+		}
+		if lost < 50 || late > keepAliveRetry+2*latency {
+			t.Errorf("%d of %d leases are lost, up to one that had lived for %v when the server was back", lost, len(all), late)
+		}
+		endKeepers(t, c, all...)
 	})
 }
 
