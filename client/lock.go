@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -56,7 +57,7 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 		id := rand.Uint64() | 1
 		lock, _, err := c.acquire(ctx, name, l.id, value, lockWait, id)
 		e := new(Error)
-		if err != nil {
+		if mayHaveAcquired(err) {
 			unanswered = append(unanswered[max(0, len(unanswered)-undoMax+1):], id)
 		}
 		switch {
@@ -70,6 +71,12 @@ func (c *Client) Lock(ctx context.Context, name []byte, l *Lease, value []byte) 
 			return nil, err
 		}
 	}
+}
+
+// mayHaveAcquired reports whether a request that ended with an error may be executed: what the server has refused is not.
+func mayHaveAcquired(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return err != nil && (!ok || e.OutcomeUnknown())
 }
 
 // deadlinePassed waits for the deadline of ctx, which the server's timer has told already. It is false if there is none.
@@ -91,7 +98,9 @@ func (c *Client) undo(name []byte, l *Lease, attempts []uint64) {
 }
 
 // undoAttempts undoes requests to acquire a lock whose answers were lost, until the server says that it is done, or until the lease
-// or the client ends: the server undoes the attempts of a connection that has ended.
+// or the client ends. A refusal says nothing about what was acquired, and what it is about passes sooner or later, while the lease is kept
+// alive: a full server, a store that needs its operator, a token that is replaced. The server undoes the attempts of a connection that has
+// ended.
 func (c *Client) undoAttempts(ctx context.Context, name []byte, l *Lease, attempts []uint64) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
@@ -109,7 +118,7 @@ func (c *Client) undoAttempts(ctx context.Context, name []byte, l *Lease, attemp
 	const pauseMax = time.Second
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, pauseMax) {
 		_, err := call(ctx, c, safe, c.locks.ReleaseLock, &kvpb.ReleaseLockRequest{Name: name, LeaseId: l.id, Attempts: attempts})
-		if e := new(Error); err == nil || errors.As(err, &e) && !e.Retryable() && !e.OutcomeUnknown() {
+		if e := new(Error); err == nil || errors.As(err, &e) && (e.Code == codes.InvalidArgument || e.Code == codes.Unimplemented) {
 			return
 		}
 		select {
@@ -126,7 +135,7 @@ func (c *Client) TryLock(ctx context.Context, name []byte, l *Lease, value []byt
 	defer cancel()
 	id := rand.Uint64() | 1
 	lock, holder, err := c.acquire(ctx, name, l.id, value, 0, id)
-	if err != nil {
+	if mayHaveAcquired(err) {
 		c.undo(name, l, []uint64{id})
 	}
 	return lock, holder, err

@@ -22,7 +22,8 @@ type lostAnswers struct {
 	token    uint64 // the caller gets this one instead of being cancelled
 	acquired []uint64
 	released chan *kvpb.ReleaseLockRequest
-	refused  int // of ReleaseLock
+	refused  int     // of ReleaseLock
+	refusals []error // of ReleaseLock, before these
 }
 
 func (l *lostAnswers) AcquireLock(_ context.Context, r *kvpb.AcquireLockRequest, _ ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
@@ -37,6 +38,11 @@ func (l *lostAnswers) AcquireLock(_ context.Context, r *kvpb.AcquireLockRequest,
 }
 
 func (l *lostAnswers) ReleaseLock(_ context.Context, r *kvpb.ReleaseLockRequest, _ ...grpc.CallOption) (*kvpb.ReleaseLockResponse, error) {
+	if len(l.refusals) > 0 {
+		err := l.refusals[0]
+		l.refusals = l.refusals[1:]
+		return nil, err
+	}
 	if l.refused > 0 {
 		l.refused--
 		return nil, status.Error(codes.Unavailable, "the server is away")
@@ -142,5 +148,80 @@ func TestRepeatedLockUndoesItsLostRequests(t *testing.T) {
 		}
 	case <-time.After(30 * time.Second):
 		t.Fatal("nothing is undone")
+	}
+}
+
+// TestUndoOutlivesRefusals: whatever a server refuses to undo an attempt for, the lock stays held as long as the lease is kept alive, so
+// the client asks again.
+func TestUndoOutlivesRefusals(t *testing.T) {
+	c, err := Dial("localhost:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	defer close(lease.closed)
+	ctx, cancel := context.WithCancel(t.Context())
+	locks := &lostAnswers{cancel: cancel, released: make(chan *kvpb.ReleaseLockRequest, 1), refusals: []error{
+		refusal(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_OVERLOADED),
+		refusal(codes.ResourceExhausted, kvpb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS),
+		refusal(codes.Unauthenticated, kvpb.ErrorReason_ERROR_REASON_TOKEN_EXPIRED),
+		refusal(codes.Unavailable, kvpb.ErrorReason_ERROR_REASON_READ_ONLY),
+		refusal(codes.PermissionDenied, kvpb.ErrorReason_ERROR_REASON_PERMISSION_DENIED),
+	}}
+	c.locks = locks
+	if _, err := c.Lock(ctx, []byte("name"), lease, nil); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	select {
+	case r := <-locks.released:
+		if !slices.Equal(r.GetAttempts(), locks.acquired) {
+			t.Errorf("released %v, acquired %v", r, locks.acquired)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is undone")
+	}
+}
+
+// refusingLocks is a server of locks that refuses acquisitions.
+type refusingLocks struct {
+	kvpb.LockServiceClient
+	undone chan struct{}
+}
+
+func (refusingLocks) AcquireLock(context.Context, *kvpb.AcquireLockRequest, ...grpc.CallOption) (*kvpb.AcquireLockResponse, error) {
+	return nil, refusal(codes.PermissionDenied, kvpb.ErrorReason_ERROR_REASON_PERMISSION_DENIED)
+}
+
+func (l refusingLocks) ReleaseLock(context.Context, *kvpb.ReleaseLockRequest, ...grpc.CallOption) (*kvpb.ReleaseLockResponse, error) {
+	close(l.undone)
+	return &kvpb.ReleaseLockResponse{}, nil
+}
+
+// TestRefusedLockIsNotUndone: nothing was acquired, and to undo it would be refused as well, again and again.
+func TestRefusedLockIsNotUndone(t *testing.T) {
+	c, err := Dial("localhost:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks := refusingLocks{undone: make(chan struct{})}
+	c.locks = locks
+	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	if _, _, err := c.TryLock(t.Context(), []byte("name"), lease, nil); err == nil {
+		t.Error("acquired")
+	}
+	if _, err := c.Lock(t.Context(), []byte("name"), lease, nil); err == nil {
+		t.Error("acquired")
+	}
+	if err := c.background.wait(30 * time.Second); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-locks.undone:
+		t.Error("what was refused is undone")
+	default:
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
