@@ -102,16 +102,28 @@ func (s *Server) checkHeld(
 		if found, more, _, err = held(ctx, id, after, leaseListMax); err != nil {
 			return err
 		}
-		var f footprint
-		f.begin(user)
-		for _, key := range found {
-			f.add(right, auth.Range{Lower: key, Single: true, Hidden: true})
-			after = key
+		if err := checkFound(user, id, right, found); err != nil {
+			return err
 		}
-		if f.end() != nil {
-			return &lease.Error{ID: id, Err: lease.ErrNotFound}
+		if more = more && len(found) > 0; more {
+			after = found[len(found)-1]
 		}
-		more = more && len(found) > 0
+	}
+	return nil
+}
+
+// checkFound is checkLeaseKeys for some of the keys.
+func checkFound(user *auth.User, id lease.ID, right auth.Right, found [][]byte) error {
+	if user == nil {
+		return nil
+	}
+	var f footprint
+	f.begin(user)
+	for _, key := range found {
+		f.add(right, auth.Range{Lower: key, Single: true, Hidden: true})
+	}
+	if f.end() != nil {
+		return &lease.Error{ID: id, Err: lease.ErrNotFound}
 	}
 	return nil
 }
@@ -181,6 +193,9 @@ func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*
 			after = nil
 		}
 		found, more, await, err := s.leases.Keys(ctx, info.ID, after, int(min(req.GetKeys(), leaseListMax)))
+		if err == nil { // some may have been attached since all of them were checked
+			err = checkFound(accessOf(ctx).user(), info.ID, auth.RightRead, found)
+		}
 		if err != nil {
 			return err
 		}

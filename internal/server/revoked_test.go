@@ -502,3 +502,41 @@ func TestASecondBeginForgetsNoOperation(t *testing.T) {
 		}
 	})
 }
+
+// TestKeysOfALeaseShowNoKeyAttachedMeanwhile: another user attaches a key and detaches it, while the owner of the lease asks for its keys.
+func TestKeysOfALeaseShowNoKeyAttachedMeanwhile(t *testing.T) {
+	const asked = 20_000
+	h := mustStart(t)
+	h.setUsers(map[string][]auth.Grant{"eve": {grant("rwl", "eve/")}})
+	c, ctx := clientsOf(h.conn), testContext(t)
+	granted, err := c.lease.GrantLease(as(ctx, "eve"), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	defer func() { <-done }()
+	until, stop := context.WithCancel(ctx)
+	defer stop()
+	other := clientsOf(h.dial(t))
+	go func() {
+		defer close(done)
+		for until.Err() == nil {
+			_, _ = other.kv.Put(as(until, "root"), &pb.PutRequest{Key: []byte("secret"), LeaseId: granted.Id, Durability: pb.Durability_DURABILITY_ASYNC})
+			_, _ = other.kv.Delete(as(until, "root"), &pb.DeleteRequest{Key: []byte("secret"), Durability: pb.Durability_DURABILITY_ASYNC})
+		}
+	}()
+	refused := 0
+	for range asked {
+		out, err := c.lease.GetLease(as(ctx, "eve"), &pb.GetLeaseRequest{Id: granted.Id, Keys: 10})
+		switch {
+		case err != nil:
+			failureOf(t, err).want(t, codes.NotFound, pb.ErrorReason_ERROR_REASON_LEASE_NOT_FOUND, "lease")
+			refused++
+		case len(out.Keys) > 0:
+			t.Fatalf("a user is shown the key %q, to which it has no right", out.Keys)
+		}
+	}
+	if refused == 0 || refused == asked {
+		t.Errorf("%d of %d requests met the key", refused, asked)
+	}
+}
