@@ -28,6 +28,8 @@ type endpoints struct {
 	metrics  net.Listener // nil without --http
 	tls      secure
 	console  consoleState
+
+	httpConns httpConns
 }
 
 // Transport settings. The windows are large enough that a stream of small messages does not wait

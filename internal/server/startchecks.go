@@ -206,6 +206,9 @@ func raiseFileLimit() (uint64, error) {
 // files and its TLS handshakes.
 func checkFileLimit(c *config.Config, limit uint64) error {
 	beside := uint64(refusedConnectionsMax + filesReserved)
+	if c.HTTP != "" {
+		beside += httpConnectionsMax
+	}
 	if c.TLS.Enabled() {
 		beside += config.HandshakesMax + config.HandshakesHTTPMax
 	}

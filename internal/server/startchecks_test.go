@@ -117,17 +117,20 @@ func TestConnectionsThatTheProcessCannotCarryAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		connections int
 		cert        string // not empty: handshakes have descriptors beside the connections
+		http        string // the same: so have connections of HTTP
 		limit       uint64
 		ok          bool
 	}{
-		{1024, "", 1344, true},
-		{1024, "", 1343, false},
-		{1, "", 100, false},
-		{1 << 24, "", 1 << 20, false},
-		{1024, "c", 1344 + 256 + 32, true},
-		{1024, "c", 1344 + 256 + 31, false},
+		{1024, "", "", 1344, true},
+		{1024, "", "", 1343, false},
+		{1, "", "", 100, false},
+		{1 << 24, "", "", 1 << 20, false},
+		{1024, "c", "", 1344 + 256 + 32, true},
+		{1024, "c", "", 1344 + 256 + 31, false},
+		{1024, "", ":1", 1344 + 64, true},
+		{1024, "", ":1", 1344 + 63, false},
 	} {
-		c := config.Config{TLS: config.TLS{Cert: test.cert}}
+		c := config.Config{TLS: config.TLS{Cert: test.cert}, HTTP: test.http}
 		c.Limits.Connections = test.connections
 		err := checkFileLimit(&c, test.limit)
 		if (err == nil) != test.ok || err != nil && (!errors.Is(err, ErrConfiguration) || !strings.Contains(err.Error(), "--max-connections")) {

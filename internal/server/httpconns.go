@@ -1,0 +1,64 @@
+package server
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// httpConnectionsMax bounds the connections of the HTTP listener: those of a few collectors of metrics, probes and browsers. Neither
+// --max-connections nor the bound of memory counts them, and without a bound their descriptors would be missing for log segments.
+const httpConnectionsMax = 64
+
+// httpConns are the open connections of the HTTP server. Beyond the bound the one is closed that has waited longest for its client:
+// clients that only keep connections open must not keep probes out.
+type httpConns struct {
+	most int // constant
+
+	mu   sync.Mutex   // a leaf; guards what follows
+	open []httpClient // in the order in which they began to wait, or were accepted
+}
+
+type httpClient struct {
+	conn   net.Conn
+	active bool // a request is executed
+}
+
+// changed is told of each change of a connection; see http.Server.ConnState.
+func (h *httpConns) changed(conn net.Conn, state http.ConnState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.open {
+		if h.open[i].conn == conn {
+			h.open = append(h.open[:i], h.open[i+1:]...)
+			break
+		}
+	}
+	if state == http.StateClosed || state == http.StateHijacked {
+		return
+	}
+	h.open = append(h.open, httpClient{conn: conn, active: state == http.StateActive})
+	if state == http.StateNew && len(h.open) > h.most {
+		h.closeOneLocked()
+	}
+}
+
+// closeOneLocked closes the connection that has waited longest; the newest, if no other one waits.
+func (h *httpConns) closeOneLocked() {
+	for i, c := range h.open {
+		if !c.active {
+			h.open = append(h.open[:i], h.open[i+1:]...)
+			closeNow(c.conn)
+			return
+		}
+	}
+}
+
+// closeNow closes a connection without the last alert of TLS, which a client that takes nothing would hold up.
+func closeNow(conn net.Conn) {
+	if secured, ok := conn.(*tls.Conn); ok {
+		conn = secured.NetConn()
+	}
+	_ = conn.Close() // nothing is written any more
+}

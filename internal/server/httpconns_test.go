@@ -1,0 +1,56 @@
+package server
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// TestConnectionsOfHTTPAreBounded: clients that open connections, with a request or without one, and keep them open take no more of them
+// than there may be. Probes are answered meanwhile, and so is a request that is executed.
+func TestConnectionsOfHTTPAreBounded(t *testing.T) {
+	h := mustStart(t)
+	busy := mustDialHTTP(t, h)
+	if _, err := io.WriteString(busy, "GET /debug/pprof/trace?seconds=2 HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "+testUser+"\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for i := range 3 * httpConnectionsMax {
+		c := mustDialHTTP(t, h)
+		if i%2 == 0 {
+			if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Read(make([]byte, 1)); err != nil {
+				t.Fatalf("connection %d: %v", i, err)
+			}
+		}
+		answer, err := probe.Get("http://" + h.HTTPAddress() + "/healthz")
+		if err != nil {
+			t.Fatalf("a probe beside %d connections: %v", i+1, err)
+		}
+		_ = answer.Body.Close()
+	}
+	conns := &h.endpoints.httpConns
+	conns.mu.Lock()
+	if n := len(conns.open); n > httpConnectionsMax {
+		t.Errorf("%d connections are open", n)
+	}
+	conns.mu.Unlock()
+	if _, err := busy.Read(make([]byte, 1)); err != nil {
+		t.Errorf("a request that was executed: %v", err)
+	}
+}
+
+func mustDialHTTP(t *testing.T, h *harness) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", h.HTTPAddress())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
