@@ -191,7 +191,7 @@ type backupService struct {
 // progressEvery is the time between two messages of progress.
 const progressEvery = 200 * time.Millisecond
 
-// CreateBackup implements BackupService. The backup ends with the request, and when the server drains.
+// CreateBackup implements BackupService. The backup ends with the request, when the server drains, and when its caller loses the right to it.
 func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.ServerStreamingServer[pb.CreateBackupResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodCreateBackup, func(*connection) error {
 		target, err := s.openTarget(req.Target)
@@ -206,9 +206,11 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 		}
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
+		ctx, mended, stop := s.untilDenied(ctx)
+		defer stop()
 		m, err := s.createBackup(ctx, req, target, stream)
 		if err != nil {
-			return err
+			return mended(err)
 		}
 		return stream.Send(&pb.CreateBackupResponse{Event: &pb.CreateBackupResponse_Backup{Backup: backupMessage(m)}})
 	})

@@ -112,11 +112,13 @@ func (s *Server) dirOfHistory(store objectstore.Store, lineage string, dirs []st
 	return lineage, nil
 }
 
-// VerifyBackup implements BackupService. The verification ends with the request, and when the server drains.
+// VerifyBackup implements BackupService. The verification ends like the making of a backup.
 func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerifyBackup, func(*connection) error {
 		ctx, cancel := s.untilDrain(stream.Context())
 		defer cancel()
+		ctx, mended, stop := s.untilDenied(ctx)
+		defer stop()
 		var progress atomic.Pointer[pb.BackupVerification]
 		err := withProgress(func() error {
 			return s.snapshots.backups.targets.work(func() error { return s.verifyBackup(ctx, req, &progress) })
@@ -126,7 +128,7 @@ func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.Se
 			}
 		})
 		if err != nil {
-			return backupStatus("the backup was not verified", s.drainError(err))
+			return mended(backupStatus("the backup was not verified", s.drainError(err)))
 		}
 		return stream.Send(&pb.VerifyBackupResponse{Event: &pb.VerifyBackupResponse_Report{Report: progress.Load()}})
 	})
@@ -161,8 +163,10 @@ func (s *backupService) PruneBackups(ctx context.Context, req *pb.PruneBackupsRe
 	return out, s.serveAdmin(ctx, telemetry.MethodPruneBackups, func() error {
 		ctx, done := s.untilDrain(ctx)
 		defer done()
+		ctx, mended, stop := s.untilDenied(ctx)
+		defer stop()
 		return s.snapshots.backups.targets.work(func() error {
-			return backupStatus("the backups were not pruned", s.drainError(s.pruneBackups(ctx, req, out)))
+			return mended(backupStatus("the backups were not pruned", s.drainError(s.pruneBackups(ctx, req, out))))
 		})
 	})
 }

@@ -196,9 +196,12 @@ func (a *access) compare() error {
 	return f.end()
 }
 
-// whilePermitted is a context that ends when the caller may no longer do what an access has permitted. The access is not used
-// by anything else until stop.
+// whilePermitted is a context that ends when the caller may no longer do what an access has permitted. The access, which is nil if users
+// were not checked when a unary request began, is not used by anything else until stop.
 func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context, stop func()) {
+	if a == nil {
+		return ctx, func() {}
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -224,6 +227,18 @@ func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context
 		cancel(nil)
 		<-ended
 	}
+}
+
+// untilDenied is whilePermitted of the caller of a request whose work may take hours. Its error is mended: it is that of the caller if that
+// has ended the work.
+func (s *Server) untilDenied(ctx context.Context) (_ context.Context, mended func(error) error, stop func()) {
+	ctx, stop = s.gate.whilePermitted(ctx, accessOf(ctx))
+	return ctx, func(err error) error {
+		if cause := context.Cause(ctx); err != nil && isDenial(cause) {
+			return cause
+		}
+		return err
+	}, stop
 }
 
 // expiry is a channel that tells when the token of the caller expires; nil if it does not.

@@ -39,6 +39,8 @@ func (s *Server) checkpointEpoch() keys.Epoch {
 func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
 	ctx, cancel := s.untilDrain(o.ctx)
 	defer cancel()
+	ctx, mended, stop := s.untilDenied(ctx)
+	defer stop()
 	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
 		Owner:          o.peer,
 		PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
@@ -52,7 +54,7 @@ func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grp
 		},
 	})
 	if err != nil {
-		return s.drainError(err)
+		return mended(s.drainError(err))
 	}
 	if !report.OK() {
 		first := &report.Damages[0]
@@ -149,11 +151,13 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 		defer o.close()
 		ctx, cancel := s.untilDrain(o.ctx)
 		defer cancel()
+		ctx, mended, stop := s.untilDenied(ctx)
+		defer stop()
 		r, err := s.store.Space(ctx, inspect.SpaceOptions{
 			Depth: int(min(req.Depth, 1<<10)), Delimiter: req.Delimiter, PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
 		})
 		if err != nil {
-			return o.reason(s.drainError(err))
+			return o.reason(mended(s.drainError(err)))
 		}
 		out.Epoch, out.Versions, out.LeafFill, out.Duration = uint64(r.Epoch), r.Versions, r.LeafFill, durationpb.New(r.Duration)
 		for i := range r.Prefixes {
