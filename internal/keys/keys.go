@@ -130,7 +130,7 @@ const (
 )
 
 // SystemRemoved is the first byte of the keys in SpaceSystem of which each is the last epoch of some that a repair of the log
-// removed, in eight bytes, most significant first.
+// removed, or a crash lost, in eight bytes, most significant first.
 const SystemRemoved = 'x'
 
 // EpochRange are epochs from First through Last.

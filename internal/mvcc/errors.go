@@ -67,18 +67,25 @@ func (k ConditionKind) mismatch(found bool) string {
 	return "has another value"
 }
 
-// SnapshotGoneError means that no snapshot, lease or retention keeps the named epoch readable.
+// SnapshotGoneError means that no snapshot, lease or retention keeps the named epoch readable, or that its state does not exist any
+// more.
 type SnapshotGoneError struct {
 	Epoch  keys.Epoch
 	Oldest keys.Epoch // from here on every epoch is readable
 	Newest keys.Epoch // newest epoch there is
 
 	OldestTime uint64 // the state at this time and later is readable, in microseconds since 1970; zero if it is not known
+
+	Missing keys.EpochRange // of which the epoch is one: a crash lost their commits, or a repair removed them; zero if not
 }
 
 func (e *SnapshotGoneError) Error() string {
-	if e.Epoch > e.Newest {
+	switch {
+	case e.Epoch > e.Newest:
 		return fmt.Sprintf("mvcc: epoch %d is newer than the newest epoch, %d", e.Epoch, e.Newest)
+	case e.Missing.Last != 0:
+		return fmt.Sprintf("mvcc: the state of epoch %d does not exist any more: a crash lost the commits from epoch %d on, or a repair of the log removed them; epochs from %d on can be read",
+			e.Epoch, e.Missing.First, e.Missing.Last)
 	}
 	return fmt.Sprintf("mvcc: epoch %d can no longer be read; the oldest readable one is %d", e.Epoch, e.Oldest)
 }

@@ -133,10 +133,10 @@ func (s *Store) EndedHolds(n uint64) (list []Hold, total uint64) {
 
 // keepable is nil if all versions from an epoch on are still there. The caller has the collector's mutex.
 func (s *Store) keepable(e keys.Epoch) error {
-	if oldest := s.registry.LowWatermark(); e < oldest || e > s.Visible() {
-		return &SnapshotGoneError{Epoch: e, Oldest: oldest, Newest: s.Visible(), OldestTime: s.TimeOf(oldest)}
+	if e < s.registry.LowWatermark() || e > s.Visible() {
+		return s.snapshotGone(e)
 	}
-	return nil
+	return s.refuseRemoved(e)
 }
 
 // hold registers a hold, if all versions from its epoch on are still there. The collector does not run meanwhile.
@@ -178,8 +178,7 @@ func (x *Session) keepVersions(from keys.Epoch) (keys.Epoch, error) {
 	defer c.mu.Unlock()
 	if from == 0 {
 		from = s.registry.LowWatermark()
-	}
-	if err := s.keepable(from); err != nil {
+	} else if err := s.keepable(from); err != nil {
 		return 0, err
 	}
 	t.mu.Lock()

@@ -1,18 +1,23 @@
 package mvcc
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // TestRemovedEpochsAreRemembered over restarts, within a bound: the oldest repairs become one.
 func TestRemovedEpochsAreRemembered(t *testing.T) {
 	o := tiny(vfs.NewMem())
 	s := mustOpen(t, o)
+	const apart, last = 2 * wal.EpochWindow, 2 + wal.EpochWindow // more than a crash skips
 	for i := range keys.Epoch(removedMax + 1) {
-		s.recovery.Removed = append(s.recovery.Removed, keys.EpochRange{First: 10*i + 2, Last: 10*i + 5})
+		s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: apart*i + 2, Last: apart*i + last})
 	}
 	if err := s.openRemoved(t.Context()); err != nil {
 		t.Fatal(err)
@@ -25,12 +30,117 @@ func TestRemovedEpochsAreRemembered(t *testing.T) {
 			at         keys.Epoch
 			operations uint32
 			removed    bool
-		}{{1, 0, false}, {1, 1, true}, {2, 0, true}, {8, 0, true}, {14, 0, true}, {15, 0, false}, {21, 0, false}, {21, 1, true}, {24, 9, true}, {25, 1, false}} {
+		}{
+			{1, 0, false},
+			{1, 1, true},
+			{2, 0, true},
+			{last + 3, 0, true},
+			{apart + last - 1, 0, true},
+			{apart + last, 0, false},
+			{2*apart + 1, 0, false},
+			{2*apart + 1, 1, true},
+			{2*apart + last - 1, 9, true},
+			{2*apart + last, 1, false},
+		} {
 			if _, removed := s.Removed(one.at, one.operations); removed != one.removed {
 				t.Errorf("after epoch %d and %d operations: %v", one.at, one.operations, removed)
 			}
 		}
 		mustClose(t, s)
 		s = mustOpen(t, o)
+	}
+}
+
+// TestLostStatesAreNotRead: clients have seen the states of commits that a crash takes back, because they were not durable. While older
+// states are kept, by a retention or a hold, nothing tells a client that such an epoch shows it another state, also after the log with the
+// crash is gone.
+func TestLostStatesAreNotRead(t *testing.T) {
+	for name, retention := range map[string]time.Duration{"retention": time.Hour, "hold": 0} {
+		t.Run(name, func(t *testing.T) {
+			o := tiny(vfs.NewMem())
+			o.Retention, o.SyncInterval = retention, time.Hour
+			s := mustOpen(t, o)
+			kept := mustPut(t, s, "key", "durable")
+			if retention == 0 {
+				x := mustSession(t, s)
+				if _, err := x.TakeHold(t.Context(), "test", kept, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				x.Close()
+			}
+			var lost []keys.Epoch
+			for round := range 3 {
+				x := mustSession(t, s)
+				e, err := put(x, "key", "lost", DurabilityAsync)
+				x.Close()
+				if durable := s.Durable(); err != nil || e <= durable {
+					t.Fatalf("epoch %d, durable %d: %v", e, durable, err)
+				}
+				lost = append(lost, e)
+				o.Storage.FS = o.Storage.FS.(*vfs.Mem).Crash(uint64(round), vfs.SurviveNone)
+				_ = s.Close()
+				s = mustOpen(t, o)
+				mustRefuse(t, s, lost)
+				mustPut(t, s, "other", fmt.Sprint(round))
+				mustCheckpoint(t, s)
+				mustClose(t, s)
+				s = mustOpen(t, o)
+				mustRefuse(t, s, lost)
+				for _, at := range []keys.Epoch{kept, s.Visible()} {
+					if v := get(t, s, "key", at); v != "durable" {
+						t.Fatalf("at %d: %q", at, v)
+					}
+				}
+			}
+		})
+	}
+}
+
+// mustRefuse asks for states in all ways that name an epoch.
+func mustRefuse(t *testing.T, s *Store, lost []keys.Epoch) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	for _, e := range lost {
+		for what, ask := range map[string]func() error{
+			"get":         func() error { _, err := x.Get(nil, []byte("key"), e); return err },
+			"transaction": func() error { _, err := x.Begin(TxnOptions{ReadOnly: true, At: e}); return err },
+			"hold":        func() error { _, err := x.TakeHold(t.Context(), "test", e, time.Hour); return err },
+			"history": func() error {
+				_, err := x.History(t.Context(), &HistoryOptions{From: e, Count: 9, Bytes: 999})
+				return err
+			},
+			"diff": func() error {
+				_, err := x.Diff(t.Context(), &DiffOptions{From: e, Count: 9, Bytes: 999, Keys: 9})
+				return err
+			},
+			"unchanged": func() error {
+				txn, err := x.Begin(TxnOptions{})
+				if err != nil {
+					return err
+				}
+				defer txn.Rollback()
+				_, err = txn.UnchangedSince(nil, nil, e)
+				return err
+			},
+		} {
+			var gone *SnapshotGoneError
+			if err := ask(); !errors.As(err, &gone) || gone.Missing.First > e || gone.Missing.Last <= e {
+				t.Errorf("%s at %d: %v", what, e, err)
+			}
+		}
+	}
+}
+
+// TestCrashesOfAStoreWithoutAPastLeaveNoRecords: what they have lost is below the low watermark from then on.
+func TestCrashesOfAStoreWithoutAPastLeaveNoRecords(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	s := mustOpen(t, o)
+	e := mustPut(t, s, "key", "value")
+	o.Storage.FS = o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
+	_ = s.Close()
+	s = mustOpen(t, o)
+	if _, removed := s.Removed(e+2, 0); removed || len(s.timeline.removed) > 0 || s.LowWatermark() <= e+2 {
+		t.Fatalf("%v; low watermark %d", s.timeline.removed, s.LowWatermark())
 	}
 }

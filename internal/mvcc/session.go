@@ -71,8 +71,12 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 	case at == 0:
 		x.at = x.slot.OpenSnapshot()
 	case at > visible || !x.slot.OpenSnapshotAt(at):
-		return 0, &SnapshotGoneError{Epoch: at, Oldest: x.store.registry.LowWatermark(), Newest: visible, OldestTime: x.store.TimeOf(x.store.registry.LowWatermark())}
+		return 0, x.store.snapshotGone(at)
 	default:
+		if err := x.store.refuseRemoved(at); err != nil {
+			x.slot.CloseSnapshot()
+			return 0, err
+		}
 		x.at = at
 	}
 	x.hasSnapshot = true
@@ -80,6 +84,11 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 		x.assertSnapshot()
 	}
 	return x.at, nil
+}
+
+func (s *Store) snapshotGone(e keys.Epoch) *SnapshotGoneError {
+	visible, oldest := s.Visible(), s.registry.LowWatermark()
+	return &SnapshotGoneError{Epoch: e, Oldest: oldest, Newest: visible, OldestTime: s.TimeOf(oldest)}
 }
 
 // largeValueMin is the size from which AdmitLarge treats a value as large.

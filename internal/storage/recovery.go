@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
@@ -25,7 +26,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Removed: found.Removed}
+	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found)}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -65,6 +66,14 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		e.checkpoints.request()
 	}
 	return recovery, nil
+}
+
+// skipped are the epochs of which commits may have been seen that do not exist any more.
+func skipped(found *wal.Recovery) []keys.EpochRange {
+	if next := found.Next(); next > found.Last+1 {
+		return append(found.Skipped, keys.EpochRange{First: found.Last + 1, Last: next - 1})
+	}
+	return found.Skipped
 }
 
 // recordLogSegment records in the data file of a new store that a log exists, so that from the

@@ -48,7 +48,7 @@ type Recovery struct {
 	TornAt     int64      // where it was cut
 	TornSize   int64      // bytes that were cut
 
-	Removed []keys.EpochRange // by repairs of the log, as far as the replay has met their records
+	Skipped []keys.EpochRange // of which commits may have been seen that do not exist: after this unclean end, and those of the log that was read
 
 	Repaired []string // what was damaged and could be made anew, with the reason
 

@@ -20,8 +20,9 @@ type Recovery struct {
 	Records, Bytes uint64
 	// Segments are the files with records, oldest first, including those before the start of the replay.
 	Segments []SegmentInfo
-	// Removed are the epochs that repairs of the log removed, of those skip records that were read.
-	Removed []keys.EpochRange
+	// Skipped are the epochs of the skip records that were read: no commit has them any more. A repair of the log removed them, or
+	// an unclean end may have lost them, which skips no more than EpochWindow.
+	Skipped []keys.EpochRange
 	// Torn is the incomplete end of the log, or nil. Nothing in it was ever acknowledged as durable.
 	Torn *TornTail
 	// Unclean means that the log was not closed: epochs after Last may have been given out and lost.
@@ -355,9 +356,7 @@ func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoc
 	case flagSkip:
 		if next, err = skipTo(s, at, one); err == nil {
 			r.rec.Last = max(r.rec.Last, next-1)
-			if next-one.epoch > EpochWindow { // an unclean end skips no more than that
-				r.rec.Removed = append(r.rec.Removed, keys.EpochRange{First: one.epoch, Last: next - 1})
-			}
+			r.rec.Skipped = append(r.rec.Skipped, keys.EpochRange{First: one.epoch, Last: next - 1})
 		}
 		return next, err
 	case flagTerm:
