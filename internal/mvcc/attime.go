@@ -59,7 +59,7 @@ func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	if err := s.watermark.waitAlone(ctx, reserved); err != nil {
 		return 0, err
 	}
-	if at >= s.engine.CommitTime() && reserved > 0 {
+	if newest := s.engine.CommitTime(); newest != 0 && at >= newest && reserved > 0 { // zero: no commit since the upgrade says when it was
 		return reserved, nil
 	}
 	before, after, ok := s.timeline.around(at, reserved)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -191,5 +192,60 @@ func TestASampleMissesNoCommit(t *testing.T) {
 	line.committed(21, sample, &next)
 	if next.add || tick(8000, 21, 22) {
 		t.Error("a sample after a bulk load, which has one")
+	}
+}
+
+// TestTheTimeOfABulkLoadOutlivesACrash that comes before the time has a record: the log has the commits around it, and not the load.
+func TestTheTimeOfABulkLoadOutlivesACrash(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := tiny(vfs.NewMem())
+		o.Retention, o.CheckpointInterval = time.Hour, time.Hour
+		s := mustOpen(t, o)
+		mustPut(t, s, "k", "before")
+		time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
+		mustPut(t, s, "k", "at last")
+		time.Sleep(20 * time.Millisecond)
+		l, err := s.BeginBulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Add([]byte("loaded"), []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+		loaded, err := l.Commit(t.Context())
+		if err := errors.Join(err, l.Close()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+		at := s.Clock().Now() - 1
+		time.Sleep(20 * time.Millisecond)
+		mustPut(t, s, "k", "after")
+		for range 2 {
+			if e, err := s.EpochAt(t.Context(), at); err != nil || e != loaded.Epoch {
+				t.Fatalf("the state after the load of epoch %d is %d, %v", loaded.Epoch, e, err)
+			}
+			crashed := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
+			_ = s.Close()
+			o.Storage.FS = crashed
+			s = mustOpen(t, o)
+		}
+	})
+}
+
+// TestCommitsWithoutATimeAreOfNoKnownTime: after an upgrade of a store whose commits have no times, and before the first that has one, the
+// newest state is not that of yesterday.
+func TestCommitsWithoutATimeAreOfNoKnownTime(t *testing.T) {
+	for _, retention := range []time.Duration{0, time.Hour} {
+		o := tiny(vfs.NewMem())
+		o.Storage.FeatureLevel, o.Retention = keys.FeatureLevelOldest, retention
+		s := mustOpen(t, o)
+		mustPut(t, s, "k", "v")
+		if _, err := s.FinalizeUpgrade(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var wrong *TimeError
+		if e, err := s.EpochAt(t.Context(), s.Clock().Now()-uint64(24*time.Hour/time.Microsecond)); !errors.As(err, &wrong) || wrong.Future() {
+			t.Errorf("retention %v: the state of yesterday is %d: %v", retention, e, err)
+		}
 	}
 }

@@ -346,6 +346,7 @@ func (s *Store) recordStart(ctx context.Context) {
 	if t.keep == 0 {
 		return
 	}
+	t.noteTree(&s.recovery)
 	sample := newSample(cmp.Or(s.recovery.CommitTime, s.clock.Now()), s.Visible())
 	if s.FeatureLevel() < keys.FeatureLevelHistory {
 		t.note(sample)
@@ -366,6 +367,16 @@ func (s *Store) recordStart(ctx context.Context) {
 			t.settled = t.own
 		}
 	}
+}
+
+// noteTree adds a sample of the tree from which the store was opened, if commits were replayed after it: the tree may be all that says
+// when a bulk load was.
+func (t *timeline) noteTree(r *storage.Recovery) {
+	n := len(t.samples)
+	if r.TreeTime == 0 || r.TreeTime >= r.CommitTime || n > 0 && t.samples[n-1].epoch >= r.Tree {
+		return
+	}
+	t.noteLoad(timeSample{at: r.TreeTime, epoch: r.Tree, noted: true})
 }
 
 // later reports whether a sample comes after those that there are, or is one of the same time with a later epoch.

@@ -26,7 +26,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found)}
+	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found), Tree: state.Epoch, TreeTime: commitTime(&state)}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}

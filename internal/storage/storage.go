@@ -44,6 +44,8 @@ type Recovery struct {
 	Epoch      keys.Epoch // newest epoch recovered
 	Next       keys.Epoch // at which commits go on; not Epoch+1 after an unclean end, in which epochs may have been seen and lost
 	CommitTime uint64     // the latest time of a commit, in microseconds since 1970; zero if none is known
+	Tree       keys.Epoch // up to which the tree had every commit before the replay
+	TreeTime   uint64     // CommitTime of those commits alone
 	TornFile   string     // the segment with a torn tail, or empty
 	TornAt     int64      // where it was cut
 	TornSize   int64      // bytes that were cut
