@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -88,8 +87,10 @@ const (
 var floorKey = []byte{keys.SystemRetention, byte(keys.SpaceUser)}
 
 func (s *timeSample) key() []byte {
-	return binary.BigEndian.AppendUint64([]byte{keys.SystemTimeSample}, (s.at+999)/1000)
+	return binary.BigEndian.AppendUint64([]byte{keys.SystemTimeSample}, s.millisecond())
 }
+
+func (s *timeSample) millisecond() uint64 { return (s.at + 999) / 1000 }
 
 func (t *timeline) init(o *Options) {
 	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
@@ -266,16 +267,14 @@ func (t *timeline) next(sample timeSample) (out nextRecords) {
 	out.add = sample.epoch > t.settled && (n == 0 || sample.at > t.samples[n-1].at && sample.epoch > t.samples[n-1].epoch)
 	out.covered = out.add || sample.epoch == t.settled || n > 0 && sample.epoch == t.samples[n-1].epoch
 	out.floor = keys.Epoch(t.floor.Load())
-	limit, keep := sample.at-min(sample.at, uint64(t.keep.Microseconds())+1000), 0
-	for i, old := range t.samples {
-		tooMuch := t.bytesMax > 0 && sample.bytes-old.bytes > t.bytesMax
+	limit, keep, held := sample.at-min(sample.at, uint64(t.keep.Microseconds())+1000), 0, t.heldLocked()
+	for i := range t.samples { // a hold may keep very many
+		old := &t.samples[i]
+		tooMuch := t.bytesMax > 0 && sample.bytes > old.bytes+t.bytesMax
 		if old.at > limit && !tooMuch {
 			break
 		}
-		if target := min(old.epoch, t.heldLocked()); target > out.floor {
-			out.floor = target
-		}
-		keep = i
+		out.floor, keep = max(out.floor, min(old.epoch, held)), i
 	}
 	for keep > 0 && t.samples[keep].epoch > out.floor { // a hold needs older ones
 		keep--
@@ -287,19 +286,21 @@ func (t *timeline) next(sample timeSample) (out nextRecords) {
 
 // changedLocked finds the samples whose records change. Of several samples in one millisecond, the last one has the record.
 func (t *timeline) changedLocked(sample timeSample, out *nextRecords) {
-	for i, old := range t.samples {
-		next := sample
+	for i := range t.samples {
+		old, next := &t.samples[i], &sample
 		if i+1 < len(t.samples) {
-			next = t.samples[i+1]
-		} else if !out.add {
-			next = timeSample{}
+			next = &t.samples[i+1]
 		}
 		switch {
-		case bytes.Equal(old.key(), next.key()):
+		case i+1 == len(t.samples) && !out.add: // no other one is after it
+		case old.millisecond() == next.millisecond():
+			continue
+		}
+		switch {
 		case i < out.drop:
-			out.removed = append(out.removed, old)
+			out.removed = append(out.removed, *old)
 		case old.noted && len(out.noted) < droppedAtOnce:
-			out.noted = append(out.noted, old)
+			out.noted = append(out.noted, *old)
 		}
 	}
 }

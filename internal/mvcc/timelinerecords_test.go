@@ -288,3 +288,31 @@ func TestAHoldOfTheNewestEpochIsTaken(t *testing.T) {
 		t.Errorf("epoch %d, %v; %d was committed before", h.Epoch, err, last)
 	}
 }
+
+// TestSamplesThatAHoldKeepsCostLittle: a hold of a month keeps millions of samples, which are looked at every second while others wait for
+// the timeline.
+func TestSamplesThatAHoldKeepsCostLittle(t *testing.T) {
+	tl := timeline{keep: time.Hour, holds: map[uint64]*Hold{}, reads: map[*Session]keys.Epoch{}}
+	for id := range uint64(HoldsMax) {
+		tl.holds[id] = &Hold{Epoch: 1}
+	}
+	tl.floor.Store(1)
+	const samples, second = 100_000, uint64(1_000_000)
+	for i := range uint64(samples) {
+		tl.samples = append(tl.samples, timeSample{at: i * second, epoch: keys.Epoch(1 + i)})
+	}
+	next := timeSample{at: samples * second, epoch: samples + 1}
+	var out nextRecords
+	began := time.Now()
+	if n := testing.AllocsPerRun(1, func() { out = tl.next(next) }); n > 10 {
+		t.Errorf("%v allocations", n)
+	}
+	t.Logf("%v for %d samples", time.Since(began)/2, samples)
+	if out.floor != 1 || out.drop != 0 || !out.add {
+		t.Errorf("%+v", out)
+	}
+	tl.holds = map[uint64]*Hold{}
+	if out := tl.next(next); out.floor != samples-3600 || len(out.removed) != droppedAtOnce || out.drop != droppedAtOnce {
+		t.Errorf("without holds: floor %d, %d records removed, %d dropped", out.floor, len(out.removed), out.drop)
+	}
+}
