@@ -107,7 +107,7 @@ func (x *Session) executeOnce(ctx context.Context, e *Execution) (Executed, erro
 		t.Rollback()
 	}()
 	if out.Holds, err = t.allHold(ctx, e); err != nil {
-		return out, err
+		return out, x.finish(ctx, err)
 	}
 	if err := e.Operate(ctx, t, out.Holds); err != nil {
 		return out, err

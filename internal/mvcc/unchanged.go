@@ -7,7 +7,8 @@ import (
 
 // UnchangedSince reports whether no key in [lower, upper) was written or deleted after an epoch, up
 // to the transaction's snapshot. A nil upper is no bound. The range counts as read. If the epoch is
-// not readable, the error is *SnapshotGoneError.
+// not readable, the error is *SnapshotGoneError. *ConflictError may tell of a bulk load that is not
+// visible yet.
 //
 // UnchangedSince looks at versions, because a comparison of two states would miss a key that was
 // put and deleted again. While an epoch is readable, garbage collection drops only superseded
@@ -41,8 +42,8 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 	if err != nil {
 		return false, err
 	}
-	if changed && epoch > t.at { // a checkpoint has merged versions newer than the snapshot; only a newer snapshot can give the answer
-		return false, t.reads.conflict(from, epoch)
+	if changed && epoch > t.at { // a merge has newer versions than the snapshot; only a newer snapshot can give the answer
+		return false, x.conflict(&t.reads, from, true, epoch)
 	}
 	if changed { // the tree does not store whether the commit was SYNC, so assume it
 		t.await = max(t.await, x.store.mustAwait(true, epoch))
