@@ -78,7 +78,7 @@ func (w *actor) step() bool {
 	}
 	ctx, cancel := w.limited()
 	defer cancel()
-	n := w.rng.IntN(100)
+	n := w.rng.IntN(110)
 	began := time.Now()
 	defer func() {
 		if took := time.Since(began); took > 2*time.Second {
@@ -106,8 +106,12 @@ func (w *actor) step() bool {
 		w.lock(ctx)
 	case n < 96:
 		w.readPast(ctx)
-	default:
+	case n < 100:
 		w.hold(ctx)
+	case n < 105:
+		w.readNamed(ctx)
+	default:
+		w.execute(ctx)
 	}
 	if w.rng.IntN(10) == 0 {
 		w.x.Close()

@@ -64,6 +64,7 @@ type commotion struct {
 	leases *lease.Manager
 	ledger *ledger
 
+	opened   keys.Epoch // what was visible when the store was opened
 	jumps    bool
 	failing  bool
 	reads    bool // reads of the data file fail, too
@@ -134,7 +135,7 @@ func (c *commotion) start() {
 		}
 		s, err := mvcc.Open(c.o)
 		if err == nil {
-			newest = min(newest, s.Recovery().Epoch)
+			newest = min(newest, c.recovered(s))
 		}
 		if err == nil && s.Err() == nil && attempt > 1 {
 			c.begin(s, newest)
@@ -148,6 +149,18 @@ func (c *commotion) start() {
 		}
 		c.crashDisk()
 	}
+}
+
+// recovered is the newest commit of the run before that is there: an attempt to start that failed may have recovered less than all, and
+// then its epochs are skipped, too.
+func (c *commotion) recovered(s *mvcc.Store) keys.Epoch {
+	newest := s.Recovery().Epoch
+	for _, r := range s.Recovery().Skipped {
+		if r.Last > c.opened {
+			newest = min(newest, r.First-1)
+		}
+	}
+	return newest
 }
 
 func (c *commotion) crashDisk() {
@@ -176,6 +189,7 @@ func (c *commotion) failure(every vfs.Op) vfs.Rule {
 func (c *commotion) begin(s *mvcc.Store, newest keys.Epoch) {
 	c.t.Helper()
 	c.s = s
+	defer func() { c.opened = s.Visible() }()
 	c.tracef("open: recovered %d, next %d, visible %d", s.Recovery().Epoch, s.Recovery().Next, s.Visible())
 	c.ledger.crash(c.survived(newest))
 	if c.o.Retention == time.Hour && c.rng.IntN(2) == 0 {
@@ -195,8 +209,7 @@ func (c *commotion) begin(s *mvcc.Store, newest keys.Epoch) {
 	}
 }
 
-// survived is the newest commit that is there. An attempt to start that failed may have been the one that recovered less than all, so
-// the state tells it: that after some commit.
+// survived is the newest commit that is there, which the state tells, too: it is that after some commit.
 func (c *commotion) survived(newest keys.Epoch) keys.Epoch {
 	c.t.Helper()
 	x, err := c.s.Session()

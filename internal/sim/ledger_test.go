@@ -25,17 +25,24 @@ type ledger struct {
 
 	commits  map[keys.Epoch]*commit
 	used     map[keys.Epoch]bool // that a client has seen, in every run of the store
+	seen     map[keys.Epoch]bool // of commits that were acknowledged; true if a crash has lost them
 	tokens   map[keys.Epoch]lease.ID
 	ended    map[string][]keys.Epoch // when locks were released
 	fences   map[mvcc.RequestID]keys.Epoch
 	requests map[mvcc.RequestID]*mvcc.Request
-	past     map[uint64]keys.Epoch // states at times
-	acked    keys.Epoch            // every later snapshot has it
-	promised keys.Epoch            // no crash takes it back
+	past     map[uint64]pastState // states at times
+	acked    keys.Epoch           // every later snapshot has it
+	promised keys.Epoch           // no crash takes it back
 	promiser string
 	checks   []func(*states) error
 	pending  []pendingDelete
 	failures []error
+}
+
+// pastState is the first answer that told the state at a time. While the log has the commits after it, it has all commits of then.
+type pastState struct {
+	epoch keys.Epoch
+	whole bool
 }
 
 // commit is one commit of a client.
@@ -58,8 +65,8 @@ type written struct {
 
 func newLedger() *ledger {
 	return &ledger{
-		started: time.Now(), commits: map[keys.Epoch]*commit{}, used: map[keys.Epoch]bool{}, tokens: map[keys.Epoch]lease.ID{},
-		ended: map[string][]keys.Epoch{}, fences: map[mvcc.RequestID]keys.Epoch{}, requests: map[mvcc.RequestID]*mvcc.Request{}, past: map[uint64]keys.Epoch{},
+		started: time.Now(), commits: map[keys.Epoch]*commit{}, used: map[keys.Epoch]bool{}, seen: map[keys.Epoch]bool{}, tokens: map[keys.Epoch]lease.ID{},
+		ended: map[string][]keys.Epoch{}, fences: map[mvcc.RequestID]keys.Epoch{}, requests: map[mvcc.RequestID]*mvcc.Request{}, past: map[uint64]pastState{},
 	}
 }
 
@@ -85,7 +92,7 @@ func (l *ledger) add(c *commit) {
 func (l *ledger) acknowledge(e keys.Epoch, durable bool, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.acked = max(l.acked, e)
+	l.acked, l.seen[e] = max(l.acked, e), false
 	if durable {
 		l.promiseLocked(e, what)
 	}
@@ -125,6 +132,9 @@ func (l *ledger) crash(recovered keys.Epoch) {
 		l.failures = append(l.failures, fmt.Errorf("epoch %d was promised by %s, and %d is the newest after the crash", l.promised, l.promiser, recovered))
 	}
 	after := func(e keys.Epoch) bool { return e > recovered }
+	for e := range l.seen {
+		l.seen[e] = l.seen[e] || after(e)
+	}
 	l.promised = min(l.promised, recovered)
 	maps.DeleteFunc(l.commits, func(e keys.Epoch, _ *commit) bool { return after(e) })
 	maps.DeleteFunc(l.tokens, func(e keys.Epoch, _ lease.ID) bool { return e > l.promised })
