@@ -325,7 +325,7 @@ func TestLeasesAreKeptAliveAfterALongOutage(t *testing.T) {
 			time.Sleep(every)
 		}
 		back := testTTL + time.Second + every/2
-		time.Sleep(began.Add(back).Sub(time.Now()))
+		time.Sleep(time.Until(began.Add(back)))
 		f.set(func(f *fakeLeases) { f.away = false })
 		time.Sleep(testTTL)
 		lost, late := 0, time.Duration(0)
