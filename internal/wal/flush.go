@@ -199,19 +199,21 @@ func (l *Log) leaveSealed() (left bool, err error) {
 
 // closeSealed writes the close record of a sealed segment. Before a gap, which a bulk load leaves, only this record tells
 // after a crash that no record is missing there: it must be durable before the next segment has any, or the log has failed.
+// So must the header of a segment without records: the close record before a gap may name it.
 func (l *Log) closeSealed(gap bool) error {
 	f := &l.flusher
+	empty := f.written == 0
 	f.addCloseRecord(l.Durable())
 	err := f.write()
-	if !gap {
+	if !gap && !empty {
 		l.recordFailure(err)
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("write the close record before a bulk load: %w", err)
+		return fmt.Errorf("write the close record of %s: %w", f.segment.path, err)
 	}
 	if err := f.segment.file.SyncData(); err != nil {
-		return fmt.Errorf("sync the close record before a bulk load: %w", err)
+		return fmt.Errorf("sync the close record of %s: %w", f.segment.path, err)
 	}
 	return nil
 }

@@ -170,14 +170,22 @@ func replaceCloseRecord(fs vfs.FS, file string, offset int64, closeRecord []byte
 // fails, the log is as it was: it only does not prove that there was a next segment. The segment's name is
 // durable. Its header is not durable yet: with a durable header, the log would meanwhile seem to be
 // complete without the segment.
-func (l *Log) link(s *Segment) {
+//
+// After a bulk load, only the close record tells later readers of the log that nothing is missing between its last record and the
+// next segment. Then an error is returned, but for that of a full disk, which must not keep a store from starting.
+func (l *Log) link(s *Segment) error {
 	t := &l.earlier.tail
 	if t.file == "" {
-		return
+		return nil
 	}
 	closeRecord := make([]byte, closeRecordSpace)
 	putCloseRecord(closeRecord, t.seed, t.next, t.next-1, s.number)
-	l.recordFailure(replaceCloseRecord(l.opts.FS, t.file, t.offset, closeRecord))
+	err := replaceCloseRecord(l.opts.FS, t.file, t.offset, closeRecord)
+	if gap := l.earlier.last >= t.next; gap && err != nil && !errors.Is(err, vfs.ErrNoSpace) {
+		return fmt.Errorf("write the close record before a bulk load: %w", err)
+	}
+	l.recordFailure(err)
+	return nil
 }
 
 // adopt takes over the files that Replay found: segments to be truncated later, and files without records

@@ -329,7 +329,11 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 		return nil, l.broken(err)
 	}
 	if l.rotation.last == nil {
-		l.link(s) // before the old tail can be truncated
+		if err := l.link(s); err != nil { // before the old tail can be truncated
+			err = l.fail(err)
+			l.head.Store(s) // Close frees it. Its file stays: the old tail may name it
+			return nil, err
+		}
 		l.head.Store(s)
 		if err := l.awaitHeader(s.number - 1); err != nil {
 			return nil, l.fail(err) // at Open: there is no earlier segment that could be used

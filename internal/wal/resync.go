@@ -55,7 +55,8 @@ func resync(fs vfs.FS, dataDir string) error {
 }
 
 // unconfirmed is the part of a segment that no record in it proves to be durable, up to the first record that
-// is not intact.
+// is not intact, and the space of a close record there: a start whose sync failed may have removed one, so that it
+// can be read no more and is still on the device.
 func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 	proven := keys.Epoch(0)
 	err = ReadSegment(fs, s, func(r Record) error {
@@ -77,7 +78,7 @@ func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 		to = end
 		return nil
 	})
-	return from, to, err
+	return from, max(to, min(to+closeRecordSpace, s.Bytes)), err
 }
 
 // rewrite writes [from, to) of a file again, in whole pages, with the bytes that it reads there, and syncs the
