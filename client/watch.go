@@ -167,7 +167,7 @@ func (w *watching) stream(ctx context.Context) (progress bool, err error) {
 	if err := stream.Send(&kvpb.WatchRequest{Request: &kvpb.WatchRequest_Create{Create: w.request()}}); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	begin := w.options.Snapshot && w.options.Token == nil
+	begin := w.options.Snapshot && len(w.options.Token) == 0
 	for {
 		r, err := stream.Recv()
 		if err != nil {

@@ -115,6 +115,26 @@ func TestWatchBeginsALostSnapshotAgain(t *testing.T) {
 	}
 }
 
+// TestAnEmptyTokenIsNone: a consumer may have stored that none has come yet. Then what it has of an earlier snapshot does not count.
+func TestAnEmptyTokenIsNone(t *testing.T) {
+	f := &feedScript{}
+	f.scripts = []func(func(*kvpb.WatchResponse)) error{func(send func(*kvpb.WatchResponse)) error {
+		send(snapshotPart("A", true, "a"))
+		return nil
+	}}
+	for u, err := range dialFeed(t, f).Watch(t.Context(), []client.Range{{}}, client.WatchOptions{Snapshot: true, Token: []byte{}}) {
+		if err != nil || !u.Begin {
+			t.Fatalf("%+v, %v: the snapshot does not begin", u, err)
+		}
+		break
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := fmt.Sprint(f.starts); got != "[snapshot]" {
+		t.Fatalf("the watch began with %s", got)
+	}
+}
+
 // dialFeed serves a FeedService until the test ends.
 func dialFeed(t *testing.T, f kvpb.FeedServiceServer) *client.Client {
 	t.Helper()

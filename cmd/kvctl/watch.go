@@ -92,6 +92,9 @@ func readToken(file string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s has no token: %w; remove the file to begin anew", file, err)
 	}
+	if len(token) == 0 { // a crash of the machine may leave that: without a token, the watch would leave out what comes before now
+		return nil, fmt.Errorf("%s is empty, expected a token; remove the file to begin anew, with --snapshot to miss nothing", file)
+	}
 	return token, nil
 }
 
