@@ -185,7 +185,13 @@ func (p *pruner) remove(ctx context.Context, m *Manifest) error {
 		return err
 	}
 	copied := path.Join(p.dir, deletedDir, path.Base(m.name))
-	if err := p.store.Create(ctx, copied, objectstore.Bytes(encoded)); err != nil && !isExists(err) {
+	err = p.store.Create(ctx, copied, objectstore.Bytes(encoded))
+	if isExists(err) { // a prune that was ended here has left it: the parts stay for a while from now on
+		if err = p.store.Delete(ctx, copied); err == nil {
+			err = p.store.Create(ctx, copied, objectstore.Bytes(encoded))
+		}
+	}
+	if err != nil {
 		return err
 	}
 	return p.store.Delete(ctx, path.Join(p.dir, m.name))

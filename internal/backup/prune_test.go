@@ -125,3 +125,24 @@ func TestAPruneDeletesNoPartOfABackupThatEndsMeanwhile(t *testing.T) {
 	f.mustVerify(m)
 	f.mustRestore(m)
 }
+
+// A prune that was ended between its two steps for a backup has left a copy of the manifest, long ago. The parts stay for a while nevertheless:
+// a restore may have read the manifest just now.
+func TestPartsStayForAWhileAfterAPruneThatWasEnded(t *testing.T) {
+	f := newFixture(t)
+	old, _ := f.twoBackups()
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpDelete, Prefix: f.dir + "/base/manifests", Kind: objectstore.FailForGood})
+	if _, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce); err == nil {
+		t.Fatal("a prune that cannot delete a manifest succeeded")
+	}
+	f.target.Heal()
+	grace := 300 * time.Millisecond
+	time.Sleep(2 * grace)
+	o := pruneAtOnce
+	o.grace = grace
+	r, err := Prune(t.Context(), f.target, f.dir, o)
+	check(t, err)
+	if !slices.Contains(r.Backups, old.ID) || r.Parts != 0 {
+		t.Fatalf("%+v", r)
+	}
+}
