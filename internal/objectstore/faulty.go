@@ -37,7 +37,7 @@ type Fault struct {
 	Nth    int       // the Nth matching call fails, from 1; zero for all of them
 	Sticky bool      // and all calls after it
 	Kind   FaultKind
-	Bytes  int64           // of ReadShort and ReadFlipped: after as many
+	Bytes  int64           // of ReadShort, ReadStalls and ReadFlipped: after as many
 	Until  <-chan struct{} // Slow: how long the call waits; also ends with the context
 
 	matched, fired int // guarded by the owner's mutex
@@ -55,6 +55,7 @@ const (
 	CreatePartial                  // a creation succeeds and stores half of the bytes
 	CreateNothing                  // a creation succeeds and stores nothing
 	ReadShort                      // the connection breaks after Bytes bytes
+	ReadStalls                     // nothing comes after Bytes bytes, until the context ends
 	ReadFlipped                    // the byte at Bytes has another bit
 	ListLate                       // a list does not have the matching objects
 	Slow                           // the call waits
@@ -178,23 +179,24 @@ func (f *Faulty) Read(ctx context.Context, name string, offset, length int64) (i
 		return nil, err
 	}
 	body, err := f.Store.Read(ctx, name, offset, length)
-	if err != nil || r.Kind != ReadShort && r.Kind != ReadFlipped {
+	if err != nil || r.Kind != ReadShort && r.Kind != ReadStalls && r.Kind != ReadFlipped {
 		return body, err
 	}
-	return &faultyReader{body, r, offset}, nil
+	return &faultyReader{body, ctx, r, offset}, nil
 }
 
 // faultyReader is a reader of an object with a fault at a byte of the object.
 type faultyReader struct {
 	io.ReadCloser
+	ctx   context.Context // of the read
 	fault *Fault
 	at    int64
 }
 
 func (r *faultyReader) Read(p []byte) (int, error) {
-	if r.fault.Kind == ReadShort {
+	if r.fault.Kind != ReadFlipped {
 		if r.at >= r.fault.Bytes {
-			return 0, fmt.Errorf("injected fault: %w", io.ErrUnexpectedEOF)
+			return 0, r.broken()
 		}
 		p = p[:min(int64(len(p)), r.fault.Bytes-r.at)]
 	}
@@ -204,6 +206,15 @@ func (r *faultyReader) Read(p []byte) (int, error) {
 	}
 	r.at += int64(n)
 	return n, err
+}
+
+// broken is the end of a connection that fails.
+func (r *faultyReader) broken() error {
+	if r.fault.Kind == ReadShort {
+		return fmt.Errorf("injected fault: %w", io.ErrUnexpectedEOF)
+	}
+	<-r.ctx.Done()
+	return r.ctx.Err()
 }
 
 // List lists, unless a rule fires.

@@ -60,15 +60,17 @@ func (s *retrying) String() string { return s.inner.String() }
 // it has the same bytes, this call has created it.
 func (s *retrying) Create(ctx context.Context, name string, content Content) error {
 	unknown := false
-	err := s.repeat(ctx, content.Size(), func(ctx context.Context) error {
-		err := s.inner.Create(ctx, name, content)
+	return s.repeat(ctx, content.Size(), func(ctx context.Context) error {
+		ctx, watch := s.watch(ctx, s.retry.limit(streamPartBytes))
+		defer watch.end()
+		watched := &watchedContent{content, watch}
+		err := s.inner.Create(ctx, name, watched)
 		if unknown && errors.Is(err, ErrExists) {
-			return s.compare(ctx, name, content, err)
+			return watch.explain(s.compare(ctx, name, watched, err))
 		}
 		unknown = unknown || err != nil
-		return err
+		return watch.explain(err)
 	})
-	return err
 }
 
 // compare returns nil if an object has this content, and otherwise the error of the creation.
@@ -112,7 +114,11 @@ func (s *retrying) List(ctx context.Context, prefix string, each func(Object) er
 	last := ""
 	var stopped error
 	err := s.repeat(ctx, -1, func(ctx context.Context) error {
-		return s.inner.List(ctx, prefix, func(o Object) error {
+		ctx, watch := s.watch(ctx, s.retry.Patience)
+		defer watch.end()
+		err := s.inner.List(ctx, prefix, func(o Object) error {
+			watch.rest()
+			defer watch.wait()
 			if o.Name <= last {
 				return nil
 			}
@@ -120,6 +126,7 @@ func (s *retrying) List(ctx context.Context, prefix string, each func(Object) er
 			stopped = each(o)
 			return stopped
 		})
+		return watch.explain(err)
 	}, func() bool { return stopped != nil })
 	return err
 }
@@ -130,7 +137,8 @@ func (s *retrying) Delete(ctx context.Context, name string) error {
 }
 
 // repeat calls an operation until it succeeds, fails for good, or has used up its attempts. With a known size each attempt
-// has a time limit, so that a target that hangs is a temporary failure. The caller may stop the attempts.
+// has a time limit, so that a target that hangs is a temporary failure; without one, the operation watches its steps. The caller
+// may stop the attempts.
 func (s *retrying) repeat(ctx context.Context, size int64, operation func(context.Context) error, stopped ...func() bool) error {
 	for attempt := 1; ; attempt++ {
 		err := s.attempt(ctx, size, operation)
@@ -152,7 +160,7 @@ func (s *retrying) attempt(ctx context.Context, size int64, operation func(conte
 	if size < 0 {
 		return operation(ctx)
 	}
-	limit := s.retry.Patience + time.Duration(float64(size)/float64(s.retry.MinRate)*float64(time.Second))
+	limit := s.retry.limit(size)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := operation(limited)
@@ -160,6 +168,11 @@ func (s *retrying) attempt(ctx context.Context, size int64, operation func(conte
 		return fmt.Errorf("%w: no answer within %v: %w", errTemporary, limit, err)
 	}
 	return err
+}
+
+// limit is how long an attempt with so many bytes may take.
+func (r *Retry) limit(size int64) time.Duration {
+	return r.Patience + time.Duration(float64(size)/float64(r.MinRate)*float64(time.Second))
 }
 
 // isTemporary reports whether an error may be over after a pause.
@@ -191,12 +204,21 @@ type resumingReader struct {
 	left   int64 // negative for everything
 
 	current  io.ReadCloser // nil after a failure
+	watch    *stall        // of the current one
 	failures int           // without a byte between them
 }
 
 func (r *resumingReader) open() (err error) {
-	r.current, err = r.store.inner.Read(r.ctx, r.name, r.offset, r.left)
-	return err
+	ctx, watch := r.store.watch(r.ctx, r.store.retry.Patience)
+	r.current, err = r.store.inner.Read(ctx, r.name, r.offset, r.left)
+	if err != nil {
+		r.current = nil
+		watch.end()
+		return watch.explain(err)
+	}
+	watch.rest()
+	r.watch = watch
+	return nil
 }
 
 func (r *resumingReader) Read(p []byte) (int, error) {
@@ -225,18 +247,19 @@ func (r *resumingReader) readOnce(p []byte) (int, error) {
 	}
 	if r.current == nil {
 		if err := r.open(); err != nil {
-			r.current = nil
 			return 0, err
 		}
 	}
+	r.watch.wait()
 	n, err := r.current.Read(p)
+	r.watch.rest()
+	err = r.watch.explain(err)
 	r.offset += int64(n)
 	if r.left > 0 {
 		r.left -= int64(n)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
-		_ = r.current.Close() // it has failed already
-		r.current = nil
+		_ = r.close() // it has failed already
 	}
 	return n, err
 }
@@ -245,5 +268,12 @@ func (r *resumingReader) Close() error {
 	if r.current == nil {
 		return nil
 	}
-	return r.current.Close()
+	return r.close()
+}
+
+func (r *resumingReader) close() error {
+	r.watch.end()
+	err := r.current.Close()
+	r.current = nil
+	return err
 }

@@ -15,6 +15,7 @@
 //   - List reports every object of which Create has returned nil before, in ascending order of names. A store with late lists
 //     may break that promise, so nothing that must be found is found only by listing.
 //   - Every call ends when its context does, except for a system call that the kernel does not return from.
+//   - No call waits for ever for a target that has stopped to answer, to send or to take bytes: that is a failure that may be over.
 //   - Failures that may be over after a pause are tried again, with growing pauses, until the attempts are used up.
 //
 // The package does not know what the objects contain. It compresses and encrypts nothing.
