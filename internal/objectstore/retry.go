@@ -61,7 +61,7 @@ func (s *retrying) String() string { return s.inner.String() }
 func (s *retrying) Create(ctx context.Context, name string, content Content) error {
 	unknown := false
 	return s.repeat(ctx, content.Size(), func(ctx context.Context) error {
-		ctx, watch := s.watch(ctx, s.retry.limit(streamPartBytes))
+		ctx, watch := s.watch(ctx, s.retry.limit(max(content.Size(), streamPartBytes)))
 		defer watch.end()
 		watched := &watchedContent{content, watch}
 		err := s.inner.Create(ctx, name, watched)

@@ -64,7 +64,8 @@ const (
 	Slow
 	// DiscardDirty fails a sync as Linux does after an error of the device: dirty pages count as clean. Reads still
 	// return what was written, a later sync reports success without writing it, and a crash loses it; a page that is
-	// written again is dirty again. With a file system other than Mem it is Fail.
+	// written again is dirty again. In the same way the sync of a directory loses the changes of its names, until a name changes
+	// again. With a file system other than Mem it is Fail.
 	DiscardDirty
 )
 
@@ -170,7 +171,7 @@ func (f Fault) appliesTo(op Op) bool {
 	case FlipBit:
 		return op == OpRead
 	case DiscardDirty:
-		return op&(OpSync|OpSyncData) != 0
+		return op&OpAnySync != 0
 	}
 	return true
 }
@@ -179,6 +180,11 @@ func (f Fault) appliesTo(op Op) bool {
 func (f *Faulty) do(op Op, name string, call func() error) error {
 	if rule := f.match(op, name); rule != nil {
 		switch rule.Fault {
+		case DiscardDirty:
+			if m, ok := f.inner.(*Mem); ok {
+				m.discardNames(name)
+			}
+			return pathError(op, name, rule.Err)
 		case Fail:
 			return pathError(op, name, rule.Err)
 		case LostSync:

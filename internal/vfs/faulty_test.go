@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -261,6 +262,54 @@ func TestPreallocateWithoutFallocateWritesZeros(t *testing.T) {
 		}
 		if n, err := f.Size(); err != nil || n != size {
 			t.Fatalf("%s: %d bytes, %v", name, n, err)
+		}
+	}
+}
+
+// TestAFailedSyncOfADirectoryLosesItsNames: names that a failed sync discarded are there until a crash, also after syncs that succeed,
+// unless they change again.
+func TestAFailedSyncOfADirectoryLosesItsNames(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		mem := NewMem()
+		fs := NewFaulty(mem)
+		create := func(name string) {
+			t.Helper()
+			f, err := fs.Open(name, Create)
+			if err == nil {
+				err = errors.Join(f.Sync(), f.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		create("early")
+		if err := fs.SyncDir("."); err != nil {
+			t.Fatal(err)
+		}
+		create("lost")
+		rule := fs.Inject(Rule{Op: OpSyncDir, Fault: DiscardDirty, Nth: 1})
+		if err := fs.SyncDir("."); !errors.Is(err, syscall.EIO) || rule.Fired() != 1 {
+			t.Fatal(err)
+		}
+		want := []string{"early", "late"}
+		if again {
+			if err := fs.Rename("lost", "found"); err != nil {
+				t.Fatal(err)
+			}
+			want = []string{"early", "found", "late"}
+		}
+		create("late")
+		if err := fs.SyncDir("."); err != nil {
+			t.Fatal(err)
+		}
+		if seen, err := fs.List("."); err != nil || len(seen) != 3 {
+			t.Fatalf("before the crash: %v, %v", seen, err)
+		}
+		restarted := mem.Crash(1, SurviveProcess)
+		for _, survival := range []Survival{SurviveNone, SurviveSome, SurviveAll} {
+			if got, err := restarted.Crash(1, survival).List("."); err != nil || !slices.Equal(got, want) {
+				t.Errorf("changed again: %v, survival %d: %v, %v", again, survival, got, err)
+			}
 		}
 	}
 }

@@ -53,6 +53,8 @@ type memNode struct {
 type nameChange struct {
 	from, to string
 	node     *memNode // what to names afterwards
+	// discarded means that a failed sync of the directory discarded the change: no sync writes it until one of its names changes again.
+	discarded bool
 }
 
 // contentChange is a write, or a change of size, since the last sync of its file.
@@ -197,9 +199,34 @@ func (m *Mem) changeName(change nameChange) {
 		change.node.links++
 	}
 	applyName(m.names, change)
+	m.recordDirtyLocked(change)
 	m.pending = append(m.pending, change)
 	m.unlinkLocked(replaced)
 	m.unlinkLocked(gone)
+}
+
+// recordDirtyLocked takes back that earlier changes of a change's names were discarded.
+func (m *Mem) recordDirtyLocked(change nameChange) {
+	names := change.touched()
+	for i := len(m.pending) - 1; i >= 0; i-- {
+		earlier := &m.pending[i]
+		if slices.ContainsFunc(earlier.touched(), func(name string) bool { return slices.Contains(names, name) }) {
+			earlier.discarded = false
+			names = append(names, earlier.touched()...)
+		}
+	}
+}
+
+// discardNames is a sync of a directory that fails after the kernel has discarded its dirty pages: see DiscardDirty.
+func (m *Mem) discardNames(dir string) {
+	dir = path.Clean(dir)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.pending {
+		for _, name := range m.pending[i].touched() {
+			m.pending[i].discarded = m.pending[i].discarded || path.Dir(name) == dir
+		}
+	}
 }
 
 func applyName(names map[string]*memNode, change nameChange) {
@@ -341,7 +368,7 @@ func (m *Mem) syncNamesLocked(dir string) {
 	needed := map[string]bool{}
 	for i := len(m.pending) - 1; i >= 0; i-- {
 		for _, name := range m.pending[i].touched() {
-			chosen[i] = chosen[i] || path.Dir(name) == dir || needed[name]
+			chosen[i] = chosen[i] || path.Dir(name) == dir && !m.pending[i].discarded || needed[name]
 		}
 		if chosen[i] {
 			for _, name := range m.pending[i].touched() {

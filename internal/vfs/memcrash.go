@@ -81,7 +81,7 @@ func (m *Mem) survivingNames(rng *rand.Rand, survival Survival) map[string]*memN
 	likely := rng.Float64()
 	lost := map[string]bool{}
 	for _, change := range m.pending {
-		survives := survival == SurviveAll || rng.Float64() < likely
+		survives := (survival == SurviveAll || rng.Float64() < likely) && !change.discarded
 		for _, name := range change.touched() {
 			survives = survives && !lost[name]
 		}

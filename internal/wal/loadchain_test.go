@@ -77,7 +77,9 @@ func (c *loadChain) live() error {
 
 func (c *loadChain) inject(faulty *vfs.Faulty) {
 	nth := 1 + c.rng.IntN(30)
-	switch c.rng.IntN(6) {
+	switch c.rng.IntN(7) {
+	case 4:
+		faulty.Inject(vfs.Rule{Op: vfs.OpSyncDir, Nth: 1 + c.rng.IntN(8), Fault: vfs.DiscardDirty})
 	case 0, 1:
 		faulty.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Nth: nth, Fault: vfs.DiscardDirty})
 	case 2:

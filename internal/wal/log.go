@@ -107,7 +107,7 @@ func Open(opts Options, rec Recovery) (*Log, error) {
 		refill:  make(chan struct{}, 1),
 	}
 	l.rotation.next, l.rotation.lineage, l.rotation.terms = rec.Next(), opts.Lineage, rec.terms
-	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, number: rec.lastNumber}
+	l.preallocator = &preallocator{fs: opts.FS, dir: dir, buffers: l.buffers, names: &names{fs: opts.FS, dir: dir}, number: rec.lastNumber}
 	l.durable.epoch.Store(uint64(l.rotation.next - 1))
 	l.waits.wake, l.waits.groupReached = make(chan struct{}, 1), make(chan struct{}, 1)
 	if err := l.preallocator.adoptReserve(opts.Reserve); err != nil {

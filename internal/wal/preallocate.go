@@ -34,6 +34,7 @@ type preallocator struct {
 	fs      vfs.FS
 	dir     string
 	buffers *bufferPool
+	names   *names
 
 	number uint64 // last segment number used; owned by the goroutine that prepares
 
@@ -207,11 +208,11 @@ func (p *preallocator) reuse(from string, size int) (*preallocated, error) {
 	if err == nil {
 		err = f.SyncData()
 	}
-	b, name, keep := p.next(), from, p.addRecyclable
+	b, name, keep, named := p.next(), from, p.addRecyclable, p.names.begin()
 	if err == nil {
 		if err = p.fs.Rename(from, b.path); err == nil {
 			name = b.path
-			err = p.fs.SyncDir(p.dir)
+			err = p.names.sync(named)
 		}
 	} else if !errors.Is(err, vfs.ErrNoSpace) {
 		keep = p.scheduleRemoval // a new file may get blocks without damage
@@ -244,7 +245,7 @@ func (p *preallocator) addRecyclable(name string) {
 
 // create makes a new file. After an error it removes the incomplete file.
 func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) error) (*preallocated, error) {
-	b := p.next()
+	b, named := p.next(), p.names.begin()
 	f, err := p.fs.Open(b.path, vfs.Create)
 	if err != nil {
 		return nil, fmt.Errorf("wal: create a segment: %w", err)
@@ -254,7 +255,7 @@ func (p *preallocator) create(size int, allocate func(f vfs.File, size int64) er
 		err = f.Sync() // its size, on which later syncs of data rely
 	}
 	if err == nil {
-		err = p.fs.SyncDir(p.dir)
+		err = p.names.sync(named)
 	}
 	if err != nil {
 		p.scheduleRemoval(b.path)

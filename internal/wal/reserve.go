@@ -111,6 +111,7 @@ func (p *preallocator) fillReserve() (made bool, err error) {
 		return false, nil
 	}
 	defer func() { p.recordReserveFile(name, made) }()
+	named := p.names.begin()
 	f, err := p.fs.Open(name, vfs.Create)
 	if err != nil {
 		return false, fmt.Errorf("wal: reserve: %w", err)
@@ -120,7 +121,7 @@ func (p *preallocator) fillReserve() (made bool, err error) {
 		err = f.Sync()
 	}
 	if err == nil {
-		err = p.fs.SyncDir(p.dir) // otherwise a crash could free the space
+		err = p.names.sync(named) // otherwise a crash could free the space
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		p.scheduleRemoval(name)
