@@ -53,7 +53,8 @@ import and is named with its file; everything before its batch has then been imp
 --format etcd-snapshot reads what "etcdctl snapshot save" wrote: all keys with their newest values, those of leases as above. It keeps all keys in
 memory, as etcd does, and refuses a file whose checksum is missing or differs. redis://HOST:PORT/DATABASE (rediss:// for TLS) reads the strings of
 a running Redis, or Valkey, with SCAN, and their deadlines; load an RDB file into one to import it. Keys that change meanwhile may be imported with
-their old or their new value: stop the writers first. A key of another type ends the import, or is left out and counted with --skip-unsupported.
+their old or their new value: stop the writers first. A Redis that is restarted or replaced meanwhile ends the import, because SCAN would leave keys
+out. A key of another type ends the import, or is left out and counted with --skip-unsupported.
 The password may be in the address, or in the variable REDISCLI_AUTH.
 
 An import uses batches or a bulk load; --bulk chooses. With batches, as above, acknowledged records remain if the import ends early. A bulk

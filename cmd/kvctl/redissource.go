@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -44,6 +45,47 @@ type redisSource struct {
 	count   int
 }
 
+// errRedisClosed ends an import from a Redis that closes each connection, as a proxy does whose Redis is down.
+var errRedisClosed = errors.New("the Redis has closed the connection before all of its keys were read; import again")
+
+// redisRun is one run of a Redis. The cursor of SCAN is a place in its hash table, which is another in each run and in each replica: with the
+// cursor of another one, SCAN leaves keys out.
+type redisRun struct {
+	mu        sync.Mutex // connections are made by goroutines of the client
+	connected bool
+	id        string // empty: the Redis does not tell
+}
+
+// check is called for each new connection. A later one has to reach the same run.
+func (r *redisRun) check(ctx context.Context, connection *redis.Conn) error {
+	info, err := connection.Info(ctx, "server").Result()
+	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := runID(info)
+	switch {
+	case !r.connected:
+		r.connected, r.id = true, id
+	case r.id == "":
+		return errors.New("the connection to the Redis was lost, and it does not tell (INFO server) whether it was restarted, so keys might be left out; import again")
+	case r.id != id:
+		return errors.New("the Redis was restarted, or another one has taken its place, so keys might be left out; import again")
+	}
+	return nil
+}
+
+// runID finds the name of the run in an answer to INFO, or nothing.
+func runID(info string) string {
+	for line := range strings.Lines(info) {
+		if id, ok := strings.CutPrefix(line, "run_id:"); ok {
+			return strings.TrimSpace(id)
+		}
+	}
+	return ""
+}
+
 // openRedis connects to a Redis. The name by which messages call it has no password.
 func openRedis(ctx context.Context, address string, skip bool, report io.Writer) (s *redisSource, called string, err error) {
 	u, err := url.Parse(address)
@@ -60,6 +102,7 @@ func openRedis(ctx context.Context, address string, skip bool, report io.Writer)
 	if options.Password == "" {
 		options.Password = os.Getenv("REDISCLI_AUTH") // as redis-cli has it
 	}
+	options.OnConnect = new(redisRun).check
 	s = &redisSource{client: redis.NewClient(options), skip: skip, report: report, skipped: map[string]int{}}
 	if err := s.client.Ping(ctx).Err(); err != nil {
 		_ = s.client.Close() // it was not used
@@ -75,6 +118,9 @@ func (s *redisSource) next() (record, int, error) {
 		return record{}, s.count, io.EOF
 	}
 	s.count++
+	if errors.Is(err, io.EOF) {
+		err = errRedisClosed // io.EOF would be the end of the records
+	}
 	return r, s.count, err
 }
 
@@ -152,7 +198,7 @@ func (s *redisSource) measure(ctx context.Context, keys []string) ([]redisKey, e
 			continue
 		}
 		k := redisKey{name: key, bytes: length}
-		if lifetime > 0 {
+		if lifetime >= 0 { // zero: it ends within this millisecond
 			k.expiresAt = uint64(asked.Add(lifetime).UnixMilli())
 		}
 		found = append(found, k)
