@@ -34,22 +34,53 @@ func (s *Store) openRemoved(ctx context.Context) error {
 		return fmt.Errorf("the records of repairs of the log: %w", err)
 	}
 	s.timeline.removed = removedRanges(known, s.recovery.Skipped, s.timeline.retained())
+	s.timeline.unrecorded = changedRanges(known, s.timeline.removed)
+	if err != nil { // every epoch may be one of those that the page hides
+		s.timeline.removed = []keys.EpochRange{{First: 1, Last: s.Visible()}}
+	}
+	_ = s.recordRemoved(ctx, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
+	return nil
+}
+
+// changedRanges makes the records of some ranges what they should be: the first epoch by the last one, and zero for a record that
+// should not exist. It is empty if no record has to be added.
+func changedRanges(known map[keys.Epoch]keys.Epoch, wanted []keys.EpochRange) map[keys.Epoch]keys.Epoch {
+	changes, added := map[keys.Epoch]keys.Epoch{}, false
+	for last := range known {
+		changes[last] = 0
+	}
+	for _, r := range wanted {
+		if known[r.Last] == r.First {
+			delete(changes, r.Last)
+		} else {
+			changes[r.Last], added = r.First, true
+		}
+	}
+	if !added {
+		return nil
+	}
+	return changes
+}
+
+// recordRemoved writes the records that openRemoved has found necessary, unless that is done.
+func (s *Store) recordRemoved(ctx context.Context, x *Session) error {
+	t := &s.timeline
+	if len(t.unrecorded) == 0 || s.FeatureLevel() < keys.FeatureLevelHistory {
+		return nil
+	}
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
-	changed := false
-	for _, r := range s.timeline.removed {
-		if first, ok := known[r.Last]; !ok || first != r.First {
-			w.Batch.SetRecord(keys.SpaceSystem, removedKey(r.Last), binary.LittleEndian.AppendUint64(nil, uint64(r.First)))
-			changed = true
+	for last, first := range t.unrecorded {
+		if first == 0 {
+			w.Batch.DeleteRecord(keys.SpaceSystem, removedKey(last))
+		} else {
+			w.Batch.SetRecord(keys.SpaceSystem, removedKey(last), binary.LittleEndian.AppendUint64(nil, uint64(first)))
 		}
-		delete(known, r.Last)
 	}
-	for last := range known {
-		w.Batch.DeleteRecord(keys.SpaceSystem, removedKey(last))
+	if _, err := x.commitDurably(ctx, w); err != nil {
+		return err
 	}
-	if changed && s.FeatureLevel() >= keys.FeatureLevelHistory {
-		_, _ = s.probe.commitDurably(ctx, w) // without room for it, the skip record does it until the log is truncated
-	}
+	t.unrecorded = nil
 	return nil
 }
 

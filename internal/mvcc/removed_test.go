@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"testing"
@@ -142,5 +143,91 @@ func TestCrashesOfAStoreWithoutAPastLeaveNoRecords(t *testing.T) {
 	s = mustOpen(t, o)
 	if _, removed := s.Removed(e+2, 0); removed || len(s.timeline.removed) > 0 || s.LowWatermark() <= e+2 {
 		t.Fatalf("%v; low watermark %d", s.timeline.removed, s.LowWatermark())
+	}
+}
+
+// TestLostStatesAreRememberedAfterAStartOnAFullDisk: the start has no room for the record of what the crash has lost. It is written once there
+// is room, before the log with the crash is gone.
+func TestLostStatesAreRememberedAfterAStartOnAFullDisk(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Retention, o.SyncInterval = time.Hour, time.Hour
+	s := mustOpen(t, o)
+	mustPut(t, s, "key", "durable")
+	x := mustSession(t, s)
+	lost, err := put(x, "key", "lost", DurabilityAsync)
+	x.Close()
+	if durable := s.Durable(); err != nil || lost <= durable {
+		t.Fatalf("epoch %d, durable %d: %v", lost, durable, err)
+	}
+	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
+	o.Storage.FS = fs
+	_ = s.Close()
+	fs.SetCapacity(4 << 10)
+	s = mustOpen(t, o)
+	if n := removedRecords(t, s); n > 0 {
+		t.Fatalf("%d records: the disk is not full, and the test proves nothing", n)
+	}
+	mustRefuse(t, s, []keys.Epoch{lost})
+	fs.SetCapacity(0)
+	for deadline := time.Now().Add(10 * time.Second); removedRecords(t, s) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no record; shortage: %v", s.Shortage())
+		}
+	}
+	mustPut(t, s, "other", "value")
+	mustCheckpoint(t, s)
+	mustClose(t, s)
+	s = mustOpen(t, o)
+	mustRefuse(t, s, []keys.Epoch{lost})
+}
+
+func removedRecords(t *testing.T, s *Store) (n int) {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	if err := x.ScanSystem(t.Context(), []byte{keys.SystemRemoved}, []byte{keys.SystemRemoved + 1}, func([]byte, []byte, keys.Epoch) bool { n++; return true }); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs: which epochs the page hides is not known. What is written from now on can be read.
+func TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Retention, o.Storage.PageSize = time.Hour, 512
+	s := mustOpen(t, o)
+	mustPut(t, s, "key", "value")
+	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
+	o.Storage.FS = fs
+	_ = s.Close()
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const count = 100
+	for i := range keys.Epoch(count) {
+		s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: 10*i + 10, Last: 10*i + 15})
+	}
+	if err := s.openRemoved(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, s)
+	record := []byte{byte(keys.SpaceSystem), keys.SystemRemoved}
+	if damageLeaves(t, fs, 512, func(first, last []byte) bool { return bytes.HasPrefix(first, record) && bytes.HasPrefix(last, record) }) < 3 {
+		t.Fatal("too few leaves: the test tests too little")
+	}
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	for i := range keys.Epoch(count) {
+		if _, removed := s.Removed(10*i+12, 0); !removed {
+			t.Errorf("epoch %d can be read", 10*i+12)
+		}
+	}
+	at := s.Visible()
+	mustPut(t, s, "key", "another")
+	if v := get(t, s, "key", at); v != "value" {
+		t.Errorf("at %d: %q", at, v)
 	}
 }

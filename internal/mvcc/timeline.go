@@ -57,6 +57,8 @@ type recording struct {
 	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
 	recorded bool       // there is a record of the floor
+
+	unrecorded map[keys.Epoch]keys.Epoch // records of removed epochs that a start could not write; see changedRanges
 }
 
 // timeSample says that no commit up to an epoch is later than a time.
@@ -179,7 +181,7 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 		t.floor.Store(uint64(t.pending))
 		t.pending = 0
 	}
-	if err := s.endHolds(ctx, x); err != nil {
+	if err := errors.Join(s.recordRemoved(ctx, x), s.endHolds(ctx, x)); err != nil {
 		return err
 	}
 	if t.keep == 0 {
