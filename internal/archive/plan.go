@@ -112,7 +112,7 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 	for {
 		unfit, err := p.try(ctx, all)
 		if err == nil && unfit == "" {
-			return p, p.checkLoads(ctx)
+			return p, errors.Join(p.checkTarget(ctx), p.checkLoads(ctx))
 		}
 		if err != nil {
 			return p, err
