@@ -1,9 +1,11 @@
 package pager
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // The file shrinks in two steps. A checkpoint moves some of the last live pages to lower addresses:
@@ -62,7 +64,8 @@ func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
 
 // Shrink applies the allowed reuse, and truncates the free end of the file if that is worth it. It leaves
 // one growth step, and does nothing until two are free, so that a store whose size varies does not grow
-// and shrink in turn. During a checkpoint it does nothing.
+// and shrink in turn. During a checkpoint it does nothing. A full device, which on some file systems cannot
+// even truncate a file, leaves the file as it is.
 func (p *Pager) Shrink() error {
 	if err := p.Err(); err != nil {
 		return err
@@ -82,7 +85,11 @@ func (p *Pager) Shrink() error {
 	defer p.growMu.Unlock()
 	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.Load())
 	if p.fileSize.Load() > to+step {
-		if err := p.file.Truncate(to); err != nil {
+		err := p.file.Truncate(to)
+		if errors.Is(err, vfs.ErrNoSpace) {
+			return nil // the next Shrink tries again
+		}
+		if err != nil {
 			return p.fail(fmt.Errorf("truncate the file to %d bytes: %w", to, err))
 		}
 		p.fileSize.Store(to)

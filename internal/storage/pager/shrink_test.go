@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -168,5 +169,35 @@ func TestEveryPageIsInvalidatedBeforeItIsReused(t *testing.T) {
 		}
 		p.ReuseAllFreed(p.Checkpoint() - uint64(round%2))
 		must(t, p.Shrink())
+	}
+}
+
+// TestAFullDeviceThatCannotTruncateIsNotFinal: a file system that copies what it changes needs space for a truncation, too.
+func TestAFullDeviceThatCannotTruncateIsNotFinal(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		faulty := vfs.NewFaulty(vfs.NewMem())
+		p, err := Create(faulty, toyFile, Options{PageSize: 512})
+		must(t, err)
+		ids := fillPages(t, p, 4000)
+		root := fillPages(t, p, 1, ids...)
+		for range 3 {
+			p.ReuseAllFreed(p.Checkpoint())
+			root = fillPages(t, p, 1, root...)
+		}
+		p.ReuseAllFreed(p.Checkpoint())
+		size := p.Stats().FileBytes
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpTruncate, Err: errno})
+		must(t, p.Shrink())
+		if got := p.Stats().FileBytes; rule.Fired() != 1 || got != size || p.Err() != nil {
+			t.Fatalf("%d truncations have failed; the file went from %d to %d bytes: %v", rule.Fired(), size, got, p.Err())
+		}
+		rule.Remove()
+		fillPages(t, p, 1, root...)
+		p.ReuseAllFreed(p.Checkpoint())
+		must(t, p.Shrink())
+		if got := p.Stats().FileBytes; got >= size/2 {
+			t.Fatalf("the file has %d bytes after it had %d", got, size)
+		}
+		must(t, p.Close())
 	}
 }
