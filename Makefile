@@ -76,11 +76,10 @@ race: ## Run the tests under the race detector and with the expensive assertions
 		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
 		"$(RACE) ./internal/server -transport grpc-go -run '$(GRPC_GO_RACE_TESTS)' && $(GO) test -race -vet=off -short -timeout 30m ./internal/e2e ./internal/e2e/clients"
 
-test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and the server's, and those of its programs, with users checked
-	@$(GO) test -vet=off -tags invariants -run '^$$' ./internal/server >/dev/null
+# The server's own tests have run with the assertions and with users under the race detector.
+test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and those of the server's programs with users checked
 	tools/together.sh "$(GO) test -vet=off -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(ENGINE)" \
-		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/server -users -run '$(SERVER_PART)'" \
-		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/server -users -skip '$(SERVER_PART)' && $(GO) test -vet=off -tags invariants -timeout 15m ./internal/e2e/clients -users"
+		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/e2e/clients -users"
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds and with the expensive assertions (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"

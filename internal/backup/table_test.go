@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // testTable is a table that is made and read without a store.
@@ -23,6 +24,7 @@ func (f *fixture) testTable(entries []tableEntry) *Manifest {
 
 // TestPageTablesAreReadAsTheyWereWritten: runs that end with frames and parts, holes everywhere, and the look-up of pages that are there and are not.
 func TestPageTablesAreReadAsTheyWereWritten(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	f := newFixture(t)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for name, hole := range map[string]int{"one run": 0, "few runs": 10_000, "every page a run": 1} {

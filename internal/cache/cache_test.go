@@ -9,9 +9,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"unsafe"
+
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 func TestRecordsLargerThanTheCacheAreAllReadBack(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const pages, frames = 10_000, 1 << 20 / testPageSize
 	r := newRig(t, frames)
 	for id := range ID(pages) {

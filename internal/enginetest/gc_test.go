@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestHotKeyDoesNotGrowTheMemtable overwrites one key many times, without and with an old snapshot
 // open.
 func TestHotKeyDoesNotGrowTheMemtable(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprintf("snapshot=%v", held), func(t *testing.T) {
 			o := tiny(vfs.NewMem())

@@ -16,6 +16,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -25,7 +26,7 @@ import (
 //	go test ./internal/enginetest -run TestMixedLoadStaysInItsBudget -v -timeout 15m -soak.mixed 5m -soak.memory 134217728 -soak.times 20
 var (
 	soakMixed  = flag.Duration("soak.mixed", 2*time.Second, "duration of the mixed soak test")
-	soakTimes  = flag.Int("soak.times", 3, "data of the mixed soak test, in memory budgets")
+	soakTimes  = flag.Int("soak.times", 3-testseed.RaceDetector, "data of the mixed soak test, in memory budgets")
 	soakDirect = flag.Bool("soak.direct", false, "the mixed soak test's data file past the kernel's page cache")
 )
 

@@ -75,7 +75,7 @@ func TestModel(t *testing.T) {
 			}
 			verifyFiles(rt, modelOptions(m.fs))
 		}()
-		for range *modelSteps / min(thinned, 2) {
+		for range *modelSteps / thinned {
 			m.step(rapid.IntRange(0, 99).Draw(rt, "op"))
 		}
 		m.compareAll()

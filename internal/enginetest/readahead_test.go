@@ -72,6 +72,7 @@ func scanCold(t *testing.T, x *session, o mvcc.ScanOptions, entries int) (single
 // TestScanReadsTheLeavesOfItsLimitTogether: what a limit needs is one submission, on the seek, in
 // both directions.
 func TestScanReadsTheLeavesOfItsLimitTogether(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	x := coldStore(t, 30_000, 4<<20)
 	scanCold(t, x, mvcc.ScanOptions{Lower: coldKey(29_000)}, 1) // the inner nodes
 	for i, o := range []mvcc.ScanOptions{
@@ -98,6 +99,7 @@ func TestSeekReadsOneLeafWithoutALimit(t *testing.T) {
 // TestScanWithoutAnEndReadsTwiceAsFarEachTime: 2, 4, 8, 16, 32 leaves and then 32 again, so that it
 // never reads more ahead than it has read.
 func TestScanWithoutAnEndReadsTwiceAsFarEachTime(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const entries, perLeaf = 10_000, 28
 	x := coldStore(t, 30_000, 4<<20)
 	single, batches, pages := scanCold(t, x, mvcc.ScanOptions{}, entries)

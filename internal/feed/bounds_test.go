@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -52,6 +53,7 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 // TestALargeCommitIsInMemoryOnce: clients of many addresses watch everything, and each of their streams keeps what came out of
 // Next, because its client takes nothing for a while. The commit is read again and again, for one of them after the other.
 func TestALargeCommitIsInMemoryOnce(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const clients, operations, size = 8, 8, 512 << 10
 	s := newStore(t, 16<<20)
 	var ops []op

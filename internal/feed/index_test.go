@@ -14,6 +14,7 @@ import (
 
 // TestIndexFindsEveryWatchThatMatches adds and removes watches of points, narrow and wide ranges at random.
 func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	rng := rngOf(testseed.Base(t))
 	f := New(nil, Options{manual: true})
 	var live []*Watch

@@ -48,7 +48,7 @@ type observed struct {
 // there is room for them, some are copied, and what happens between Next and Take is random, too.
 func TestDeliveryIsTheFilterOfTheLog(t *testing.T) {
 	var all model
-	for i := range 30 {
+	for i := range 30 / (1 + 4*testseed.RaceDetector) {
 		seed := testseed.Base(t) + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			seen := runModel(t, rngOf(seed), 400).seen

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/wal"
 )
 
@@ -20,6 +21,7 @@ const watchBytesMax = 1 << 10
 // TestStalledWatchesCostTheirStructs: a thousand watches of everything whose clients take nothing end without a queue, and
 // one that takes what comes misses nothing meanwhile.
 func TestStalledWatchesCostTheirStructs(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const stalled = 1000
 	s := newStore(t, 1<<16)
 	f := New(s, Options{manual: true, MemoryBytes: 1 << 20, QueueOperations: 400})

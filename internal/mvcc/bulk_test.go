@@ -251,7 +251,7 @@ func TestCommitsThatReadSeeEveryBulkLoad(t *testing.T) {
 			}
 		})
 	}
-	for generation := 2; generation < 12; generation++ {
+	for generation := 2; generation < 12-6*testseed.RaceDetector; generation++ {
 		time.Sleep(5 * time.Millisecond)
 		mustLoad(t, s, set(generation))
 		for i := range counters {
@@ -414,7 +414,7 @@ func TestVisibleDoesNotPassARunningBulkLoad(t *testing.T) {
 		}
 	})
 	time.Sleep(10 * time.Millisecond)
-	out, err := load(s, entriesFor("x", 4000, 1, rand.New(rand.NewPCG(1, 2))))
+	out, err := load(s, entriesFor("x", 4000/(1+3*testseed.RaceDetector), 1, rand.New(rand.NewPCG(1, 2))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,6 +439,7 @@ func TestVisibleDoesNotPassARunningBulkLoad(t *testing.T) {
 // says that the disk is full, no entry is visible and the temporary files are removed. With free
 // space again the store works as before.
 func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	entries := entriesFor("x", 2000, 1, rand.New(rand.NewPCG(6, 6)))
 	refused, loaded := 0, 0
 	for room := int64(10 << 10); loaded == 0; room += 211 << 10 {
@@ -477,7 +478,7 @@ func TestFullDiskEndsABulkLoadAndNothingElse(t *testing.T) {
 func TestCanceledBulkLoadIsWholeOrNotAtAll(t *testing.T) {
 	entries := entriesFor("x", 300, 1, rand.New(rand.NewPCG(8, 8)))
 	canceled := 0
-	for k := int64(1); ; k++ {
+	for k := int64(1); ; k += 1 + 3*testseed.RaceDetector {
 		fs := vfs.NewMem()
 		s := mustOpen(t, tiny(fs))
 		mustPut(t, s, "before", "1")

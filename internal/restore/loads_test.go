@@ -59,7 +59,8 @@ func TestBulkLoadsAreInTheArchive(t *testing.T) {
 		t.Fatalf("the archive has begun anew: %+v", s.Break)
 	}
 	times := b.times()
-	for _, one := range times {
+	for i := 0; i < len(times); i += exhaustiveStep {
+		one := times[i]
 		replayed, reached, err := b.replayed(archive.Point{}, archive.Target{Epoch: one.epoch})
 		check(t, err)
 		if replayed != b.state(one.epoch) || reached.Epoch > one.epoch {

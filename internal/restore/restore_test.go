@@ -31,7 +31,7 @@ import (
 // millisecond each.
 var points = flag.Int("restore.points", 6, "random epochs and times that are restored; 200 is the long form")
 
-const randomTargets = 200
+const randomTargets = 200 / exhaustiveStep
 
 func check(t testing.TB, err error) {
 	t.Helper()

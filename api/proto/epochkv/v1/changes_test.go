@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // manyChanges is a response with so many commits, as a watch that catches up gets it.
@@ -38,6 +40,7 @@ func sameAsGenerated(t *testing.T, data []byte) {
 
 // TestChangesAreDecodedAsGeneratedCodeDoes, and with little memory those that a server sends.
 func TestChangesAreDecodedAsGeneratedCodeDoes(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	full := &ChangeEvent{
 		Kind: EventKind_EVENT_KIND_LOADED, Key: []byte("k"), Value: []byte("v"), PreviousValue: []byte{}, PreviousUnavailable: true,
 		LeaseId: 1 << 63, ExpiresAtMs: -1, EndKey: []byte("l"),
