@@ -29,10 +29,13 @@ const inFlightDefault = 1024
 // only an error is kept, which Flush and Close return.
 //
 // If the connection breaks, every request without an answer fails with an error whose
-// OutcomeUnknown is true, and the pipeline cannot be used any more. Methods may be called from many
+// OutcomeUnknown is true, and the pipeline cannot be used any more. A write that was sent may still be
+// executed then, also after a later write of the program: give writes an id with As, and end the old
+// ones with Client.Outcome and its fence, before you repeat them. Methods may be called from many
 // goroutines.
 type Pipeline struct {
 	// Constant after Pipeline.
+	client *Client
 	stream grpc.BidiStreamingClient[kvpb.PipelineRequest, kvpb.PipelineResponse]
 	cancel context.CancelFunc
 	ended  chan struct{} // closed by the receiver when it has failed or answered everything
@@ -70,6 +73,7 @@ func (c *Client) Pipeline(ctx context.Context, o PipelineOptions) (*Pipeline, er
 		return nil, newError(err)
 	}
 	p := &Pipeline{
+		client: c,
 		stream: stream,
 		cancel: cancel,
 		ended:  make(chan struct{}),
@@ -266,7 +270,7 @@ func (p *Pipeline) receive() {
 			p.fail(grpcstatus.Errorf(codes.Internal, "answer to request %d, which is not in flight", response.GetId()))
 			return
 		}
-		done(response, responseError(response.GetError()))
+		done(response, p.responseError(response.GetError()))
 		p.answered()
 	}
 }
@@ -312,11 +316,14 @@ func (p *Pipeline) keepError(_ *kvpb.PipelineResponse, err error) {
 	}
 }
 
-func responseError(s *status.Status) error {
+// responseError takes the server's time from a refusal of a request id, so that the next id has it.
+func (p *Pipeline) responseError(s *status.Status) error {
 	if s == nil {
 		return nil
 	}
-	return newError(grpcstatus.FromProto(s).Err())
+	e := newError(grpcstatus.FromProto(s).Err())
+	p.client.adjustClock(e)
+	return e
 }
 
 func epochOf(r *kvpb.PipelineResponse) Epoch {

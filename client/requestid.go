@@ -157,5 +157,8 @@ const (
 // executed is cancelled: no attempt that is still under way can be executed after that.
 func (c *Client) Outcome(ctx context.Context, id RequestID, fence bool) (OutcomeState, Epoch, error) {
 	response, err := call(ctx, c, safe, c.transactions.GetOutcome, &kvpb.GetOutcomeRequest{RequestId: id[:], Fence: fence})
+	if e, refused := errors.AsType[*Error](err); refused {
+		c.adjustClock(e)
+	}
 	return response.GetState(), Epoch(response.GetEpoch()), err
 }

@@ -68,6 +68,34 @@ func TestClientTakesTheTimeOfTheServer(t *testing.T) {
 	}
 }
 
+// TestPipelineTakesTheTimeOfTheServer for later ids, though it repeats nothing; so does a question for an outcome.
+func TestPipelineTakesTheTimeOfTheServer(t *testing.T) {
+	there := time.Now().Add(-time.Hour).UnixMilli()
+	refused := clienttest.NewError(codes.FailedPrecondition, kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE, "time", "server_time", strconv.FormatInt(there, 10))
+	for name, use := range map[string]func(*client.Client){
+		"write": func(c *client.Client) {
+			p := mustPipeline(t, c, 4)
+			_ = p.Put([]byte("k"), nil, nil, client.As(c.NewRequestID())) // Close returns its error
+			_ = p.Close()
+		},
+		"outcome": func(c *client.Client) { _, _, _ = c.Outcome(t.Context(), c.NewRequestID(), true) },
+	} {
+		s, c := start(t)
+		if name == "write" {
+			s.FailNext(nil) // the pipeline
+		}
+		s.FailNext(refused)
+		use(c)
+		id, at := c.NewRequestID(), int64(0)
+		for _, b := range id[:6] {
+			at = at<<8 | int64(b)
+		}
+		if off := at - there; off < 0 || off > time.Minute.Milliseconds() {
+			t.Errorf("%s: the next id is %d ms off the server's time", name, off)
+		}
+	}
+}
+
 // TestRefusedTimeOfALaterAttemptIsUnknown: an earlier attempt may have been executed, so the id must not be replaced.
 func TestRefusedTimeOfALaterAttemptIsUnknown(t *testing.T) {
 	s, c := start(t)

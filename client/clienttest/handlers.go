@@ -57,7 +57,7 @@ func (s *Server) BatchGet(_ context.Context, r *kvpb.BatchGetRequest) (*kvpb.Bat
 
 // Put implements kvpb.KVServiceServer.
 func (s *Server) Put(_ context.Context, r *kvpb.PutRequest) (*kvpb.PutResponse, error) {
-	epoch, err := s.write("Put", r.GetPreconditions(), []*kvpb.Mutation{
+	epoch, err := s.write("Put", r.GetRequestId(), r.GetPreconditions(), []*kvpb.Mutation{
 		{Kind: kvpb.Mutation_KIND_PUT, Key: r.GetKey(), Value: r.GetValue()},
 	})
 	return &kvpb.PutResponse{Epoch: epoch}, err
@@ -65,7 +65,7 @@ func (s *Server) Put(_ context.Context, r *kvpb.PutRequest) (*kvpb.PutResponse, 
 
 // Delete implements kvpb.KVServiceServer.
 func (s *Server) Delete(_ context.Context, r *kvpb.DeleteRequest) (*kvpb.DeleteResponse, error) {
-	epoch, err := s.write("Delete", r.GetPreconditions(), []*kvpb.Mutation{
+	epoch, err := s.write("Delete", r.GetRequestId(), r.GetPreconditions(), []*kvpb.Mutation{
 		{Kind: kvpb.Mutation_KIND_DELETE, Key: r.GetKey()},
 	})
 	return &kvpb.DeleteResponse{Epoch: epoch}, err
@@ -73,7 +73,7 @@ func (s *Server) Delete(_ context.Context, r *kvpb.DeleteRequest) (*kvpb.DeleteR
 
 // BatchWrite implements kvpb.KVServiceServer.
 func (s *Server) BatchWrite(_ context.Context, r *kvpb.BatchWriteRequest) (*kvpb.BatchWriteResponse, error) {
-	epoch, err := s.write("BatchWrite", r.GetPreconditions(), r.GetMutations())
+	epoch, err := s.write("BatchWrite", r.GetRequestId(), r.GetPreconditions(), r.GetMutations())
 	return &kvpb.BatchWriteResponse{Epoch: epoch}, err
 }
 
@@ -224,7 +224,7 @@ func (s *Server) BulkLoad(stream grpc.ClientStreamingServer[kvpb.BulkLoadRequest
 		if !request.GetCommit() {
 			continue
 		}
-		epoch, err := s.write("BulkLoad", nil, mutations)
+		epoch, err := s.write("BulkLoad", nil, nil, mutations)
 		if err != nil {
 			return err
 		}
@@ -246,6 +246,9 @@ func (s *Server) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequest, 
 		}
 		if err != nil {
 			return err
+		}
+		if s.keep(request) {
+			return status.Error(codes.Unavailable, "connection cut by the test")
 		}
 		response := s.answer(stream.Context(), request)
 		if n%3 == 2 {

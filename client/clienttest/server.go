@@ -50,6 +50,10 @@ type Server struct {
 	calls    map[string]int
 	ids      []string // of the writes, every attempt
 	diskFree uint64
+
+	executed    map[string]uint64 // epochs of requests, by their ids
+	cutPipeline int               // requests until a pipeline breaks; 0: none does
+	kept        []*kvpb.PipelineRequest
 }
 
 type version struct {
@@ -71,10 +75,12 @@ func Start(t testing.TB) *Server {
 		started:  time.Now(),
 		versions: map[string][]version{},
 		calls:    map[string]int{},
+		executed: map[string]uint64{},
 	}
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(72<<20), grpc.UnaryInterceptor(s.noteRequestID))
 	kvpb.RegisterKVServiceServer(g, s)
 	kvpb.RegisterAdminServiceServer(g, s)
+	kvpb.RegisterTransactionServiceServer(g, transactions{s: s})
 	healthpb.RegisterHealthServer(g, s.Health)
 	served := make(chan struct{})
 	go func() {

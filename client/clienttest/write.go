@@ -50,7 +50,7 @@ func about(key []byte) (pairs []string) {
 	return pairs
 }
 
-func (s *Server) write(method string, conditions []*kvpb.Precondition, mutations []*kvpb.Mutation) (uint64, error) {
+func (s *Server) write(method string, id []byte, conditions []*kvpb.Precondition, mutations []*kvpb.Mutation) (uint64, error) {
 	if err := s.enter(method); err != nil {
 		return 0, err
 	}
@@ -59,10 +59,16 @@ func (s *Server) write(method string, conditions []*kvpb.Precondition, mutations
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if epoch, err := s.attemptLocked(id); epoch != 0 || err != nil {
+		return epoch, err
+	}
 	if err := s.checkPreconditionsLocked(conditions); err != nil {
 		return 0, err
 	}
 	s.epoch++
+	if len(id) > 0 {
+		s.executed[string(id)] = s.epoch
+	}
 	for _, m := range mutations {
 		s.installLocked(m.GetKey(), version{
 			epoch: s.epoch, deleted: m.GetKind() == kvpb.Mutation_KIND_DELETE, value: bytes.Clone(m.GetValue()),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -22,19 +23,35 @@ const (
 
 // pendingBatch is a batch, the lines of its records, and its answer.
 type pendingBatch struct {
-	client.Batch
-	file        string
-	first, last int // lines
+	records      []record // without those that a later batch has replaced
+	count, bytes int      // of all
+	file         string
+	first, last  int // lines
+
+	id client.RequestID // of its last attempt
 
 	// Written by the pipeline's goroutine; read once answered is closed.
 	answered chan struct{}
-	err      error
+	err      error // nil: it was executed
+	unknown  bool  // whether it was executed
+}
+
+func (b *pendingBatch) add(r *record) {
+	b.records = append(b.records, *r)
+	b.count++
+	b.bytes += len(r.key) + len(r.value)
 }
 
 // batchSender writes batches in order over a pipeline. It does not give up when the server is overloaded, out of
-// memory for a while, or restarted: it goes back to the first batch without an acknowledgement, and writes that
-// one and all later ones again. Puts can be repeated, and the order stays, so the later of two records with the
-// same key still wins.
+// memory for a while, or restarted: it goes back to the first batch that was not executed, and writes that one and
+// all later ones that were not executed again, each under a new request id.
+//
+// Invariant: an attempt is made when all earlier attempts of its batch are known to be not executed, now and later. A
+// connection may die without the server noticing, and what waits in it would be executed after its repetition, and
+// overwrite later records and later writes of others; a fence for its id (client.Outcome) prevents that.
+//
+// The later of two records with the same key wins: a record is left out of an attempt if a later batch, which was
+// executed, has its key.
 type batchSender struct {
 	ctx     context.Context // of the whole import
 	client  *client.Client
@@ -64,6 +81,9 @@ func (s *batchSender) open() error {
 
 // send writes a batch, after waiting for the oldest one if the window is full.
 func (s *batchSender) send(b *pendingBatch) error {
+	if len(s.window) == 0 {
+		s.progress = time.Now() // the input may have been slow
+	}
 	s.window = append(s.window, b)
 	s.write(b)
 	return s.complete(batchesInFlight - 1)
@@ -79,11 +99,20 @@ func (s *batchSender) close() error {
 // write puts a batch on the pipeline. That it fails is the batch's answer.
 func (s *batchSender) write(b *pendingBatch) {
 	answered := make(chan struct{})
-	b.answered, b.err = answered, nil
-	err := s.pipeline.Write(&b.Batch, func(_ client.Epoch, err error) {
+	b.answered, b.err, b.unknown, b.id = answered, nil, false, s.client.NewRequestID()
+	if len(b.records) == 0 { // later batches have replaced all of them
+		close(answered)
+		return
+	}
+	var batch client.Batch
+	for i := range b.records {
+		r := &b.records[i]
+		batch.PutExpiring(r.key, r.value, r.lifetime())
+	}
+	err := s.pipeline.Write(&batch, func(_ client.Epoch, err error) {
 		b.err = err
 		close(answered)
-	}, s.options...)
+	}, append(slices.Clone(s.options), client.As(b.id))...)
 	if err != nil {
 		b.err = err
 		close(answered)
@@ -99,8 +128,8 @@ func (s *batchSender) complete(left int) error {
 			s.failed = s.goBack(oldest)
 			continue
 		}
-		s.records += oldest.Len()
-		s.bytes += oldest.Bytes()
+		s.records += oldest.count
+		s.bytes += oldest.bytes
 		s.window[0] = nil
 		s.window = s.window[1:]
 		s.progress = time.Now()
@@ -108,29 +137,90 @@ func (s *batchSender) complete(left int) error {
 	return s.failed
 }
 
-// goBack writes all batches of the window again, of which the oldest has failed. It fails if that would not help.
+// goBack writes the batches of the window that were not executed again; the oldest one is one of them. It fails if that
+// would not help.
 func (s *batchSender) goBack(oldest *pendingBatch) error {
-	_ = s.pipeline.Close() // waits for the others: one that is still under way must not come after its own repetition
+	_ = s.pipeline.Close() // waits for the answers of the others
+	for _, b := range s.window {
+		b.unknown = attemptLost(b.err)
+	}
 	for err := oldest.err; ; {
 		advice, again := s.mayHelp(err)
 		if !again || !s.pause(stalledPause+advice) {
 			oldest.err = err
 			return batchError(oldest)
 		}
-		if err = s.open(); err == nil {
+		if err = s.findOutcomes(); err == nil {
+			err = s.open()
+		}
+		if err == nil {
 			break
 		}
 	}
+	s.leaveOutReplaced()
 	for _, b := range s.window {
-		s.write(b)
+		if b.err != nil {
+			s.write(b)
+		}
 	}
 	return nil
+}
+
+// attemptLost says whether an attempt may have been executed, or may be later. A refused time is no such error: no other
+// attempt had the id.
+func attemptLost(err error) bool {
+	e, failed := errors.AsType[*client.Error](err)
+	return failed && e.OutcomeUnknown() && !refusedTime(e)
+}
+
+func refusedTime(e *client.Error) bool {
+	return e.Reason == kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_EXPIRED || e.Reason == kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_IN_FUTURE
+}
+
+// errBatchForgotten ends an import that was interrupted for longer than the server knows its requests.
+var errBatchForgotten = errors.New("the server does not know any more what became of the batch")
+
+// findOutcomes finds out which batches were executed. Those that were not cannot be any more then.
+func (s *batchSender) findOutcomes() error {
+	for _, b := range s.window {
+		if !b.unknown {
+			continue
+		}
+		switch state, _, err := s.client.Outcome(s.ctx, b.id, true); {
+		case err != nil:
+			return err
+		case state == client.Applied:
+			b.err, b.unknown = nil, false
+		case state == client.Cancelled:
+			b.unknown = false
+		default:
+			return errBatchForgotten
+		}
+	}
+	return nil
+}
+
+// leaveOutReplaced leaves out records with the key of a later batch that was executed.
+func (s *batchSender) leaveOutReplaced() {
+	executed := map[string]struct{}{}
+	for _, b := range slices.Backward(s.window) {
+		if b.err == nil {
+			for _, r := range b.records {
+				executed[string(r.key)] = struct{}{}
+			}
+			continue
+		}
+		b.records = slices.DeleteFunc(b.records, func(r record) bool {
+			_, replaced := executed[string(r.key)]
+			return replaced
+		})
+	}
 }
 
 // mayHelp says whether to try again after err, and how long the server asks to wait.
 func (s *batchSender) mayHelp(err error) (advice time.Duration, again bool) {
 	var e *client.Error
-	if !errors.As(err, &e) || !e.Retryable() || time.Since(s.progress) > stalledMax {
+	if !errors.As(err, &e) || !e.Retryable() && !refusedTime(e) || time.Since(s.progress) > stalledMax {
 		return 0, false
 	}
 	// Only an operator can free a full disk.
@@ -150,9 +240,8 @@ func (s *batchSender) pause(d time.Duration) bool {
 }
 
 func batchError(b *pendingBatch) error {
-	var e *client.Error
 	fate := "was not imported; later lines may have been"
-	if errors.As(b.err, &e) && e.OutcomeUnknown() {
+	if b.unknown || attemptLost(b.err) {
 		fate = "may or may not have been imported, and later lines, too"
 	}
 	lines := fmt.Sprintf("lines %d to %d", b.first, b.last)

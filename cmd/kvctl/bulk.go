@@ -34,10 +34,14 @@ func bulkPays(total int64, s *kvpb.StatusResponse) bool {
 // errBulkExpires ends a load of a key with a deadline.
 var errBulkExpires = errors.New("a bulk load takes no keys that expire; import them with --bulk=never")
 
-// inBatchesAfterAll says whether batches may succeed where a load has failed. If its outcome is unknown they may as well: they put the same values.
+// errLoadUnknown ends an import. Batches must not follow: the server may still be executing the load, and would overwrite what is written after
+// them.
+var errLoadUnknown = errors.New("all records may be loaded, now or soon, or none of them; wait until the server runs no bulk load any more, and import again")
+
+// inBatchesAfterAll says whether batches may succeed where a load has failed.
 func inBatchesAfterAll(err error) bool {
 	var e *client.Error
-	return errors.Is(err, errBulkExpires) || errors.As(err, &e) && e.Retryable()
+	return errors.Is(err, errBulkExpires) || errors.As(err, &e) && e.Retryable() && !errors.Is(err, errLoadUnknown)
 }
 
 // importBulk loads all files at once: whole or not at all.
@@ -54,6 +58,9 @@ func (a *app) importBulk(ctx context.Context, c *client.Client, f *importFlags, 
 		}
 	}
 	loaded, err := load.Commit()
+	if e, failed := errors.AsType[*client.Error](err); failed && e.OutcomeUnknown() {
+		return fmt.Errorf("%w; %w", err, errLoadUnknown)
+	}
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client/clienttest"
@@ -62,6 +63,7 @@ func TestImportSaysInWhichWayItWent(t *testing.T) {
 		{"beside another load", nil, busy, 1, 1, 0, []string{"the load was given up", "imported 1 records"}},
 		{"beside another load, without a choice", []string{"--bulk"}, busy, 1, 0, exitLimit, []string{"another load"}},
 		{"after a failure", nil, damaged, 1, 0, exitCorruption, []string{"the page is damaged"}},
+		{"with an answer that was lost", nil, status.Error(codes.Unavailable, "connection reset"), 1, 0, exitUnavailable, []string{"all records may be loaded"}},
 		{"with flags that exclude each other", []string{"--bulk", "--batch=7"}, nil, 0, 0, exitUsage, []string{"--bulk=never"}},
 		{"with an unknown word", []string{"--bulk=sometimes"}, nil, 0, 0, exitUsage, []string{"auto, always or never"}},
 	} {

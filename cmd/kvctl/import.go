@@ -41,7 +41,7 @@ func (a *app) importCommand() *cobra.Command {
 		Short: "Put the records of files, of a snapshot of etcd or of a Redis into the store",
 		Long: `Put every record of the files, "-" being standard input, in batches over a pipeline. Records take effect in their order: of
 two with the same key the later one wins. An overloaded or restarting server does not end the import: it repeats what was not
-acknowledged, and gives up when nothing gets through for 30 seconds.
+executed, each batch at most once, and gives up when nothing gets through for 30 seconds.
 
 Keys get the deadlines that the files have (expires_at_ms); one that has passed means that the key is deleted at once. A bulk load takes no
 deadlines: use --bulk=never; --bulk=auto changes to batches by itself. Leases (lease_id) are not imported: their keys are put without a
@@ -61,7 +61,8 @@ An import uses batches or a bulk load; --bulk chooses. With batches, as above, a
 load bypasses the server's log: all records become visible together after the last one was read, or none does. The server sorts them in
 temporary files, and runs one bulk load at a time. --bulk=auto, the default, uses a bulk load where that is faster: for files (not standard
 input) of 64 MiB or more that are larger than the store, if the server's disk has room for four times their size, and without --batch and
---durability. The import prints its choice before it begins, and changes to batches if the server cancels the bulk load. --bulk (or
+--durability. The import prints its choice before it begins, and changes to batches if the server cancels the bulk load. If the answer to its end is
+lost, all records may be loaded, or none: the import says so and ends. --bulk (or
 --bulk=always) forces a bulk load, and --bulk=never forces batches.
 
 1,000,000 records of 115 bytes, with two processors for kvctl and server together: into an empty store a load took 0.6 s in the order of the

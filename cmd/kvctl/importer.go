@@ -114,7 +114,7 @@ func (im *importer) checkLimits(r *record) error {
 // brokenLine drops the batch that the line would have been in, and says so.
 func (im *importer) brokenLine(line int, err error) error {
 	from := line
-	if im.batch.Len() > 0 {
+	if im.batch.count > 0 {
 		from = im.batch.first
 	}
 	return fmt.Errorf("%s:%d: %w; nothing from line %d on was imported", im.file, line, err, from)
@@ -128,20 +128,20 @@ func (im *importer) add(r *record, line int) error {
 			return err
 		}
 	}
-	if im.batch.Len() == 0 {
+	if im.batch.count == 0 {
 		im.batch.file, im.batch.first = im.file, line
 	}
-	im.batch.PutExpiring(r.key, r.value, r.lifetime())
+	im.batch.add(r)
 	im.keys[string(r.key)] = struct{}{}
 	im.batch.last = line
-	if im.batch.Len() < im.records && im.batch.Bytes() < batchBytesMax {
+	if im.batch.count < im.records && im.batch.bytes < batchBytesMax {
 		return nil
 	}
 	return im.send()
 }
 
 func (im *importer) send() error {
-	if im.batch.Len() == 0 {
+	if im.batch.count == 0 {
 		return nil
 	}
 	batch := im.batch
