@@ -23,7 +23,8 @@ type Restored struct {
 }
 
 // Restore brings commits that are not in a log into the data file in o.Dir, which is created if there is none, and makes the
-// result another store: with a new identity and a new lineage, which began at its epoch. The directory has no log. records calls
+// result another store: with a new identity and a new lineage, which began at its epoch, and a log that skips the epochs which the
+// original may have used since. The directory has no log before. records calls
 // apply with the records after the epoch of the data file, in order; a bulk load is several with one epoch, of which each but the first
 // continues the one before. It may end early with an error; the files are of no use then.
 //
@@ -89,6 +90,9 @@ func (e *Engine) beginLineage(r *replayer) (out Restored, err error) {
 		if err := e.commitState(state); err != nil {
 			return out, fmt.Errorf("begin a lineage: %w", err)
 		}
+	}
+	if err := wal.Begin(e.fs, e.options.Dir, state.Epoch, r.term, logProof(&state).Lineage); err != nil {
+		return out, err
 	}
 	out.Epoch, out.Checkpoints = state.Epoch, r.merges
 	if at := commitTime(&state); at != 0 {

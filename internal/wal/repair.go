@@ -49,6 +49,27 @@ func Repair(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof) (Dropped, 
 // lostEpochs is more than the number of epochs in missing segments: records of 24 TiB.
 const lostEpochs = 1 << 40
 
+// Begin makes the log of a store whose state another history had at an epoch, with other commits after it. It skips as many epochs as
+// that history can have used since: each of its unclean ends alone has skipped EpochWindow. The lineage is zero for a store without one.
+func Begin(fs vfs.FS, dataDir string, after keys.Epoch, term keys.Term, lineage keys.Lineage) error {
+	h := header{version: version1, identity: randomIdentity(), number: 1, first: after + 1}
+	if lineage != (keys.Lineage{}) {
+		h.version, h.history = version2, history{term: term, previousTerm: term, lineage: prefixOf(lineage)}
+	}
+	dir := Dir(dataDir)
+	err := fs.MkdirAll(dir)
+	if err == nil {
+		err = fs.SyncDir(dataDir)
+	}
+	if err == nil {
+		err = writeSkip(fs, dir, h, after+1+lostEpochs)
+	}
+	if err != nil {
+		return fmt.Errorf("wal: begin after epoch %d: %w", after, err)
+	}
+	return nil
+}
+
 type repair struct {
 	Dropped
 	fs  vfs.FS
@@ -136,19 +157,22 @@ func (r *repair) remove(name string) error {
 	return r.fs.SyncDir(r.dir)
 }
 
-// writeSkip makes a segment, atomically, that continues where the log is truncated and holds only a skip
-// record.
+// writeSkip makes the segment that continues where the log is truncated.
 func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
+	return writeSkip(r.fs, r.dir, header{version: r.version, identity: randomIdentity(), number: number, first: r.From, history: r.history}, next)
+}
+
+// writeSkip makes a segment, atomically, that holds only a skip record.
+func writeSkip(fs vfs.FS, dir string, h header, next keys.Epoch) error {
 	buffer := make([]byte, SegmentBytesMin)
-	h := header{version: r.version, identity: randomIdentity(), number: number, first: r.From, history: r.history}
 	putHeader(buffer, h)
 	putSkip(buffer[headerPage:headerPage+skipSpace], seedOf(h.identity), h.first, next)
-	name := path.Join(r.dir, FileName(number))
+	name := path.Join(dir, FileName(h.number))
 	building := name + ".new"
-	if err := r.fs.Remove(building); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+	if err := fs.Remove(building); err != nil && !errors.Is(err, iofs.ErrNotExist) {
 		return err
 	}
-	f, err := r.fs.Open(building, vfs.Create)
+	f, err := fs.Open(building, vfs.Create)
 	if err != nil {
 		return err
 	}
@@ -159,10 +183,10 @@ func (r *repair) writeSkip(number uint64, next keys.Epoch) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := r.fs.Rename(building, name); err != nil {
+	if err := fs.Rename(building, name); err != nil {
 		return err
 	}
-	return r.fs.SyncDir(r.dir)
+	return fs.SyncDir(dir)
 }
 
 func (r *repair) cut() error {
