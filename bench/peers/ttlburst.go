@@ -17,7 +17,7 @@ func burst() harness.Scenario {
 	s.Size, s.Window, s.Fixed = 200_000, 0, true
 	s.Large = harness.Sizes{Size: 1_000_000}
 	k := epochKVKind()
-	s.Arms = []harness.Arm{{Name: k.name, Run: func(r *harness.Run) error { return onServer(r, k, expire) }}}
+	s.Arms = []harness.Arm{{Name: k.name, Run: func(r *harness.Run) error { return onServer(r, k, expire) }}, putsAlone(k)}
 	s.Figures = []harness.Figure{
 		{Arm: k.name, AtLeast: 200_000, Source: "at least 200,000 expiries/s"},
 		{Arm: k.name, Measure: putP99Ratio, AtMost: 2, Source: "put p99 at most 2 times"},

@@ -30,7 +30,7 @@ func resumed() harness.Scenario {
 	k := epochKVKind()
 	s.Arms = []harness.Arm{{Name: k.name, Run: func(r *harness.Run) error {
 		return onServer(r, k, resume)
-	}}}
+	}}, putsAlone(k)}
 	s.Figures = []harness.Figure{
 		{Arm: k.name, Measure: catchUpSeconds, AtMost: 2, Source: "500,000 epochs in 2 s"},
 		{Arm: k.name, Measure: putP99Ratio, AtMost: 1.1, Source: "put p99 at most 1.1 times"},
@@ -125,6 +125,23 @@ func (s *server) against(ctx context.Context, r *harness.Run, before *harness.Re
 	r.Latencies(meanwhile)
 	r.Count(putP99Ratio, float64(harness.Percentile(99, meanwhile))/float64(harness.Percentile(99, before)))
 	return nil
+}
+
+// putsAlone is the arm that says how much the latency of puts varies by itself: nothing is done beside them before or after.
+func putsAlone(k kind) harness.Arm {
+	return harness.Arm{Name: "puts alone", Run: func(r *harness.Run) error {
+		return onServer(r, k, func(ctx context.Context, r *harness.Run, s *server) error {
+			before, err := s.alone(ctx, r)
+			if err != nil {
+				return err
+			}
+			err = s.against(ctx, r, before, func() (int, error) { return 1, sleep(ctx, aloneFor(r)) })
+			if err != nil {
+				return err
+			}
+			return r.Verified(0, 0) // nothing but puts, each of which was acknowledged
+		})
+	}}
 }
 
 func resume(ctx context.Context, r *harness.Run, s *server) error {

@@ -19,7 +19,7 @@ const (
 	watchMemory    = "MiB for watches"
 	noWatch        = ", no watch" // ends the name of an arm
 	watchedRecords = 20_000
-	stallTimeout   = 30 * time.Second
+	stallTimeout   = 2 * time.Minute
 	// Puts go on before they are measured, in rounds, until the server has delivered nothing in one of them. In this time the buffers
 	// on the way to the watches fill: until then the clients take something. A thousand streams took seven seconds of two cores that
 	// nothing else used, with up to four times the processor time for each put. Servers without watches write for as many rounds as is usual.

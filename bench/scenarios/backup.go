@@ -31,6 +31,8 @@ const (
 	besideArm       = "beside a backup"
 	backupBandwidth = 50 << 20
 	backupReadRate  = "MiB/s that backups read"
+	// durableWriters take the arriving puts from one queue.
+	durableWriters = 32
 )
 
 // The values of backups are long, so that a store of some size is soon made.
@@ -50,8 +52,8 @@ func backups() []harness.Scenario {
 			Figures: []harness.Figure{{Arm: ours.name, Against: deviceArm, AtLeast: 0.8, Source: "full backup at least 0.8 of the device's sequential read"}},
 		},
 		{
-			Name: "backup-puts", About: "Durable puts to random keys, alone and while backups are made one after the other, which read 50 MiB in a second.",
-			Unit: "puts", Axis: harness.Axis{Name: "writers", Points: []int{1, 8}}, Size: size, Window: 5 * time.Second, Load: load, Large: large, Stage: backupStage, Show: harness.MeasureP99,
+			Name: "backup-puts", About: "Durable puts to random keys, which arrive at a fixed rate, alone and while backups are made one after the other, which read 50 MiB in a second.",
+			Unit: "puts", Axis: harness.Axis{Name: "arrivals a second", Points: []int{1000, 5000}}, Size: size, Window: 5 * time.Second, Load: load, Large: large, Stage: backupStage, Show: harness.MeasureP99,
 			Arms: []harness.Arm{{Name: aloneArm, Run: putsBeside(false)}, {Name: besideArm, Run: putsBeside(true)}},
 			Figures: []harness.Figure{
 				{Arm: besideArm, Against: aloneArm, Measure: harness.MeasureP99, AtMost: 1.3, Source: "put p99 at most 1.3 times beside a backup with 50 MiB/s"},
@@ -271,14 +273,17 @@ func putsBeside(backups bool) func(*harness.Run) error {
 		} else {
 			made <- nil
 		}
-		recorders := make([]*harness.Recorder, r.Point)
-		err = r.TimeCounted(func() (int, error) { return s.put(r, recorders) })
+		var latencies []*harness.Recorder
+		err = r.Time(max(int(float64(r.Point)*r.Window.Seconds()), 1), func() (err error) {
+			latencies, err = s.put(r)
+			return err
+		})
 		seconds := time.Since(began).Seconds()
 		stop()
 		if err := errors.Join(err, <-made); err != nil {
 			return err
 		}
-		r.Latencies(recorders...)
+		r.Latencies(latencies...)
 		if backups {
 			rate := float64(pages) * float64(s.Stats().Storage.Pages.PageSize) / mebibyte / seconds
 			least, most := 0.5*backupBandwidth/mebibyte, 1.1*backupBandwidth/mebibyte
@@ -308,49 +313,43 @@ func (s *stored) backUpUntil(ctx context.Context, pages *uint64) error {
 	return nil
 }
 
-// put has r.Point writers overwrite random keys for the run's window, each put durable. It returns how many were written.
-func (s *stored) put(r *harness.Run, recorders []*harness.Recorder) (count int, err error) {
-	counts, errs := make([]int, r.Point), make([]error, r.Point)
-	end := time.Now().Add(r.Window)
-	var writers sync.WaitGroup
-	for w := range r.Point {
-		recorders[w] = harness.NewRecorder()
-		writers.Go(func() {
-			counts[w], errs[w] = s.putUntil(r, end, rand.New(rand.NewPCG(r.Seed, uint64(w))), recorders[w])
-		})
+// put lets r.Point puts arrive in each second of the run's window, each durable, to random keys.
+func (s *stored) put(r *harness.Run) (latencies []*harness.Recorder, err error) {
+	writers := make([]*overwriter, durableWriters)
+	for w := range writers {
+		session, err := s.Session()
+		if err != nil {
+			return nil, err
+		}
+		defer session.Close()
+		writers[w] = &overwriter{stored: s, session: session, random: rand.New(rand.NewPCG(r.Seed, uint64(w))), value: make([]byte, s.data.ValueBytes)}
 	}
-	writers.Wait()
-	for _, n := range counts {
-		count += n
+	latencies, late, err := harness.OpenLoop(float64(r.Point), r.Window, len(writers), func(w int) error { return writers[w].put(r) })
+	if err == nil {
+		r.Lateness(late)
 	}
-	return count, errors.Join(errs...)
+	return latencies, err
 }
 
-// putUntil writes the values that the keys have already, so that the store is for the next run what it was.
-func (s *stored) putUntil(ctx context.Context, end time.Time, random *rand.Rand, recorder *harness.Recorder) (count int, err error) {
-	session, err := s.Session()
+// overwriter writes the values that the keys have already, so that the store is for the next run what it was.
+type overwriter struct {
+	*stored
+	session *mvcc.Session
+	random  *rand.Rand
+	value   []byte
+	write   mvcc.Write
+}
+
+func (o *overwriter) put(ctx context.Context) error {
+	i := o.random.IntN(o.data.Count())
+	o.write.Reset()
+	o.write.Durability = mvcc.DurabilitySync
+	o.write.Set(o.data.Key(i), o.stored.value(o.value, i))
+	epoch, err := o.session.Commit(ctx, &o.write)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	defer session.Close()
-	var write mvcc.Write
-	value := make([]byte, s.data.ValueBytes)
-	for began := time.Now(); began.Before(end); began = time.Now() {
-		i := random.IntN(s.data.Count())
-		write.Reset()
-		write.Durability = mvcc.DurabilitySync
-		write.Set(s.data.Key(i), s.value(value, i))
-		epoch, err := session.Commit(ctx, &write)
-		if err == nil {
-			err = s.Wait(ctx, epoch, mvcc.DurabilitySync)
-		}
-		if err != nil {
-			return count, err
-		}
-		recorder.Record(time.Since(began))
-		count++
-	}
-	return count, nil
+	return o.Wait(ctx, epoch, mvcc.DurabilitySync)
 }
 
 // readable counts those of a spread of the keys that have their values.
