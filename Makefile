@@ -42,7 +42,7 @@ CRASH_TESTS        := (?i:$(CRASH_WORDS))
 CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 RACE         := $(GO) test -race -vet=off -tags invariants -timeout 30m
 # internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
-# detector, so it watches nothing there but their own clients: their short form does.
+# detector, so it would watch nothing there but their own clients, as it does in the tests of client.
 RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/storage/throttle$$' -e '/internal/e2e')
 PEERS_BUDGET ?= 10m
 
@@ -74,7 +74,7 @@ race: ## Run the tests under the race detector and with the expensive assertions
 	tools/together.sh "$(RACE) -p $(AT_ONCE) -skip '$(CRASH_TESTS)' $(RACE_PACKAGES)" \
 		"$(RACE) -skip '$(CRASH_TESTS)' ./internal/server -users -run '$(SERVER_PART)'" \
 		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
-		"$(RACE) ./internal/server -transport grpc-go -run '$(GRPC_GO_RACE_TESTS)' && $(GO) test -race -vet=off -short -timeout 30m ./internal/e2e ./internal/e2e/clients"
+		"$(RACE) ./internal/server -transport grpc-go -run '$(GRPC_GO_RACE_TESTS)'"
 
 # The server's own tests have run with the assertions and with users under the race detector.
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and those of the server's programs with users checked
