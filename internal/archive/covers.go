@@ -146,15 +146,11 @@ func (p *place) others(ctx context.Context, c *cover, known map[string]*Info) (r
 	for i := range c.inside {
 		marks[c.inside[i].first-1], marks[c.inside[i].last] = mark{}, mark{}
 	}
-	src, err := p.store.Read(ctx, c.name, 0, -1)
+	r, err := p.open(ctx, c.name)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	r, err := NewReader(c.name, src)
-	if err != nil {
-		return nil, err
-	}
+	defer func() { err = errors.Join(err, r.Close()) }()
 	marks[c.first-1] = mark{link: r.header.Link}
 	for {
 		rec, err := r.Next()

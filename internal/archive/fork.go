@@ -129,14 +129,12 @@ func (p *Plan) compare(ctx context.Context, a, b file, through keys.Epoch) (*for
 func (p *Plan) difference(ctx context.Context, a, b file, through keys.Epoch) (_ *fork, err error) {
 	var readers [2]*Reader
 	for i, f := range []file{a, b} {
-		src, err := p.place.store.Read(ctx, f.name, 0, -1)
+		r, err := p.place.open(ctx, f.name)
 		if err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, src.Close()) }()
-		if readers[i], err = NewReader(f.name, src); err != nil {
-			return nil, err
-		}
+		defer func() { err = errors.Join(err, r.Close()) }()
+		readers[i] = r.Reader
 	}
 	from := max(a.first, b.first, p.Base.Epoch+1)
 	for ctx.Err() == nil {
@@ -283,15 +281,11 @@ func (p *Plan) checkBase(ctx context.Context, all []file) error {
 // isBase reports whether the state of the archive at the base's epoch, which is in a file, may be the base: by the term, and by the time
 // of the latest commit, which is in this file unless commits have times in another order.
 func (p *Plan) isBase(ctx context.Context, all []file, f file) (_ bool, err error) {
-	src, err := p.place.store.Read(ctx, f.name, 0, -1)
+	r, err := p.place.open(ctx, f.name)
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	r, err := NewReader(f.name, src)
-	if err != nil {
-		return false, err
-	}
+	defer func() { err = errors.Join(err, r.Close()) }()
 	rec := Record{}
 	for rec.Epoch < p.Base.Epoch {
 		if rec, err = r.Next(); err != nil {

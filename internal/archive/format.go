@@ -218,6 +218,11 @@ type Info struct {
 	SHA256         [32]byte  // of the file, up to the hash
 }
 
+// after is the point after the file, if before is the one before it.
+func (i *Info) after(before Point) Point {
+	return Point{i.Last.Epoch, i.Last.Term, newer(before.Time, i.Newest)}
+}
+
 // append appends the trailer up to the hash.
 func (i *Info) append(dst []byte) []byte {
 	le := binary.LittleEndian

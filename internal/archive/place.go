@@ -31,6 +31,25 @@ type place struct {
 	lineage keys.Lineage
 }
 
+// openFile is a file of the archive that is read. The caller closes it.
+type openFile struct {
+	*Reader
+	io.Closer
+}
+
+// open opens a file and reads its header.
+func (p *place) open(ctx context.Context, name string) (openFile, error) {
+	src, err := p.store.Read(ctx, name, 0, -1)
+	if err != nil {
+		return openFile{}, err
+	}
+	r, err := NewReader(name, src)
+	if err != nil {
+		return openFile{}, errors.Join(err, src.Close())
+	}
+	return openFile{r, src}, nil
+}
+
 func (p *place) name(elements ...string) string {
 	return path.Join(append([]string{p.lineage.String()}, elements...)...)
 }

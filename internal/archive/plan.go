@@ -275,15 +275,11 @@ type replay struct {
 // file applies the records of a file.
 func (r *replay) file(ctx context.Context, n int) (err error) {
 	f, info := &r.plan.files[n], &r.plan.Files[n]
-	src, err := r.plan.place.store.Read(ctx, f.name, 0, -1)
+	reader, err := r.plan.place.open(ctx, f.name)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	reader, err := NewReader(f.name, src)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, reader.Close()) }()
 	if reader.Header() != info.Header {
 		return &DamageError{f.name, 0, "the header is not the one that the plan was made of"}
 	}

@@ -27,22 +27,18 @@ func (p *Plan) checkLoads(ctx context.Context) error {
 				return err
 			}
 		}
-		at = Point{p.Files[i].Last.Epoch, p.Files[i].Last.Term, newer(at.Time, p.Files[i].Newest)}
+		at = p.Files[i].after(at)
 	}
 	return nil
 }
 
 // checkLoadsOf checks the bulk loads of a file, before which the archive is at a point.
 func (p *Plan) checkLoadsOf(ctx context.Context, n int, objects map[string]int64, at Point) (err error) {
-	src, err := p.place.store.Read(ctx, p.files[n].name, 0, -1)
+	r, err := p.place.open(ctx, p.files[n].name)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	r, err := NewReader(p.files[n].name, src)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for {
 		rec, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -55,7 +51,7 @@ func (p *Plan) checkLoadsOf(ctx context.Context, n int, objects map[string]int64
 			continue
 		}
 		before := at
-		at = Point{rec.Epoch, rec.Term, newer(at.Time, fromMicroseconds(r.newest))}
+		at = r.after(at, &rec)
 		if p.isAfter(rec.Epoch, microseconds(at.Time)) {
 			return nil
 		}

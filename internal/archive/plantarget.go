@@ -16,17 +16,13 @@ func (p *Plan) checkTarget(ctx context.Context) (err error) {
 	}
 	before := p.Base
 	for i := range p.Files[:n] {
-		before = Point{p.Files[i].Last.Epoch, p.Files[i].Last.Term, newer(before.Time, p.Files[i].Newest)}
+		before = p.Files[i].after(before)
 	}
-	src, err := p.place.store.Read(ctx, p.files[n].name, 0, -1)
+	r, err := p.place.open(ctx, p.files[n].name)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, src.Close()) }()
-	r, err := NewReader(p.files[n].name, src)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, r.Close()) }()
 	for {
 		rec, err := r.Next()
 		switch {
@@ -42,6 +38,6 @@ func (p *Plan) checkTarget(ctx context.Context) (err error) {
 		case rec.Epoch >= p.Target.Epoch:
 			return nil
 		}
-		before = Point{rec.Epoch, rec.Term, newer(before.Time, fromMicroseconds(r.newest))}
+		before = r.after(before, &rec)
 	}
 }

@@ -44,6 +44,11 @@ func (r *Reader) Header() Header { return r.header }
 // Info is the trailer, once Next has returned io.EOF.
 func (r *Reader) Info() Info { return r.info }
 
+// after is the point after a record that was read, if before is the one before it.
+func (r *Reader) after(before Point, rec *Record) Point {
+	return Point{rec.Epoch, rec.Term, newer(before.Time, fromMicroseconds(r.newest))}
+}
+
 // Next returns the next record, or io.EOF at the end of a file that is whole. Errors: *DamageError, ErrNewerFormat, and those of the
 // source.
 func (r *Reader) Next() (rec Record, err error) {
