@@ -204,9 +204,7 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 		if err := s.snapshots.backups.begin(target.String()); err != nil {
 			return err
 		}
-		ctx, cancel := s.untilDrain(stream.Context())
-		defer cancel()
-		ctx, mended, stop := s.untilDenied(ctx)
+		ctx, mended, stop := s.untilDenied(stream.Context())
 		defer stop()
 		m, err := s.createBackup(ctx, req, target, stream)
 		if err != nil {

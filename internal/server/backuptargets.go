@@ -115,9 +115,7 @@ func (s *Server) dirOfHistory(store objectstore.Store, lineage string, dirs []st
 // VerifyBackup implements BackupService. The verification ends like the making of a backup.
 func (s *backupService) VerifyBackup(req *pb.VerifyBackupRequest, stream grpc.ServerStreamingServer[pb.VerifyBackupResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerifyBackup, func(*connection) error {
-		ctx, cancel := s.untilDrain(stream.Context())
-		defer cancel()
-		ctx, mended, stop := s.untilDenied(ctx)
+		ctx, mended, stop := s.untilDenied(stream.Context())
 		defer stop()
 		var progress atomic.Pointer[pb.BackupVerification]
 		err := withProgress(func() error {
@@ -161,8 +159,6 @@ func (s *Server) verifyBackup(ctx context.Context, req *pb.VerifyBackupRequest, 
 func (s *backupService) PruneBackups(ctx context.Context, req *pb.PruneBackupsRequest) (*pb.PruneBackupsResponse, error) {
 	out := new(pb.PruneBackupsResponse)
 	return out, s.serveAdmin(ctx, telemetry.MethodPruneBackups, func() error {
-		ctx, done := s.untilDrain(ctx)
-		defer done()
 		ctx, mended, stop := s.untilDenied(ctx)
 		defer stop()
 		return s.snapshots.backups.targets.work(func() error {

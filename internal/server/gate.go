@@ -229,16 +229,18 @@ func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context
 	}
 }
 
-// untilDenied is whilePermitted of the caller of a request whose work may take hours. Its error is mended: it is that of the caller if that
-// has ended the work.
+// untilDenied is untilDrain and whilePermitted for a request whose work may take hours. If the caller has lost the right to it, mended makes
+// that the error of the work.
 func (s *Server) untilDenied(ctx context.Context) (_ context.Context, mended func(error) error, stop func()) {
-	ctx, stop = s.gate.whilePermitted(ctx, accessOf(ctx))
-	return ctx, func(err error) error {
+	ctx, cancel := s.untilDrain(ctx)
+	ctx, release := s.gate.whilePermitted(ctx, accessOf(ctx))
+	mended = func(err error) error {
 		if cause := context.Cause(ctx); err != nil && isDenial(cause) {
 			return cause
 		}
 		return err
-	}, stop
+	}
+	return ctx, mended, func() { release(); cancel() }
 }
 
 // expiry is a channel that tells when the token of the caller expires; nil if it does not.

@@ -33,7 +33,6 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	s.handle(mux, "GET /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
 	s.handle(mux, "POST /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
 	s.handle(mux, "GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
-	s.endpoints.httpConns.most = httpConnectionsMax
 	return &http.Server{
 		ConnState: s.endpoints.httpConns.changed,
 		Handler:   endOld(mux, s.config.TLS.MaxConnectionAge),

@@ -14,8 +14,6 @@ const httpConnectionsMax = 64
 // httpConns are the open connections of the HTTP server. Beyond the bound the one is closed that has waited longest for its client:
 // clients that only keep connections open must not keep probes out.
 type httpConns struct {
-	most int // constant
-
 	mu   sync.Mutex   // a leaf; guards what follows
 	open []httpClient // in the order in which they began to wait, or were accepted
 }
@@ -39,7 +37,7 @@ func (h *httpConns) changed(conn net.Conn, state http.ConnState) {
 		return
 	}
 	h.open = append(h.open, httpClient{conn: conn, active: state == http.StateActive})
-	if state == http.StateNew && len(h.open) > h.most {
+	if state == http.StateNew && len(h.open) > httpConnectionsMax {
 		h.closeOneLocked()
 	}
 }

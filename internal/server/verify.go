@@ -37,9 +37,7 @@ func (s *Server) checkpointEpoch() keys.Epoch {
 }
 
 func (s *adminService) verify(o *openSnapshot, req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
-	ctx, cancel := s.untilDrain(o.ctx)
-	defer cancel()
-	ctx, mended, stop := s.untilDenied(ctx)
+	ctx, mended, stop := s.untilDenied(o.ctx)
 	defer stop()
 	report, err := s.store.Verify(ctx, inspect.VerifyOptions{
 		Owner:          o.peer,
@@ -149,9 +147,7 @@ func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.Spa
 		}
 		o := s.openSnapshot(ctx, pb.SnapshotInfo_KIND_SPACE, s.checkpointEpoch(), nil)
 		defer o.close()
-		ctx, cancel := s.untilDrain(o.ctx)
-		defer cancel()
-		ctx, mended, stop := s.untilDenied(ctx)
+		ctx, mended, stop := s.untilDenied(o.ctx)
 		defer stop()
 		r, err := s.store.Space(ctx, inspect.SpaceOptions{
 			Depth: int(min(req.Depth, 1<<10)), Delimiter: req.Delimiter, PagesPerSecond: int(min(req.PagesPerSecond, maxPagesPerSecond)),
