@@ -51,19 +51,26 @@ func (l *lostAnswers) ReleaseLock(_ context.Context, r *kvpb.ReleaseLockRequest,
 	return &kvpb.ReleaseLockResponse{Released: true}, nil
 }
 
-// TestCancelledLockUndoesWhatItMayHaveAcquired: every request of the call, until the server has answered, and not after the lease
-// has ended.
-func TestCancelledLockUndoesWhatItMayHaveAcquired(t *testing.T) {
+// withoutServer is a client that reaches no server, and a lease of it. The test gives it the server of its locks.
+func withoutServer(t *testing.T) (*Client, *Lease) {
+	t.Helper()
 	c, err := Dial("localhost:1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = c.Close() }()
-	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	t.Cleanup(func() { _ = c.Close() })
+	return c, &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+}
+
+// TestCancelledLockUndoesWhatItMayHaveAcquired: every request of the call, until the server has answered, and not after the lease
+// has ended.
+func TestCancelledLockUndoesWhatItMayHaveAcquired(t *testing.T) {
+	c, lease := withoutServer(t)
 	for _, try := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
 		locks := &lostAnswers{cancel: cancel, released: make(chan *kvpb.ReleaseLockRequest, 1), refused: 1}
 		c.locks = locks
+		var err error
 		if try {
 			_, _, err = c.TryLock(ctx, []byte("name"), lease, nil)
 		} else {
@@ -107,13 +114,8 @@ func (earlyDeadline) ReleaseLock(context.Context, *kvpb.ReleaseLockRequest, ...g
 
 // TestLockEndsWithTheCauseOfItsContext: also if the server tells first that the deadline has passed.
 func TestLockEndsWithTheCauseOfItsContext(t *testing.T) {
-	c, err := Dial("localhost:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
+	c, lease := withoutServer(t)
 	c.locks = earlyDeadline{}
-	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
 	cause := errors.New("waited long enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
 	defer cancel()
@@ -128,12 +130,7 @@ func TestLockEndsWithTheCauseOfItsContext(t *testing.T) {
 // TestRepeatedLockUndoesItsLostRequests: the call has the lock with its last request. An earlier one may still be on its way, and
 // would acquire the lock anew after it was released.
 func TestRepeatedLockUndoesItsLostRequests(t *testing.T) {
-	c, err := Dial("localhost:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	c, lease := withoutServer(t)
 	defer close(lease.closed)
 	locks := &lostAnswers{failures: 2, token: 5, released: make(chan *kvpb.ReleaseLockRequest, 2)}
 	c.locks = locks
@@ -154,12 +151,7 @@ func TestRepeatedLockUndoesItsLostRequests(t *testing.T) {
 // TestUndoOutlivesRefusals: whatever a server refuses to undo an attempt for, the lock stays held as long as the lease is kept alive, so
 // the client asks again.
 func TestUndoOutlivesRefusals(t *testing.T) {
-	c, err := Dial("localhost:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	lease := &Lease{client: c, id: 7, lost: make(chan struct{}), closed: make(chan struct{})}
+	c, lease := withoutServer(t)
 	defer close(lease.closed)
 	ctx, cancel := context.WithCancel(t.Context())
 	locks := &lostAnswers{cancel: cancel, released: make(chan *kvpb.ReleaseLockRequest, 1), refusals: []error{
