@@ -31,7 +31,8 @@ func Base(t testing.TB) uint64 {
 }
 
 // SkipUnderRace skips a test that the race detector makes long and finds little in: one goroutine calls the store, one step after the
-// other, and compares bytes, pages or answers. It runs without the detector, and that of the engine also with the expensive assertions (make test-invariants).
+// other, and compares bytes, pages or answers. It runs without the
+// detector; make test-invariants also runs those of the engine with the expensive assertions.
 func SkipUnderRace(t *testing.T) {
 	t.Helper()
 	if RaceDetector == 1 {
