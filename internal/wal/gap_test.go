@@ -128,8 +128,8 @@ func TestAnEmptySegmentAfterABulkLoadIsNotLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if number, _, _ := a.cur.Load().Extent(); number != s.number+1 {
-		t.Fatalf("the record is in segment %d, and the empty one is %d: this tests nothing", number, s.number)
+	if number, _, _ := a.cur.Load().Extent(); number == s.number { // a segment that was prepared and is too small leaves out its number
+		t.Fatalf("the record is in segment %d, which must stay empty: this tests nothing", number)
 	}
 	wantGap(t, fs.Crash(1, vfs.SurviveNone), last, load, end)
 }
