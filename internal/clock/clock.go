@@ -29,7 +29,7 @@ const (
 	// correctionShare limits the correction to the part 1/correctionShare of the elapsed time.
 	correctionShare = 10
 	// idleAfter is how many ticks without a reader end the ticks, until there is one again.
-	idleAfter = 32
+	idleAfter = 8
 	// idleTick is how often the difference to the wall clock is looked at meanwhile.
 	idleTick = time.Second
 )
