@@ -59,15 +59,20 @@ func (a *app) run(ctx context.Context, args []string) int {
 		a.format = formatOf(args, a.format)
 		err = usageError{err}
 	}
-	if ctx.Err() != nil && !errors.As(err, new(commandError)) {
+	if ctx.Err() != nil && !saysMore(err) {
 		return interruptCode(ctx) // the user knows why
 	}
 	return a.report(err)
 }
 
+// saysMore reports whether an error has an exit code that matters after a signal, too: that of a command that ran, and the loss of its lock.
+func saysMore(err error) bool {
+	return errors.As(err, new(commandError)) || errors.Is(err, client.ErrLeaseLost)
+}
+
 // interruptCode is the exit code after a signal, as that of shells: 128 and its number.
 func interruptCode(ctx context.Context) int {
-	if strings.HasPrefix(context.Cause(ctx).Error(), syscall.SIGTERM.String()) {
+	if by, ok := errors.AsType[endedBy](context.Cause(ctx)); ok && by.signal == syscall.SIGTERM {
 		return exitTerminated
 	}
 	return exitInterrupted

@@ -56,7 +56,7 @@ fencing token in KVCTL_LOCK_TOKEN, and the name in KVCTL_LOCK_NAME (put --fence 
 				return usageError{errors.New("expected lock NAME -- COMMAND: -- comes after the name")}
 			}
 			return a.withLock(cmd.Context(), args[0], &f, func(l *client.Lease, lock *client.Lock) error {
-				return a.runHolding(l, lock, args[0], args[1:], f.killAfter)
+				return a.runHolding(cmd.Context(), l, lock, args[0], args[1:], f.killAfter)
 			})
 		},
 	}
@@ -82,7 +82,11 @@ func (a *app) withLock(ctx context.Context, name string, f *lockFlags, do func(*
 			return err
 		}
 		err = a.acquireAndDo(ctx, c, lease, key, f, do)
-		if ended := lease.Close(context.Background()); err == nil {
+		ended := lease.Close(context.Background())
+		if _, ran := errors.AsType[commandError](err); ran && ended != nil {
+			_, _ = fmt.Fprintf(a.err, "kvctl: the lock is held until its time to live has passed, because it could not be released: %v\n", ended)
+		}
+		if err == nil {
 			err = ended
 		}
 		return err
@@ -104,8 +108,11 @@ func (a *app) acquireAndDo(
 	return do(lease, lock)
 }
 
-// runHolding runs a command until it ends, or until the lock is lost.
-func (a *app) runHolding(lease *client.Lease, lock *client.Lock, name string, command []string, killAfter time.Duration) error {
+// runHolding runs a command until it ends, or until the lock is lost. Nothing that standard error does keeps it from ending the command:
+// a reader that has ended, or takes nothing.
+func (a *app) runHolding(
+	ctx context.Context, lease *client.Lease, lock *client.Lock, name string, command []string, killAfter time.Duration,
+) error {
 	child := exec.Command(command[0], command[1:]...) // its end is not that of kvctl's context
 	child.Stdin, child.Stdout, child.Stderr = a.stdin(), a.out, a.err
 	child.Env = append(os.Environ(),
@@ -113,24 +120,37 @@ func (a *app) runHolding(lease *client.Lease, lock *client.Lock, name string, co
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
+	closed := make(chan os.Signal, 1) // nothing reads it: a write to a closed standard error then fails, and does not end kvctl
+	signal.Notify(closed, syscall.SIGPIPE)
+	defer signal.Stop(closed)
+	if ctx.Err() != nil { // a signal came before those of above were passed on
+		return context.Cause(ctx)
+	}
 	if err := child.Start(); err != nil {
 		return err
 	}
 	done := make(chan error, 1)
 	go func() { done <- child.Wait() }()
-	lost, kill := lease.Lost(), (<-chan time.Time)(nil)
+	lost, kill, said := lease.Lost(), (<-chan time.Time)(nil), make(chan struct{})
 	for {
 		select {
 		case err := <-done:
-			return commandOutcome(err, lost == nil)
+			if lost != nil {
+				return commandOutcome(err)
+			}
+			<-said
+			return client.ErrLeaseLost
 		case s := <-signals:
 			if s != syscall.SIGINT || !a.inTerminal { // a terminal sends it to the command as well
 				_ = child.Process.Signal(s) // it may have ended
 			}
 		case <-lost:
-			_, _ = fmt.Fprintln(a.err, "kvctl: the lock is lost; ending the command")
 			lost, kill = nil, time.After(killAfter)
 			_ = child.Process.Signal(syscall.SIGTERM)
+			go func() {
+				_, _ = fmt.Fprintln(a.err, "kvctl: the lock is lost; ending the command")
+				close(said)
+			}()
 		case <-kill:
 			_ = child.Process.Kill()
 		}
@@ -146,9 +166,9 @@ func (a *app) stdin() io.Reader {
 }
 
 // commandOutcome is how a command ended.
-func commandOutcome(err error, lost bool) error {
-	if lost {
-		return client.ErrLeaseLost
+func commandOutcome(err error) error {
+	if err == nil {
+		return commandError{exitOK}
 	}
 	ended, ok := errors.AsType[*exec.ExitError](err)
 	if !ok {

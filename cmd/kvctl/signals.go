@@ -15,21 +15,28 @@ type interrupts struct {
 	end context.CancelFunc // of the statement that takes SIGINT; nil: none does
 }
 
+// endedBy is why the program's context has ended. It is context.Canceled for all that compare it.
+type endedBy struct{ signal os.Signal }
+
+func (e endedBy) Error() string { return e.signal.String() }
+
+func (endedBy) Is(target error) bool { return target == context.Canceled }
+
 // watch returns the program's context.
 func (i *interrupts) watch() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	received := make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		for s := range received {
 			if s != os.Interrupt || !i.endStatement() {
-				cancel()
+				cancel(endedBy{s})
 				signal.Stop(received)
 				return
 			}
 		}
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }
 
 func (i *interrupts) endStatement() bool {

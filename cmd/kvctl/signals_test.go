@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"io"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/epochkv/epochkv/client/clienttest"
 )
 
 func interrupt(t *testing.T) {
@@ -54,4 +57,24 @@ func TestAnInterruptWithoutAStatementEndsTheProgram(t *testing.T) {
 	end()
 	interrupt(t)
 	mustEnd(t, program, "the program")
+}
+
+// TestASignalIsTheExitCode as shells have it: 128 and its number.
+func TestASignalIsTheExitCode(t *testing.T) {
+	server := clienttest.Start(t)
+	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: exitInterrupted, syscall.SIGTERM: exitTerminated} {
+		ctx, stop := new(interrupts).watch()
+		silent, writer := io.Pipe()
+		a := &app{in: silent, out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }}
+		time.AfterFunc(20*time.Millisecond, func() {
+			if err := syscall.Kill(syscall.Getpid(), signal); err != nil {
+				t.Error(err)
+			}
+		})
+		if code := a.run(ctx, []string{"put", "k", "-", "--endpoint", server.Endpoint}); code != want {
+			t.Errorf("%v: exit code %d, want %d", signal, code, want)
+		}
+		stop()
+		_ = writer.Close()
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -295,6 +296,113 @@ func TestKvctlLockRunsOneCommandAtATime(t *testing.T) {
 	}
 	if stdout, stderr, code := s.kvctl("", "lock", "job", "--", "sh", "-c", "echo $KVCTL_LOCK_NAME; sleep 0.1; kill -KILL $$"); code != 128+9 || stdout != "job\n" {
 		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
+	}
+}
+
+// TestKvctlLockPassesOnThatACommandEndedWell, also after a signal, and if the lock cannot be released.
+func TestKvctlLockPassesOnThatACommandEndedWell(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	running := filepath.Join(t.TempDir(), "running")
+	holder := exec.Command(filepath.Join(bin, "kvctl"), "lock", "job", "--", "sh", "-c", `trap 'exit 0' TERM; : > "$0"; while :; do sleep 0.01; done`, running)
+	holder.Env = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...)
+	ended := startProcess(t, holder)
+	waitForFile(t, running, ended)
+	if err := holder.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if code := holder.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("a command that ended well after a signal: exit code %d", code)
+	}
+	_, stderr, code := s.kvctl("", "lock", "--timeout", "1s", "job", "--", "kill", "-KILL", strconv.Itoa(s.process.Process.Pid))
+	if code != 0 || !strings.Contains(stderr, "could not be released") {
+		t.Errorf("a lock that cannot be released: exit code %d, %s", code, stderr)
+	}
+}
+
+// TestKvctlLockEndsItsCommandWhateverItsMessagesDo: the reader of standard error has ended, or takes nothing. A command that ignores
+// SIGTERM gets SIGKILL.
+func TestKvctlLockEndsItsCommandWhateverItsMessagesDo(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]func(reader, writer *os.File) error{
+		"ended": func(reader, _ *os.File) error { return reader.Close() },
+		"full": func(_, writer *os.File) error {
+			if err := writer.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+				return err
+			}
+			for {
+				if _, err := writer.Write(make([]byte, 4096)); errors.Is(err, os.ErrDeadlineExceeded) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			reader, writer, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _, _ = reader.Close(), writer.Close() }()
+			if err := leave(reader, writer); err != nil {
+				t.Fatal(err)
+			}
+			running := filepath.Join(t.TempDir(), "running")
+			holder := exec.Command(filepath.Join(bin, "kvctl"), "lock", "--ttl", "1s", "--kill-after", "1s", "job", "--", "sh", "-c",
+				`exec 2> /dev/null; trap '' TERM; echo $$ > "$0.new"; mv "$0.new" "$0"; while :; do sleep 0.01; done`, running)
+			holder.Env, holder.Stderr = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...), writer
+			ended := startProcess(t, holder)
+			waitForFile(t, running, ended)
+			text, err := os.ReadFile(running)
+			if err != nil {
+				t.Fatal(err)
+			}
+			command, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = syscall.Kill(command, syscall.SIGKILL) }()
+			s.signal(syscall.SIGKILL)
+			for until := time.Now().Add(startMax); syscall.Kill(command, 0) == nil; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(until) {
+					t.Fatal("the command goes on without the lock")
+				}
+			}
+		})
+	}
+}
+
+// startProcess starts a process that is killed at the end of the test. The channel is closed when it has ended.
+func startProcess(t *testing.T, c *exec.Cmd) (ended chan struct{}) {
+	t.Helper()
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended = make(chan struct{})
+	go func() {
+		_ = c.Wait() // the exit code tells
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		_ = c.Process.Kill() // it may have ended
+		<-ended
+	})
+	return ended
+}
+
+// waitForFile waits until a process has made a file.
+func waitForFile(t *testing.T, name string, ended chan struct{}) {
+	t.Helper()
+	for _, err := os.Stat(name); err != nil; _, err = os.Stat(name) {
+		select {
+		case <-ended:
+			t.Fatal("the command was not run")
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 }
 
