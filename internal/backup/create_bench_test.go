@@ -15,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // sink is a target that reads what it is given and keeps nothing.
@@ -142,4 +143,24 @@ func storeWith(b *testing.B, values, random int) *mvcc.Store {
 	check(b, err)
 	check(b, load.Close())
 	return s
+}
+
+// BenchmarkRestoreBase restores full backups of 128 MiB whose values are random for a part, and reports processor time for a MiB of pages.
+func BenchmarkRestoreBase(b *testing.B) {
+	for _, random := range []int{0, 50, 100} {
+		b.Run(fmt.Sprintf("random=%d%%", random), func(b *testing.B) {
+			s := storeWith(b, 128_000, random)
+			target, err := objectstore.Open(b.TempDir(), objectstore.Options{})
+			check(b, err)
+			m, err := Create(b.Context(), s, target, Options{})
+			check(b, err)
+			began := processorTime()
+			for b.Loop() {
+				check(b, RestoreBase(b.Context(), target, m, vfs.NewOS(), b.TempDir(), RestoreOptions{}))
+			}
+			bytes := int64(m.LivePages) * int64(m.State.PageSize)
+			b.SetBytes(bytes)
+			b.ReportMetric(float64(processorTime()-began)/1e6/(float64(bytes*int64(b.N))/(1<<20)), "cpu-ms/MiB")
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -314,9 +315,9 @@ func TestVerifyFindsEveryMistakeOfAPageTable(t *testing.T) {
 	m := f.backUp(Options{Base: base.ID})
 	own := map[uint64]bool{}
 	for i := range m.Parts {
-		object, err := readPartObject(t.Context(), f.target, m, &m.Parts[i])
-		check(t, err)
-		check(t, readPages(m, &m.Parts[i], object, func(first page.ID, pages []byte) error {
+		var object bytes.Buffer
+		check(t, readPartObject(t.Context(), f.target, m, &m.Parts[i], &object))
+		check(t, readPages(m, &m.Parts[i], object.Bytes(), func(first page.ID, pages []byte) error {
 			for n := range len(pages) / m.State.PageSize {
 				own[uint64(first)+uint64(n)] = true
 			}

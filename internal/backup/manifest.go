@@ -263,17 +263,25 @@ func Dirs(ctx context.Context, store objectstore.Store) (dirs []string, err erro
 }
 
 // readObject reads an object whole. A larger one than expected is damage.
-func readObject(ctx context.Context, store objectstore.Store, name string, bytesMax int64) (p []byte, err error) {
+func readObject(ctx context.Context, store objectstore.Store, name string, bytesMax int64) ([]byte, error) {
+	into := new(bytes.Buffer)
+	err := readInto(ctx, store, name, bytesMax, into)
+	return into.Bytes(), err
+}
+
+// readInto replaces what a buffer has by an object.
+func readInto(ctx context.Context, store objectstore.Store, name string, bytesMax int64, into *bytes.Buffer) (err error) {
 	r, err := store.Read(ctx, name, 0, -1)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	p, err = io.ReadAll(io.LimitReader(r, bytesMax+1))
-	if err == nil && int64(len(p)) > bytesMax {
+	into.Reset()
+	n, err := into.ReadFrom(io.LimitReader(r, bytesMax+1))
+	if err == nil && n > bytesMax {
 		err = fmt.Errorf("%w: %s has more than %d bytes", ErrDamaged, name, bytesMax)
 	}
-	return p, err
+	return err
 }
 
 // List returns the backups below a lineage's directory, oldest first. A manifest that cannot be read is an error in broken, and

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -144,36 +145,38 @@ func readQuarantine(ctx context.Context, store objectstore.Store, m *Manifest) (
 // fetched is a part that was read from the target.
 type fetched struct {
 	part   *Part
-	object []byte
+	object *bytes.Buffer
 	err    error
 }
 
-// eachPart reads the parts of a backup in order. The next part is read while one is used: two are in memory, and a third waits.
+// eachPart reads the parts of a backup in order. The next part is read while one is used, into the memory of the one before.
 func eachPart(ctx context.Context, store objectstore.Store, m *Manifest, use func(part *Part, object []byte) error) error {
 	ctx, cancel := context.WithCancel(ctx)
-	next := make(chan fetched)
+	next, free := make(chan fetched), make(chan *bytes.Buffer, 2)
+	free <- new(bytes.Buffer)
+	free <- new(bytes.Buffer)
 	go func() {
 		defer close(next)
 		for i := range m.Parts {
-			part := &m.Parts[i]
-			object, err := readPartObject(ctx, store, m, part)
-			next <- fetched{part, object, err}
-			if err != nil {
+			f := fetched{part: &m.Parts[i], object: <-free}
+			f.err = readPartObject(ctx, store, m, f.part, f.object)
+			next <- f
+			if f.err != nil {
 				return
 			}
 		}
 	}()
 	var failed error
 	for f := range next { // to the end, so that the goroutine ends
-		if failed != nil {
-			continue
+		if failed == nil {
+			if failed = f.err; failed == nil {
+				failed = use(f.part, f.object.Bytes())
+			}
+			if failed != nil {
+				cancel()
+			}
 		}
-		if failed = f.err; failed == nil {
-			failed = use(f.part, f.object)
-		}
-		if failed != nil {
-			cancel()
-		}
+		free <- f.object
 	}
 	cancel()
 	return failed

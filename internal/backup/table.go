@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -125,11 +126,12 @@ type tableReader struct {
 	store objectstore.Store
 	m     *Manifest
 
-	next  int    // part
-	part  *Part  // that is being read
-	runs  []byte // of the part, that have not been read
-	found Part   // what the part has so far
-	last  uint64
+	next   int          // part
+	part   *Part        // that is being read
+	object bytes.Buffer // the part
+	runs   []byte       // of the part, that have not been read
+	found  Part         // what the part has so far
+	last   uint64
 
 	run   tableEntry // the next page of the run, without its sum
 	left  uint32     // pages of the run
@@ -183,12 +185,11 @@ func (t *tableReader) nextPart() (bool, error) {
 	t.part = &t.m.Table[t.next]
 	t.next++
 	t.found = Part{}
-	object, err := readPartObject(t.ctx, t.store, t.m, t.part)
-	if err != nil {
+	if err := readPartObject(t.ctx, t.store, t.m, t.part, &t.object); err != nil {
 		return false, err
 	}
 	t.runs = t.runs[:0:0]
-	err = readPart(t.part.SHA256, object, partTable, t.m.State.PageSize, func(content []byte) error {
+	err := readPart(t.part.SHA256, t.object.Bytes(), partTable, t.m.State.PageSize, func(content []byte) error {
 		if t.runs = append(t.runs, content...); uint64(len(t.runs))/(runHeader+sumBytes) > t.part.Pages {
 			return t.damaged("it has more runs than pages")
 		}
@@ -222,10 +223,10 @@ func (t *tableReader) damaged(what string) error {
 }
 
 // readPartObject reads a part whole. One that is missing is damage.
-func readPartObject(ctx context.Context, store objectstore.Store, m *Manifest, part *Part) ([]byte, error) {
-	object, err := readObject(ctx, store, partName(m.dir(), part.SHA256), part.Bytes)
+func readPartObject(ctx context.Context, store objectstore.Store, m *Manifest, part *Part, into *bytes.Buffer) error {
+	err := readInto(ctx, store, partName(m.dir(), part.SHA256), part.Bytes, into)
 	if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrShort) {
 		err = fmt.Errorf("%w: part %s of backup %s: %w", ErrDamaged, part.SHA256, m.ID, err)
 	}
-	return object, err
+	return err
 }
