@@ -59,6 +59,9 @@ func (a *app) readContexts() (*contexts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("contexts: %w", err)
 	}
+	if info.Mode()&fs.ModeDevice != 0 { // /dev/null: no contexts
+		return all, nil
+	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("contexts: other accounts may use %s (mode %v); take that away with: chmod 600 %s", name, info.Mode().Perm(), name)
 	}
@@ -100,6 +103,9 @@ func (a *app) writeContexts(all *contexts) error {
 	if err != nil {
 		return err
 	}
+	if name, err = fileToReplace(name); err != nil {
+		return fmt.Errorf("contexts: %w", err)
+	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		return fmt.Errorf("contexts: %w", err)
 	}
@@ -108,7 +114,7 @@ func (a *app) writeContexts(all *contexts) error {
 		return fmt.Errorf("contexts: %w", err)
 	}
 	_, err = temporary.Write(append(text, '\n'))
-	if err = errors.Join(err, temporary.Close()); err == nil {
+	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err == nil { // a crash of the machine leaves the old file or the new one
 		err = os.Rename(temporary.Name(), name)
 	}
 	if err != nil {

@@ -35,7 +35,7 @@ func (a *app) exportCommand() *cobra.Command {
 		Use:   "export [PREFIX]",
 		Short: "Write entries to a file that import understands",
 		Long: `Write all entries, or those of a range, in key order, all read at one epoch. It goes to standard output, or with --file to a
-file that appears under its name only once it is complete.
+file that appears under its name only once it is complete. That replaces files only: a pipe or a device takes the output of >.
 
 JSON Lines is one {"key":"...","value":"..."} per line; bytes that are not UTF-8 are base64 under key_base64 or
 value_base64. CSV has a header and two columns; as text it refuses what CSV cannot carry (bytes that are not UTF-8, carriage
@@ -79,16 +79,26 @@ func (a *app) export(cmd *cobra.Command, c *client.Client, f *exportFlags) error
 		return a.exportTo(cmd, c, f, a.out)
 	}
 	// The file gets its name when it is complete: a name that is there can be trusted.
-	partial := fmt.Sprintf("%s.%016x.partial", f.file, rand.Uint64()) // its own: another export to the same name may be running
+	name, err := fileToReplace(f.file)
+	if errors.Is(err, errNotRegular) {
+		return fmt.Errorf("--file: %w; export without --file, and let the shell write to it with >", err)
+	}
+	if err != nil {
+		return err
+	}
+	partial := fmt.Sprintf("%s.%016x.partial", name, rand.Uint64()) // its own: another export to the same name may be running
 	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
 	err = errors.Join(a.exportTo(cmd, c, f, file), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(partial, name)
+	}
 	if err != nil {
 		return errors.Join(err, os.Remove(partial))
 	}
-	return os.Rename(partial, f.file)
+	return nil
 }
 
 func (a *app) exportTo(cmd *cobra.Command, c *client.Client, f *exportFlags, out io.Writer) error {

@@ -246,8 +246,21 @@ func (t *terminal) close() error {
 	if e != nil {
 		return errors.Join(err, e)
 	}
-	_, e = t.line.WriteHistory(file)
-	return errors.Join(err, e, file.Chmod(0o600), file.Close()) // it may have been there with another mode
+	return errors.Join(err, makePrivate(file), writeHistory(t.line, file), file.Close())
+}
+
+// makePrivate takes the rights of others to a file that may have been there with another mode. A device, such as /dev/null, is not kvctl's.
+func makePrivate(file *os.File) error {
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() {
+		err = file.Chmod(0o600)
+	}
+	return err
+}
+
+func writeHistory(line *liner.State, file io.Writer) error {
+	_, err := line.WriteHistory(file)
+	return err
 }
 
 // complete offers what the word before pos may become: a verb, or for verbs that take keys a key.

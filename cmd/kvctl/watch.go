@@ -81,6 +81,9 @@ func readToken(file string) ([]byte, error) {
 	if file == "" {
 		return nil, nil
 	}
+	if err := regular(file); err != nil { // a pipe would keep the read waiting, and be replaced afterwards
+		return nil, fmt.Errorf("--from-token: %w", err)
+	}
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -100,6 +103,10 @@ func readToken(file string) ([]byte, error) {
 
 // writeToken replaces the token in a file, whole or not at all.
 func writeToken(file string, token []byte) error {
+	file, err := fileToReplace(file)
+	if err != nil {
+		return err
+	}
 	next, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
 	if err != nil {
 		return err
