@@ -15,7 +15,7 @@ import (
 
 // CreateUser implements AuthService.
 func (s *authService) CreateUser(ctx context.Context, req *pb.CreateUserRequest) (*pb.CreateUserResponse, error) {
-	return new(pb.CreateUserResponse), s.manage(ctx, telemetry.MethodCreateUser, "user", req.GetName(), func() error {
+	return new(pb.CreateUserResponse), s.manage(ctx, telemetry.MethodCreateUser, "user", req.GetName(), func(ctx context.Context) error {
 		u := users.User{Name: req.GetName(), Roles: req.GetRoles(), Limits: limitsOf(req.GetLimits())}
 		return s.gate.users.CreateUser(ctx, u, req.GetPassword())
 	})
@@ -23,7 +23,7 @@ func (s *authService) CreateUser(ctx context.Context, req *pb.CreateUserRequest)
 
 // UpdateUser implements AuthService.
 func (s *authService) UpdateUser(ctx context.Context, req *pb.UpdateUserRequest) (*pb.UpdateUserResponse, error) {
-	return new(pb.UpdateUserResponse), s.manage(ctx, telemetry.MethodUpdateUser, "user", req.GetName(), func() error {
+	return new(pb.UpdateUserResponse), s.manage(ctx, telemetry.MethodUpdateUser, "user", req.GetName(), func(ctx context.Context) error {
 		c := &users.UserChange{AddRoles: req.GetAddRoles(), RemoveRoles: req.GetRemoveRoles(), Disabled: req.Disabled}
 		if req.GetLimits() != nil {
 			limits := limitsOf(req.GetLimits())
@@ -35,7 +35,7 @@ func (s *authService) UpdateUser(ctx context.Context, req *pb.UpdateUserRequest)
 
 // DeleteUser implements AuthService.
 func (s *authService) DeleteUser(ctx context.Context, req *pb.DeleteUserRequest) (*pb.DeleteUserResponse, error) {
-	return new(pb.DeleteUserResponse), s.manage(ctx, telemetry.MethodDeleteUser, "user", req.GetName(), func() error {
+	return new(pb.DeleteUserResponse), s.manage(ctx, telemetry.MethodDeleteUser, "user", req.GetName(), func(ctx context.Context) error {
 		return s.gate.users.DeleteUser(ctx, req.GetName())
 	})
 }
@@ -70,12 +70,13 @@ func (s *authService) SetPassword(ctx context.Context, req *pb.SetPasswordReques
 		if req.GetRemove() != (req.GetPassword() == "") {
 			return invalid("password", "must be given, or remove must be set, and not both")
 		}
-		if !about.manages { // a token that was stolen does not become a password
-			if _, err := s.gate.users.Password(ctx, about.user, req.GetCurrentPassword()); err != nil {
-				return err
-			}
+		permitted := about.whilePermitted(ctx)
+		if about.manages {
+			err = s.gate.users.SetPassword(permitted, about.user, req.GetPassword())
+		} else { // a token that was stolen does not become a password
+			err = s.gate.users.ChangePassword(permitted, about.user, req.GetCurrentPassword(), req.GetPassword())
 		}
-		if err := s.gate.users.SetPassword(ctx, about.user, req.GetPassword()); err != nil {
+		if err != nil {
 			return err
 		}
 		s.log.Info("users were changed", "change", telemetry.MethodSetPassword.String(), "user", about.user)
@@ -85,7 +86,7 @@ func (s *authService) SetPassword(ctx context.Context, req *pb.SetPasswordReques
 
 // CreateRole implements AuthService.
 func (s *authService) CreateRole(ctx context.Context, req *pb.CreateRoleRequest) (*pb.CreateRoleResponse, error) {
-	return new(pb.CreateRoleResponse), s.manage(ctx, telemetry.MethodCreateRole, "role", req.GetRole().GetName(), func() error {
+	return new(pb.CreateRoleResponse), s.manage(ctx, telemetry.MethodCreateRole, "role", req.GetRole().GetName(), func(ctx context.Context) error {
 		role, err := roleOf(req.GetRole())
 		if err != nil {
 			return err
@@ -96,7 +97,7 @@ func (s *authService) CreateRole(ctx context.Context, req *pb.CreateRoleRequest)
 
 // UpdateRole implements AuthService.
 func (s *authService) UpdateRole(ctx context.Context, req *pb.UpdateRoleRequest) (*pb.UpdateRoleResponse, error) {
-	return new(pb.UpdateRoleResponse), s.manage(ctx, telemetry.MethodUpdateRole, "role", req.GetRole().GetName(), func() error {
+	return new(pb.UpdateRoleResponse), s.manage(ctx, telemetry.MethodUpdateRole, "role", req.GetRole().GetName(), func(ctx context.Context) error {
 		role, err := roleOf(req.GetRole())
 		if err != nil {
 			return err
@@ -107,7 +108,7 @@ func (s *authService) UpdateRole(ctx context.Context, req *pb.UpdateRoleRequest)
 
 // DeleteRole implements AuthService.
 func (s *authService) DeleteRole(ctx context.Context, req *pb.DeleteRoleRequest) (*pb.DeleteRoleResponse, error) {
-	return new(pb.DeleteRoleResponse), s.manage(ctx, telemetry.MethodDeleteRole, "role", req.GetName(), func() error {
+	return new(pb.DeleteRoleResponse), s.manage(ctx, telemetry.MethodDeleteRole, "role", req.GetName(), func(ctx context.Context) error {
 		return s.gate.users.DeleteRole(ctx, req.GetName())
 	})
 }
@@ -152,7 +153,7 @@ func (s *authService) CreateToken(ctx context.Context, req *pb.CreateTokenReques
 			}
 			n.Expires = time.Now().Add(lifetime)
 		}
-		secret, info, err := s.gate.users.CreateToken(ctx, n)
+		secret, info, err := s.gate.users.CreateToken(about.whilePermitted(ctx), n)
 		if err == nil {
 			out.Token, out.Info = secret, tokenMessage(&info)
 			s.log.Info("users were changed", "change", telemetry.MethodCreateToken.String(), "user", about.user, "token", info.ID)
@@ -193,7 +194,7 @@ func (s *authService) RevokeToken(ctx context.Context, req *pb.RevokeTokenReques
 		if about.manages {
 			about.user = "" // of any user
 		}
-		return s.gate.users.RevokeToken(ctx, req.GetId(), about.user)
+		return s.gate.users.RevokeToken(about.whilePermitted(ctx), req.GetId(), about.user)
 	})
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -56,15 +57,32 @@ func (s *authService) subject(ctx context.Context, name string) (subject, error)
 	return about, denied
 }
 
-// manage serves a request of an administrator that changes something, and logs it.
-func (s *authService) manage(ctx context.Context, method telemetry.Method, kind, name string, change func() error) error {
+// whileKnown is a context in which the users change only if the caller is known then, too, and has the action users, if that is needed: the
+// change may wait for one that takes this away.
+func (c *caller) whileKnown(ctx context.Context, manages bool) context.Context {
+	return users.WithPermit(ctx, func(t *auth.Table) error {
+		u, err := t.Verify(&c.identity, time.Now())
+		if err == nil && manages {
+			err = managesUsers(u)
+		}
+		return err
+	})
+}
+
+// whilePermitted is a context in which the users change only if the sender may do the same then.
+func (s *subject) whilePermitted(ctx context.Context) context.Context {
+	return s.sender.whileKnown(ctx, s.manages)
+}
+
+// manage serves a request of an administrator that changes something, and logs it. The context of the change is that of whileKnown.
+func (s *authService) manage(ctx context.Context, method telemetry.Method, kind, name string, change func(context.Context) error) error {
 	return s.serveAdmin(ctx, method, func() error {
 		by, err := s.administrator(ctx)
 		if err == nil {
 			err = s.refusesWrites()
 		}
 		if err == nil {
-			err = change()
+			err = change(by.whileKnown(ctx, true))
 		}
 		if err == nil {
 			s.log.Info("users were changed", "change", method.String(), kind, name, "by", by.user.Name)
@@ -142,7 +160,7 @@ func (s *authService) WhoAmI(ctx context.Context, _ *pb.WhoAmIRequest) (*pb.WhoA
 
 // Enable implements AuthService.
 func (s *authService) Enable(ctx context.Context, _ *pb.EnableRequest) (*pb.EnableResponse, error) {
-	return new(pb.EnableResponse), s.manage(ctx, telemetry.MethodEnable, "checked", "true", func() error {
+	return new(pb.EnableResponse), s.manage(ctx, telemetry.MethodEnable, "checked", "true", func(ctx context.Context) error {
 		c, err := s.sender(ctx)
 		if err != nil {
 			return err
@@ -153,7 +171,7 @@ func (s *authService) Enable(ctx context.Context, _ *pb.EnableRequest) (*pb.Enab
 
 // Disable implements AuthService.
 func (s *authService) Disable(ctx context.Context, _ *pb.DisableRequest) (*pb.DisableResponse, error) {
-	return new(pb.DisableResponse), s.manage(ctx, telemetry.MethodDisable, "checked", "false", func() error {
+	return new(pb.DisableResponse), s.manage(ctx, telemetry.MethodDisable, "checked", "false", func(ctx context.Context) error {
 		if s.exposedToAll() != nil {
 			return errExposed
 		}

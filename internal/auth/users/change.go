@@ -62,6 +62,19 @@ func (m *Manager) DeleteUser(ctx context.Context, name string) error {
 
 // SetPassword changes a password, or removes it if it is empty. The session tokens of the user end.
 func (m *Manager) SetPassword(ctx context.Context, name, password string) error {
+	return m.setPassword(ctx, name, password, func(*draft) error { return nil })
+}
+
+// ChangePassword is SetPassword for a user that has to know the password before.
+func (m *Manager) ChangePassword(ctx context.Context, name, current, password string) error {
+	before, err := m.checkPassword(ctx, name, current)
+	if err != nil {
+		return err
+	}
+	return m.setPassword(ctx, name, password, func(d *draft) error { return d.stillHas(name, before) })
+}
+
+func (m *Manager) setPassword(ctx context.Context, name, password string, check func(*draft) error) error {
 	hash := ""
 	if password != "" {
 		var err error
@@ -70,6 +83,9 @@ func (m *Manager) SetPassword(ctx context.Context, name, password string) error 
 		}
 	}
 	return m.change(ctx, func(d *draft) error {
+		if err := check(d); err != nil {
+			return err
+		}
 		before := d.next.users[name]
 		if before == nil {
 			return &NotFoundError{Kind: "user", Name: name}

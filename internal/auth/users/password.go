@@ -170,11 +170,20 @@ func hashPassword(cost HashCost, password string) string {
 // Password authenticates a user by its password, in the time that a wrong one takes, too. The errors are
 // auth.ErrUnauthenticated, *auth.LimitError, and why the context ended.
 func (m *Manager) Password(ctx context.Context, name, password string) (auth.Identity, error) {
+	if _, err := m.checkPassword(ctx, name, password); err != nil {
+		return auth.Identity{}, err
+	}
+	return auth.Identity{User: name, Method: auth.MethodPassword}, nil
+}
+
+// checkPassword is Password. It returns the hash that the password has matched: a change that the password permits is made only if the user
+// has that hash then, because a hash takes a while, and waits for others.
+func (m *Manager) checkPassword(ctx context.Context, name, password string) (hash string, err error) {
 	if len(name) > NameBytesMax || len(password) > PasswordBytesMax {
-		return auth.Identity{}, auth.ErrUnauthenticated
+		return "", auth.ErrUnauthenticated
 	}
 	if err := m.attempts.begin(name); err != nil {
-		return auth.Identity{}, err
+		return "", err
 	}
 	u, err := m.User(ctx, name)
 	stored := m.hasher.dummy
@@ -189,13 +198,21 @@ func (m *Manager) Password(ctx context.Context, name, password string) (auth.Ide
 	matches := false
 	if err := m.hasher.do(ctx, func() { matches = stored.matches(password) }); err != nil {
 		m.attempts.takeBack(name) // the client has learnt nothing
-		return auth.Identity{}, err
+		return "", err
 	}
 	if !known || !matches {
-		return auth.Identity{}, auth.ErrUnauthenticated
+		return "", auth.ErrUnauthenticated
 	}
 	m.attempts.takeBack(name)
-	return auth.Identity{User: name, Method: auth.MethodPassword}, nil
+	return u.hash, nil
+}
+
+// stillHas refuses a change that a password has permitted, if the user has another one in the meantime, or is disabled.
+func (d *draft) stillHas(name, hash string) error {
+	if u := d.next.users[name]; u == nil || u.Disabled || u.hash != hash {
+		return auth.ErrUnauthenticated
+	}
+	return nil
 }
 
 // Login authenticates a user by its password, and makes a session token.
@@ -206,10 +223,11 @@ func (m *Manager) Login(ctx context.Context, name, password, label string, lifet
 	if lifetime < time.Second || lifetime > TokenTimeMax {
 		return "", TokenInfo{}, &InvalidError{Field: "lifetime", Text: fmt.Sprintf("must be from 1s to %v", TokenTimeMax)}
 	}
-	if _, err := m.Password(ctx, name, password); err != nil {
+	hash, err := m.checkPassword(ctx, name, password)
+	if err != nil {
 		return "", TokenInfo{}, err
 	}
-	return m.CreateToken(ctx, NewToken{User: name, Label: label, Expires: m.options.Now().Add(lifetime), session: true})
+	return m.CreateToken(ctx, NewToken{User: name, Label: label, Expires: m.options.Now().Add(lifetime), session: true, hash: hash})
 }
 
 // Attempts with wrong passwords that a user has each minute, whether it exists or not; and of how many names they are counted,

@@ -230,6 +230,15 @@ type draft struct {
 	shards map[byte]bool
 }
 
+// permitKey is the key of WithPermit in a context.
+type permitKey struct{}
+
+// WithPermit is a context in which a change is made only if permit is nil for the table before it. It is asked in the turn of the change:
+// what the change has waited for, its turn and the hash of a password, may have taken the right to it away.
+func WithPermit(ctx context.Context, permit func(*auth.Table) error) context.Context {
+	return context.WithValue(ctx, permitKey{}, permit)
+}
+
 // change commits what edit does to a draft. If it returns an error, and the context has not ended, nothing has changed.
 func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 	if err := m.store.RequireFeatureLevel(keys.FeatureLevelHistory, "users"); err != nil {
@@ -239,6 +248,11 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 		return err
 	}
 	defer m.endTurn()
+	if permit, ok := ctx.Value(permitKey{}).(func(*auth.Table) error); ok {
+		if err := permit(m.Table()); err != nil {
+			return err
+		}
+	}
 	d := &draft{m: m, next: m.state, users: map[string]bool{}, shards: map[byte]bool{}}
 	d.next.users, d.next.roles = maps.Clone(m.state.users), maps.Clone(m.state.roles)
 	if err := edit(d); err != nil {

@@ -53,6 +53,7 @@ type NewToken struct {
 	Maker *auth.TokenHash
 
 	session bool
+	hash    string // of the password that the login had, with session
 }
 
 // CreateToken makes a token, and returns it: it is not stored, and cannot be shown again.
@@ -70,6 +71,11 @@ func (m *Manager) CreateToken(ctx context.Context, n NewToken) (secret string, i
 	err = m.change(ctx, func(d *draft) error {
 		if d.next.users[n.User] == nil {
 			return &NotFoundError{Kind: "user", Name: n.User}
+		}
+		if n.session {
+			if err := d.stillHas(n.User, n.hash); err != nil {
+				return err
+			}
 		}
 		if err := d.limitBy(n.Maker, k); err != nil {
 			return err

@@ -1,0 +1,110 @@
+package users
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// hold keeps both hashers busy until the returned function is called.
+func (h *harness) hold() (release func()) {
+	held, begun := make(chan struct{}), make(chan struct{})
+	for range hashers {
+		h.hasher.queue <- func() { begun <- struct{}{}; <-held }
+	}
+	for range hashers {
+		<-begun
+	}
+	return func() { close(held) }
+}
+
+// whileHashed calls do while the password of a request waits for its hash, and returns the error of the request.
+func (h *harness) whileHashed(request func() error, do func()) error {
+	h.t.Helper()
+	release, done := h.hold(), make(chan error, 1)
+	go func() { done <- request() }()
+	for len(h.hasher.queue) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	do()
+	release()
+	return <-done
+}
+
+// TestAPasswordThatWasChangedMeanwhilePermitsNothing: neither a token, which would outlive the change of the password, nor another
+// password.
+func TestAPasswordThatWasChangedMeanwhilePermitsNothing(t *testing.T) {
+	ctx, yes, no := context.Background(), true, false
+	for name, change := range map[string]func(*harness){
+		"removed": func(h *harness) { must(t, h.SetPassword(ctx, "bob", "")) },
+		"another user of the name": func(h *harness) {
+			must(t, h.DeleteUser(ctx, "bob"))
+			must(t, h.CreateUser(ctx, User{Name: "bob"}, ""))
+		},
+		"disabled": func(h *harness) { must(t, h.UpdateUser(ctx, "bob", &UserChange{Disabled: &yes})) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := bootstrapped(t, vfs.NewMem())
+			must(t, h.CreateUser(ctx, User{Name: "bob"}, "bob's secret"))
+			err := h.whileHashed(func() error {
+				_, _, err := h.Login(ctx, "bob", "bob's secret", "", 0)
+				return err
+			}, func() { change(h) })
+			if !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("a login: %v", err)
+			}
+			if all, err := h.Tokens(ctx, "bob"); err != nil || len(all) != 0 {
+				t.Errorf("the tokens are %+v, %v", all, err)
+			}
+			must(t, h.UpdateUser(ctx, "bob", &UserChange{Disabled: &no}))
+			must(t, h.SetPassword(ctx, "bob", "bob's secret"))
+			err = h.whileHashed(func() error {
+				return h.ChangePassword(ctx, "bob", "bob's secret", "eve's secret")
+			}, func() { change(h) })
+			if !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("a new password: %v", err)
+			}
+			must(t, h.UpdateUser(ctx, "bob", &UserChange{Disabled: &no}))
+			if _, err := h.Password(ctx, "bob", "eve's secret"); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Errorf("the password of the change that was refused: %v", err)
+			}
+		})
+	}
+}
+
+// TestAChangeIsPermittedInItsTurn: also if what it waits for takes its right away.
+func TestAChangeIsPermittedInItsTurn(t *testing.T) {
+	h := bootstrapped(t, vfs.NewMem())
+	refused, asked := errors.New("refused"), 0
+	ctx := WithPermit(context.Background(), func(a *auth.Table) error {
+		asked++
+		if a != h.Table() || len(h.turn) != 1 {
+			t.Error("asked about another table, or before the turn")
+		}
+		return refused
+	})
+	revision := h.Table().Revision
+	yes := true
+	changes := map[string]func() error{
+		"CreateUser":     func() error { return h.CreateUser(ctx, User{Name: "bob"}, "bob's secret") },
+		"UpdateUser":     func() error { return h.UpdateUser(ctx, "ann", &UserChange{Disabled: &yes}) },
+		"DeleteUser":     func() error { return h.DeleteUser(ctx, "ann") },
+		"SetPassword":    func() error { return h.SetPassword(ctx, "ann", "eve's secret") },
+		"ChangePassword": func() error { return h.ChangePassword(ctx, "ann", "ann's secret", "eve's secret") },
+		"CreateRole":     func() error { return h.CreateRole(ctx, &Role{Name: "x"}) },
+		"CreateToken":    func() error { _, _, err := h.CreateToken(ctx, NewToken{User: "ann"}); return err },
+		"Disable":        func() error { return h.Disable(ctx) },
+	}
+	for name, change := range changes {
+		if err := change(); !errors.Is(err, refused) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if asked != len(changes) || h.Table().Revision != revision {
+		t.Errorf("asked %d times; the revision was %d and is %d", asked, revision, h.Table().Revision)
+	}
+}
