@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,10 +96,17 @@ func (p *pruner) run(ctx context.Context) (err error) {
 		return err
 	}
 	kept := p.keep(all, bases)
+	var old []*Manifest
 	for _, m := range all {
 		if kept[m.ID] {
 			p.report.Kept = append(p.report.Kept, m.ID)
-		} else if err := p.remove(ctx, m); err != nil {
+		} else {
+			p.report.Backups = append(p.report.Backups, m.ID)
+			old = append(old, m)
+		}
+	}
+	for _, m := range basesLast(old) {
+		if err := p.remove(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -174,9 +182,24 @@ func rootOf(m *Manifest, byID map[string]*Manifest) string {
 	return m.ID
 }
 
+// basesLast orders backups so that each comes before its base: a prune that is ended leaves none without its base, which the list would
+// show and nothing could restore. Epochs and times do not tell: they may be equal, and clocks go back.
+func basesLast(all []*Manifest) []*Manifest {
+	byID := map[string]*Manifest{}
+	for _, m := range all {
+		byID[m.ID] = m
+	}
+	bases := func(m *Manifest) (n int) {
+		for m.Base != nil && byID[m.Base.ID] != nil {
+			m, n = byID[m.Base.ID], n+1
+		}
+		return n
+	}
+	return slices.SortedStableFunc(slices.Values(all), func(a, b *Manifest) int { return cmp.Compare(bases(b), bases(a)) })
+}
+
 // remove ends the existence of a backup. A copy of its manifest keeps its parts for a while.
 func (p *pruner) remove(ctx context.Context, m *Manifest) error {
-	p.report.Backups = append(p.report.Backups, m.ID)
 	if p.options.DryRun {
 		return nil
 	}

@@ -146,3 +146,36 @@ func TestPartsStayForAWhileAfterAPruneThatWasEnded(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 }
+
+// TestAPruneThatIsEndedLeavesOnlyBackupsWithTheirBases: an incremental backup whose base is gone is in the list and cannot be restored.
+func TestAPruneThatIsEndedLeavesOnlyBackupsWithTheirBases(t *testing.T) {
+	f := newFixture(t)
+	f.write(500)
+	base := f.backUp(Options{})
+	for range 2 {
+		f.write(200)
+		check(t, f.store.Checkpoint(context.Background()))
+		base = f.backUp(Options{Base: base.ID})
+	}
+	f.write(200)
+	check(t, f.store.Checkpoint(context.Background()))
+	last := f.backUp(Options{})
+	for left := 3; left > 0; left-- {
+		f.target.Inject(objectstore.Fault{Op: objectstore.OpDelete, Prefix: f.dir + "/base/manifests", Nth: 2, Kind: objectstore.FailForGood})
+		_, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+		if (err == nil) != (left == 1) {
+			t.Fatalf("prune of %d: %v", left, err)
+		}
+		f.target.Heal()
+		all, _, err := List(t.Context(), f.target, f.dir)
+		check(t, err)
+		if len(all) != left || all[left-1].ID != last.ID {
+			t.Fatalf("%d backups are left, want %d", len(all), left)
+		}
+		for _, m := range all {
+			if _, err := Chain(t.Context(), f.target, m); err != nil {
+				t.Errorf("after a prune that was ended, %v", err)
+			}
+		}
+	}
+}

@@ -74,10 +74,11 @@ func planFrom(ctx context.Context, o *Options, bases []Base) (base Base, plan *a
 	return base, plan, err
 }
 
-// newest is the newest base at a target or before it. A base of which the time is not known may be after any time.
+// newest is the newest base at a target or before it. Of several with one epoch it is the last one, which a prune keeps longest. A base of
+// which the time is not known may be after any time.
 func newest(bases []Base, t *archive.Target) (best Base, found bool) {
 	for _, b := range bases {
-		if (t.Time.IsZero() || !b.Time.IsZero()) && b.Before(t) && (!found || b.Epoch > best.Epoch) {
+		if (t.Time.IsZero() || !b.Time.IsZero()) && b.Before(t) && (!found || b.Epoch >= best.Epoch) {
 			best, found = b, true
 		}
 	}

@@ -103,3 +103,24 @@ func TestPruneKeepsTheNewestFile(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 }
+
+// TestOfBackupsOfOneEpochTheNewestIsTaken: backups of a store without commits have one epoch. The newest one stays longest.
+func TestOfBackupsOfOneEpochTheNewestIsTaken(t *testing.T) {
+	b := newBench(t)
+	b.commits(5)
+	for range 2 {
+		check(t, b.store.Checkpoint(t.Context()))
+		_, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
+		check(t, err)
+	}
+	bases, err := Bases(t.Context(), b.target, b.lineage())
+	check(t, err)
+	if len(bases) != 2 || bases[0].Epoch != bases[1].Epoch {
+		t.Fatalf("%+v", bases)
+	}
+	for _, target := range []archive.Target{{}, {Epoch: bases[0].Epoch}} {
+		if best, _ := newest(bases, &target); best.ID != bases[1].ID {
+			t.Errorf("%v: from %s instead of %s", &target, best.ID, bases[1].ID)
+		}
+	}
+}
