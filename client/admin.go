@@ -51,52 +51,36 @@ func (c *Client) Checkpoint(ctx context.Context) (*kvpb.CheckpointResponse, erro
 
 // Clock returns the time by the server's clock. With accept, the clock adopts the system's time first, if that is later.
 func (c *Client) Clock(ctx context.Context, accept bool) (*kvpb.ClockResponse, error) {
-	response, err := c.admin.Clock(ctx, &kvpb.ClockRequest{Accept: accept})
-	if err != nil {
-		return nil, newError(err)
-	}
-	return response, nil
+	return call(ctx, c, repeatability(!accept), c.admin.Clock, &kvpb.ClockRequest{Accept: accept})
 }
 
 // SlowRequests returns the slowest requests of the last hour that the server has kept, slowest first, with where their
 // time went; at most limit, all of them for 0. With remove, the server keeps none of them afterwards.
 func (c *Client) SlowRequests(ctx context.Context, limit uint32, remove bool) (*kvpb.SlowRequestsResponse, error) {
-	response, err := c.admin.SlowRequests(ctx, &kvpb.SlowRequestsRequest{Limit: limit, Clear: remove})
-	if err != nil {
-		return nil, newError(err)
-	}
-	return response, nil
+	return call(ctx, c, repeatability(!remove), c.admin.SlowRequests, &kvpb.SlowRequestsRequest{Limit: limit, Clear: remove})
 }
 
 // ReloadTLS lets the server read the files of its certificates again.
 func (c *Client) ReloadTLS(ctx context.Context) (*kvpb.ReloadTLSResponse, error) {
-	response, err := c.admin.ReloadTLS(ctx, &kvpb.ReloadTLSRequest{})
-	if err != nil {
-		return nil, newError(err)
-	}
-	return response, nil
+	return call(ctx, c, !safe, c.admin.ReloadTLS, &kvpb.ReloadTLSRequest{})
 }
 
 // SetConfig changes an option of the server while it runs. The change lasts until the server ends, or reads its configuration again.
 func (c *Client) SetConfig(ctx context.Context, name, value string) (*kvpb.ConfigChange, error) {
-	response, err := c.admin.SetConfig(ctx, &kvpb.SetConfigRequest{Name: name, Value: value})
+	response, err := call(ctx, c, !safe, c.admin.SetConfig, &kvpb.SetConfigRequest{Name: name, Value: value})
 	if err != nil {
-		return nil, newError(err)
+		return nil, err
 	}
 	return response.GetChange(), nil
 }
 
 // ReloadConfig lets the server read its configuration file again.
 func (c *Client) ReloadConfig(ctx context.Context) (*kvpb.ReloadConfigResponse, error) {
-	response, err := c.admin.ReloadConfig(ctx, &kvpb.ReloadConfigRequest{})
-	if err != nil {
-		return nil, newError(err)
-	}
-	return response, nil
+	return call(ctx, c, !safe, c.admin.ReloadConfig, &kvpb.ReloadConfigRequest{})
 }
 
 // FinalizeUpgrade raises the store to the newest feature level of the server. Earlier versions of the
-// server refuse the store from then on.
+// server refuse the store from then on. Only ctx bounds the call.
 func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResponse, error) {
 	response, err := c.admin.FinalizeUpgrade(ctx, &kvpb.FinalizeUpgradeRequest{})
 	if err != nil {
@@ -108,9 +92,9 @@ func (c *Client) FinalizeUpgrade(ctx context.Context) (*kvpb.FinalizeUpgradeResp
 // ResizeCache changes the size of the server's page cache until it restarts, and returns the
 // previous size.
 func (c *Client) ResizeCache(ctx context.Context, bytes uint64) (before uint64, err error) {
-	response, err := c.admin.ResizeCache(ctx, &kvpb.ResizeCacheRequest{CacheBytes: bytes})
+	response, err := call(ctx, c, !safe, c.admin.ResizeCache, &kvpb.ResizeCacheRequest{CacheBytes: bytes})
 	if err != nil {
-		return 0, newError(err)
+		return 0, err
 	}
 	return response.GetPreviousBytes(), nil
 }
