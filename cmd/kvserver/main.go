@@ -70,7 +70,8 @@ func run() int {
 	signal.Ignore(syscall.SIGPIPE)
 	others.Level = new(slog.LevelVar)
 	others.Level.Set(in.Config.LogLevel)
-	log := telemetry.NewLogger(os.Stderr, others.Level, in.Config.LogFormat)
+	log, endLog := telemetry.StartLog(os.Stderr, others.Level, in.Config.LogFormat)
+	defer endLog()
 	if len(in.Ignored) > 0 {
 		log.Info("ignoring environment variables that Kubernetes injects for a Service", "variables", in.Ignored)
 	}

@@ -8,7 +8,7 @@
 // units, _total on counters; a test lints all of them); no label has a value that clients choose,
 // so the number of series is fixed.
 //
-// The package serves no HTTP itself and starts no goroutine.
+// The package serves no HTTP itself. Its one goroutine writes the log (StartLog).
 package telemetry
 
 import (

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epochkv/epochkv/client"
 )
 
@@ -121,6 +123,57 @@ func TestEndOfTheLogsReaderDoesNotStopTheServer(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v; the log until then: %s", err, log.String())
+	}
+}
+
+// A server whose log goes to a pipe that is not read any more, and is full, answers requests and operators, says that it is well, and stops
+// cleanly when it is told to.
+func TestALogThatIsNotReadDoesNotStopTheServer(t *testing.T) {
+	t.Parallel()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddress(t)}
+	cmd := exec.Command(filepath.Join(bin, "kvserver"), "--data-dir", filepath.Join(s.dir, "data"), "--listen", s.endpoint, "--http", "", "--memory", "64MiB")
+	cmd.Stderr = writer
+	const pipeBytes = 4096
+	if _, err := unix.FcntlInt(writer.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Write(bytes.Repeat([]byte("x"), pipeBytes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(cmd.Start(), writer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	reached := false
+	for deadline := time.Now().Add(startMax); !reached && time.Now().Before(deadline); {
+		_, _, code := s.kvctl("", "health", "--timeout", "1s")
+		reached = code == 0
+	}
+	if !reached {
+		t.Fatal("the server does not serve")
+	}
+	for _, args := range [][]string{{"put", "k", "v"}, {"get", "k"}, {"config", "reload"}, {"slow"}, {"health"}} {
+		if _, stderr, code := s.kvctl("", append(args, "--timeout", "30s")...); code != 0 {
+			t.Errorf("%v: %s", args, stderr)
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(startMax):
+		t.Error("the server does not stop")
 	}
 }
 
