@@ -393,3 +393,89 @@ func TestRoomIsThatOfTheLongestLine(t *testing.T) {
 		t.Errorf("a line of %d bytes in a room of %d", got, most)
 	}
 }
+
+// TestAFileThatWasTakenAwayDoesNotEndTheLog: an operator moves or deletes the file; once it would have been full, lines go to a new one.
+func TestAFileThatWasTakenAwayDoesNotEndTheLog(t *testing.T) {
+	for name, take := range map[string]func(path string) error{
+		"moved":   func(path string) error { return os.Rename(path, path+".moved") },
+		"deleted": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t)
+			o.FileBytes, o.Files, o.Full = 600, 10, FullBlock
+			l := mustOpen(t, o)
+			if err := take(o.Path); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 6 {
+				l.Write(event(i+1), 0)
+			}
+			eventually(t, "the log does not go on", func() bool { return l.Stats().Written >= 6 })
+			if err := l.Admit(t.Context(), 10); err != nil {
+				t.Error(err)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Verify(files(t, o))
+			if err != nil || r.Last != 8 || name == "moved" && r.Lines != 8 {
+				t.Errorf("%+v, %v", r, err)
+			}
+		})
+	}
+}
+
+// TestALogBeginsOnAFullDisk: a server that is started again while the disk is full has lines to write once there is room, and is not kept
+// from its start.
+func TestALogBeginsOnAFullDisk(t *testing.T) {
+	for _, way := range []Full{FullDrop, FullBlock} {
+		for name, fill := range map[string]func(*Options) (empty func()){
+			"writing": func(o *Options) func() {
+				full := withFullDisk(o)
+				full.Store(true)
+				return func() { full.Store(false) }
+			},
+			"opening": func(o *Options) func() {
+				full := new(atomic.Bool)
+				full.Store(true)
+				o.openFile = func(path string) (file, error) {
+					if full.Load() {
+						return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EDQUOT}
+					}
+					return openFile(path)
+				}
+				return func() { full.Store(false) }
+			},
+		} {
+			t.Run(string(way)+"/"+name, func(t *testing.T) {
+				o := options(t)
+				write(t, o, 3)
+				if name == "writing" { // and the end of the server before was not clean
+					text, _ := os.ReadFile(o.Path)
+					if err := os.WriteFile(o.Path, text[:len(text)-3], 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				o.Full = way
+				empty := fill(&o)
+				l := mustOpen(t, o)
+				if err := l.Err(); !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+					t.Errorf("the error of the log is %v", err)
+				}
+				if err := l.Admit(t.Context(), 10); (err != nil) != (way == FullBlock) {
+					t.Errorf("a request: %v", err)
+				}
+				empty()
+				eventually(t, "nothing was written", func() bool { return l.Err() == nil })
+				l.Write(event(1), 0)
+				if err := l.Close(); err != nil {
+					t.Fatal(err)
+				}
+				r, err := Verify([]string{o.Path})
+				if want := map[string]int{"writing": 7, "opening": 8}[name]; err != nil || r.Lines != want || r.Dropped || r.Unclean != 8-want {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		}
+	}
+}

@@ -3,14 +3,17 @@ package audit
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -178,13 +181,11 @@ func (l *Log) writeLine(rest []byte) error {
 }
 
 func (l *Log) openCurrent() (err error) {
-	if l.out.file, err = l.options.openFile(l.options.Path); err == nil {
-		l.out.first = l.chain.number + 1
-	}
+	l.out.file, err = l.options.openFile(l.options.Path)
 	return err
 }
 
-// rotate renames the file, and removes the oldest files.
+// rotate renames the file, and removes the oldest files. A file that was moved or deleted meanwhile has ended, too.
 func (l *Log) rotate() error {
 	o := &l.out
 	if f := o.file; f != nil {
@@ -193,7 +194,10 @@ func (l *Log) rotate() error {
 			return err
 		}
 	}
-	if err := os.Rename(l.options.Path, fmt.Sprintf("%s.%020d", l.options.Path, o.first)); err != nil {
+	switch err := os.Rename(l.options.Path, fmt.Sprintf("%s.%020d", l.options.Path, o.first)); {
+	case errors.Is(err, fs.ErrNotExist):
+		l.options.Log.Warn("the file of the audit log is not there any more: another program has moved or deleted it", "file", l.options.Path, "first_line", o.first)
+	case err != nil:
 		return err
 	}
 	o.size, o.first = 0, l.chain.number+1
@@ -240,24 +244,28 @@ func (l *Log) recover() error {
 	if err := l.chain.resume(last.text); err != nil {
 		return fmt.Errorf("%s: %w; move the file away", o.Path, err)
 	}
-	if err := l.openCurrent(); err != nil {
-		return err
-	}
-	if last.torn > 0 && last.path == o.Path {
-		if err := l.out.file.Truncate(last.size); err != nil {
-			return err
-		}
-	}
-	if l.out.size = last.size; last.path != o.Path {
-		l.out.size = 0
-	} else if last.first != 0 {
-		l.out.first = last.first
+	l.out.first = l.chain.number + 1
+	if last.path == o.Path {
+		l.out.size, l.out.torn = last.size, last.torn > 0
+		l.out.first = cmp.Or(last.first, l.out.first)
 	}
 	mark := appendMark(nil, "opened", "", 0)
 	if len(last.text) > 0 && !isClosed(last.text) {
 		mark = appendMark(nil, "opened_after_unclean_end", "removed_bytes", uint64(last.torn))
 	}
-	return l.writeLine(mark)
+	return l.begin(mark)
+}
+
+// begin writes the first line. While the disk is full it waits as others do, and keeps no server from its start.
+func (l *Log) begin(mark []byte) error {
+	err := l.writeLine(mark)
+	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	l.queue, l.bytes = mark, len(mark)
+	l.work <- struct{}{}
+	l.failed(err)
+	return nil
 }
 
 // end writes the last line.
