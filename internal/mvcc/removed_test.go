@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -193,41 +194,43 @@ func removedRecords(t *testing.T, s *Store) (n int) {
 
 // TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs: which epochs the page hides is not known. What is written from now on can be read.
 func TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs(t *testing.T) {
-	o := tiny(vfs.NewMem())
-	o.Retention, o.Storage.PageSize = time.Hour, 512
-	s := mustOpen(t, o)
-	mustPut(t, s, "key", "value")
-	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
-	o.Storage.FS = fs
-	_ = s.Close()
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const count = 100
-	for i := range keys.Epoch(count) {
-		s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: 10*i + 10, Last: 10*i + 15})
-	}
-	if err := s.openRemoved(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	mustClose(t, s)
-	record := []byte{byte(keys.SpaceSystem), keys.SystemRemoved}
-	if damageLeaves(t, fs, 512, func(first, last []byte) bool { return bytes.HasPrefix(first, record) && bytes.HasPrefix(last, record) }) < 3 {
-		t.Fatal("too few leaves: the test tests too little")
-	}
-	if s, err = Open(o); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = s.Close() }()
-	for i := range keys.Epoch(count) {
-		if _, removed := s.Removed(10*i+12, 0); !removed {
-			t.Errorf("epoch %d can be read", 10*i+12)
+	synctest.Test(t, func(t *testing.T) { // openRemoved is called below as if no second had passed since the start
+		o := tiny(vfs.NewMem())
+		o.Retention, o.Storage.PageSize = time.Hour, 512
+		s := mustOpen(t, o)
+		mustPut(t, s, "key", "value")
+		fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
+		o.Storage.FS = fs
+		_ = s.Close()
+		s, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	at := s.Visible()
-	mustPut(t, s, "key", "another")
-	if v := get(t, s, "key", at); v != "value" {
-		t.Errorf("at %d: %q", at, v)
-	}
+		const count = 100
+		for i := range keys.Epoch(count) {
+			s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: 10*i + 10, Last: 10*i + 15})
+		}
+		if err := s.openRemoved(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, s)
+		record := []byte{byte(keys.SpaceSystem), keys.SystemRemoved}
+		if damageLeaves(t, fs, 512, func(first, last []byte) bool { return bytes.HasPrefix(first, record) && bytes.HasPrefix(last, record) }) < 3 {
+			t.Fatal("too few leaves: the test tests too little")
+		}
+		if s, err = Open(o); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close() }()
+		for i := range keys.Epoch(count) {
+			if _, removed := s.Removed(10*i+12, 0); !removed {
+				t.Errorf("epoch %d can be read", 10*i+12)
+			}
+		}
+		at := s.Visible()
+		mustPut(t, s, "key", "another")
+		if v := get(t, s, "key", at); v != "value" {
+			t.Errorf("at %d: %q", at, v)
+		}
+	})
 }

@@ -39,7 +39,7 @@ func TestExecuteWaitsForABulkLoadThatBecomesVisible(t *testing.T) {
 		_, err := l.Commit(context.Background())
 		committed <- errors.Join(err, l.Close())
 	}()
-	eventually(t, "the tree of the bulk load", func() bool { return s.engine.TreeEpoch() > s.Visible() })
+	eventually(t, "readers with the tree of the bulk load", func() bool { return s.engine.Pin().ActiveSince() > s.Visible()+1 })
 	x := mustSession(t, s)
 	defer x.Close()
 	executed := make(chan error, 1)
