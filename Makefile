@@ -40,7 +40,8 @@ GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
 CRASH_WORDS        := crash|kill|torn|damage|corrupt|nospace|failstop
 CRASH_TESTS        := (?i:$(CRASH_WORDS))
 CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
-RACE         := $(GO) test -race -vet=off -tags invariants -timeout 30m
+TEST         := $(GO) test -vet=off
+RACE         := $(TEST) -race -tags invariants -timeout 30m
 # internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
 # detector, so it would watch nothing there but their own clients, as it does in the tests of client.
 RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/storage/throttle$$' -e '/internal/e2e')
@@ -60,14 +61,14 @@ clean: ## Remove binaries, caches and benchmark scratch (never ./data)
 ##@ Test
 
 # The server's tests mostly wait: they run in processes of their own beside those of the other packages (tools/together.sh). All would
-# compile the same packages at the same time, so the server's are compiled before.
+# compile the same packages at the same time, so the server's are compiled before. `make lint` has the analyzers that go test would run.
 test: ## Run every test of the server module
-	@$(GO) test -run '^$$' ./internal/server >/dev/null
-	tools/together.sh "$(GO) test -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)" \
-		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -run '$(SERVER_PART)'" \
-		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -skip '$(SERVER_PART)'" \
-		"$(GO) test -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' && $(GO) test -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
-	$(GO) test -timeout $(TEST_TIMEOUT) $(STORM)
+	@$(TEST) -run '^$$' ./internal/server >/dev/null
+	tools/together.sh "$(TEST) -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)" \
+		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -run '$(SERVER_PART)'" \
+		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -skip '$(SERVER_PART)'" \
+		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' && $(TEST) -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
+	$(TEST) -timeout $(TEST_TIMEOUT) $(STORM)
 
 race: ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
 	@$(RACE) -run '^$$' ./internal/server >/dev/null
@@ -78,12 +79,12 @@ race: ## Run the tests under the race detector and with the expensive assertions
 
 # The server's own tests have run with the assertions and with users under the race detector.
 test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and those of the server's programs with users checked
-	tools/together.sh "$(GO) test -vet=off -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(ENGINE)" \
-		"$(GO) test -vet=off -tags invariants -timeout 15m ./internal/e2e/clients -users"
+	tools/together.sh "$(TEST) -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(ENGINE)" \
+		"$(TEST) -tags invariants -timeout 15m ./internal/e2e/clients -users"
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds and with the expensive assertions (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
-	EPOCHKV_SEED=$(SEED) $(GO) test -vet=off -tags invariants -count=1 -timeout $(TEST_TIMEOUT) -run '$(CRASH_TESTS)' $(CRASH_PACKAGES)
+	EPOCHKV_SEED=$(SEED) $(TEST) -tags invariants -count=1 -timeout $(TEST_TIMEOUT) -run '$(CRASH_TESTS)' $(CRASH_PACKAGES)
 
 fuzz-smoke: ## Fuzz every fuzz target for FUZZTIME (3s), two at a time
 	tools/fuzz-smoke.sh $(FUZZTIME)
@@ -126,9 +127,9 @@ bench-record: ## Make the files of bench/results that are committed from the run
 
 # The tests of bench do not run the scenarios over the wire: epochbench does, with all others.
 bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	cd bench && $(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
-	$(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
-	$(GO) test -vet=off -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
+	cd bench && $(TEST) -tags ablation -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
+	$(TEST) -tags ablation -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
+	$(TEST) -tags ablation -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
 	cd bench && $(GO) run -tags ablation ./cmd/epochbench -smoke -out results/tmp
 
 ##@ Check
