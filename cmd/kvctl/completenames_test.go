@@ -40,7 +40,7 @@ func TestCompletionOffersNamesAndIDs(t *testing.T) {
 		{"txn end ", ""},
 		{"user delete ", ""}, // there are none
 	} {
-		if got := completed(t, endpoint, "", strings.Split(test.line, " ")...); got != test.want {
+		if got := completedInTime(t, endpoint, "", strings.Split(test.line, " ")...); got != test.want {
 			t.Errorf("kvctl %s<Tab> offers %q, want %q", test.line, got, test.want)
 		}
 	}
