@@ -19,10 +19,13 @@ type Moment struct {
 
 func (m Moment) wire() (epoch, timeUs uint64) {
 	if !m.Time.IsZero() {
-		return 0, uint64(max(m.Time.UnixMicro(), 1))
+		return 0, wireTime(m.Time)
 	}
 	return uint64(m.Epoch), 0
 }
+
+// wireTime is a time as requests have it. Times before 1970, and its first moment, which would be no time, become the earliest that there is.
+func wireTime(t time.Time) uint64 { return uint64(max(t.UnixMicro(), 1)) }
 
 // microTime is a time of the wire; zero is unknown.
 func microTime(us uint64) time.Time {

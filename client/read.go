@@ -52,7 +52,7 @@ func At(e Epoch) ReadOption { return func(o *readOptions) { o.at = e } }
 // AtTime reads the state at a time of the past by the server's clock. Value.ReadEpoch says which epoch that was. It fails with
 // ErrSnapshotGone if the state is not readable any more.
 func AtTime(t time.Time) ReadOption {
-	return func(o *readOptions) { o.time = uint64(t.UnixMicro()) }
+	return func(o *readOptions) { o.time = wireTime(t) }
 }
 
 // Get reads key. A missing key is not an error: see Value.Found.

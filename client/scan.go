@@ -127,7 +127,7 @@ func scanRequest(r Range, o ScanOptions) *kvpb.ScanRequest {
 	}
 	var atTime uint64
 	if !o.AtTime.IsZero() {
-		atTime = uint64(o.AtTime.UnixMicro())
+		atTime = wireTime(o.AtTime)
 	}
 	return &kvpb.ScanRequest{
 		SnapshotTimeUs: atTime,

@@ -34,7 +34,7 @@ func ReadAt(e Epoch) TxnOption {
 
 // ReadAtTime makes the transaction read-only, and reads the state at a time of the past, by the server's clock.
 func ReadAtTime(t time.Time) TxnOption {
-	return func(b *kvpb.BeginRequest) { b.ReadOnly, b.SnapshotTimeUs = true, uint64(t.UnixMicro()) }
+	return func(b *kvpb.BeginRequest) { b.ReadOnly, b.SnapshotTimeUs = true, wireTime(t) }
 }
 
 // CommitWith says when the commit is acknowledged: CommitWith(Sync()) or CommitWith(Async()).

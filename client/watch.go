@@ -210,7 +210,7 @@ func (w *watching) request() *kvpb.CreateWatch {
 	case o.After != nil:
 		r.Start = &kvpb.CreateWatch_AfterEpoch{AfterEpoch: uint64(*o.After)}
 	case !o.AfterTime.IsZero():
-		r.Start = &kvpb.CreateWatch_AfterTimeUs{AfterTimeUs: uint64(max(o.AfterTime.UnixMicro(), 1))}
+		r.Start = &kvpb.CreateWatch_AfterTimeUs{AfterTimeUs: wireTime(o.AfterTime)}
 	}
 	switch {
 	case o.KeysOnly:

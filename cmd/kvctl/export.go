@@ -60,6 +60,9 @@ with --metadata, and is refused without for such keys. Leases and locks are not 
 			if f.fileFormat != formatJSONL && f.fileFormat != formatCSV {
 				return usageError{fmt.Errorf("--format %q: must be jsonl or csv", f.fileFormat)}
 			}
+			if cmd.Flags().Changed("at") && f.at == 0 {
+				return usageError{fmt.Errorf("--at: %w", errEpochZero)}
+			}
 			return a.withClient(func(c *client.Client) error { return a.export(cmd, c, &f) })
 		},
 	}

@@ -15,7 +15,8 @@ import (
 
 func (a *app) historyCommand() *cobra.Command {
 	var r rangeFlags
-	var from, to past
+	var from beginning
+	var to past
 	var o client.HistoryOptions
 	var limit uint64
 	cmd := &cobra.Command{

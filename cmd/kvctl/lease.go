@@ -93,7 +93,7 @@ If the lease has ended, the exit code is 4.`, "  kvctl lease keep-alive 42",
 					return nil //nolint:nilerr // a signal
 				case err == nil:
 					until = time.Now().Add(left)
-				case time.Now().After(until) || !retryable(err):
+				case time.Now().After(until) || !mayKeepAlive(err):
 					return err
 				}
 				select {
@@ -104,6 +104,9 @@ If the lease has ended, the exit code is 4.`, "  kvctl lease keep-alive 42",
 			}
 		})
 }
+
+// mayKeepAlive reports whether the next keep-alive may succeed: also after one that a server which stands still has not answered.
+func mayKeepAlive(err error) bool { return retryable(err) || errors.Is(err, context.DeadlineExceeded) }
 
 // retryable reports whether the same request may succeed later.
 func retryable(err error) bool {

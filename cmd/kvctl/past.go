@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,6 +23,21 @@ type past struct {
 	text  string
 }
 
+// beginning is a past that may also be epoch 0, the state before the first commit.
+type beginning struct{ past }
+
+// Set implements pflag.Value.
+func (b *beginning) Set(text string) error {
+	if epoch, err := strconv.ParseUint(text, 10, 64); err == nil && epoch == 0 {
+		b.past = past{text: text}
+		return nil
+	}
+	return b.past.Set(text)
+}
+
+// errEpochZero is an epoch that a program takes from a request that has written nothing. As a state to read, the server takes it for the newest.
+var errEpochZero = errors.New("epoch 0 is no state: the first commit has epoch 1, and what wrote nothing has none")
+
 // String implements pflag.Value.
 func (p *past) String() string { return p.text }
 
@@ -33,6 +49,9 @@ func (p *past) Set(text string) error {
 	now := time.Now()
 	*p = past{text: text}
 	if epoch, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if epoch == 0 {
+			return errEpochZero
+		}
 		p.epoch = client.Epoch(epoch)
 		return nil
 	}

@@ -26,7 +26,14 @@ func TestPastIsAnEpochOrATime(t *testing.T) {
 	if err := p.Set("41"); err != nil || p.epoch != 41 || !p.time.IsZero() {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x"} {
+	var b beginning
+	if err := b.Set("0"); err != nil || b.epoch != 0 || !b.time.IsZero() {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if err := b.Set("41"); err != nil || b.epoch != 41 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x", "0", "00"} {
 		if err := p.Set(text); err == nil {
 			t.Errorf("%q is accepted", text)
 		}

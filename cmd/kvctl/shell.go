@@ -31,7 +31,7 @@ func (a *app) shellCommand() *cobra.Command {
 "help" lists the statements, Tab completes them and keys, and the arrow keys bring back former lines, which are kept in ~/.kvctl_history
 ($` + historyEnv + ` names another file; empty keeps none).
 
-Standard input may also be a file or a pipe; then the first error ends the shell with its exit code.`,
+Standard input may also be a file or a pipe; then the first error ends the shell with its exit code, and so does its end inside a transaction that writes.`,
 		Example: `  kvctl shell
   printf 'begin\nincr n\ncommit\n' | kvctl shell`,
 		Args: cobra.NoArgs,
@@ -68,6 +68,8 @@ func (s *statements) readStatements(lines lineSource, over func() bool) error {
 	for !over() {
 		line, err := lines.next(s.prompt())
 		switch {
+		case errors.Is(err, io.EOF) && s.tx != nil && s.wrote && !lines.typed():
+			return errEndInside
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
@@ -90,6 +92,9 @@ func (s *statements) readStatements(lines lineSource, over func() bool) error {
 	}
 	return nil
 }
+
+// errEndInside is a file or a pipe that ends inside a transaction that writes: one that was cut off, or lacks a commit.
+var errEndInside = errors.New("the input ends inside a transaction, which was rolled back; end it with commit or rollback")
 
 // saidError is an error that has been reported already.
 type saidError struct{ error }

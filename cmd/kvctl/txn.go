@@ -123,9 +123,28 @@ func (o *attemptOutput) Write(b []byte) (int, error) {
 	return o.Buffer.Write(b)
 }
 
+// checkEnd refuses a script that goes on after the end of its transaction, before anything is executed: its beginning would be committed.
+func checkEnd(name, script string) error {
+	number, ended := 0, false
+	for line := range strings.Lines(script) {
+		number++
+		switch words, err := splitStatement(line); {
+		case err == nil && len(words) == 0:
+		case ended:
+			return usageError{fmt.Errorf("%s:%d: the transaction has ended above; nothing was executed", name, number)}
+		default: // an error is told by execute
+			ended = len(words) == 1 && (words[0] == "commit" || words[0] == "rollback")
+		}
+	}
+	return nil
+}
+
 // runScript runs a script as one transaction, and again after conflicts. While it may run again, its output is buffered until it has
 // committed or failed for good, so that the reads of a repeated attempt are not shown.
 func (s *statements) runScript(name, script string, options []client.TxnOption, retries int) error {
+	if err := checkEnd(name, script); err != nil {
+		return err
+	}
 	s.script = true
 	out := s.app.out
 	defer func() { s.app.out = out }()
@@ -152,10 +171,6 @@ func (s *statements) runOnce(name, script string, options []client.TxnOption) er
 	number := 0
 	for line := range strings.Lines(script) {
 		number++
-		words, _ := splitStatement(line) // execute tells of errors
-		if s.tx == nil && len(words) > 0 {
-			return usageError{fmt.Errorf("%s:%d: the transaction has ended above", name, number)}
-		}
 		if err := s.execute(line); err != nil {
 			return fmt.Errorf("%s:%d: %w", name, number, err)
 		}

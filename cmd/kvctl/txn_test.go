@@ -75,7 +75,7 @@ func TestStatementsSplitIntoWords(t *testing.T) {
 			t.Errorf("%s: got %q, %v", line, got, err)
 		}
 	}
-	for _, line := range []string{`put k "v`, `put k 'v`, `put k "\z"`} {
+	for _, line := range []string{`put k "v`, `put k 'v`, `put k "\z"`, `put "a"b c`, `put 'a'b c`, `put 'a'"b" c`} {
 		if words, err := splitStatement(line); err == nil {
 			t.Errorf("%s is taken as %q", line, words)
 		}

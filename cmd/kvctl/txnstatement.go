@@ -15,8 +15,11 @@ import (
 // Spaces separate words. 'single quotes' take everything literally, "double quotes" know Go's escapes, and # begins
 // a comment.
 
-// errQuotes is a line whose quotes do not match.
-var errQuotes = errors.New("a quote is not closed")
+// errQuotes is a line whose quotes do not match, and errGlued one in which a word goes on after its quotes: shells make one word of both.
+var (
+	errQuotes = errors.New("a quote is not closed")
+	errGlued  = errors.New("a space is missing after a quote; a word is quoted as a whole")
+)
 
 // splitStatement splits a line into words. A comment or an empty line has none.
 func splitStatement(line string) ([]string, error) {
@@ -29,7 +32,9 @@ func splitStatement(line string) ([]string, error) {
 			if end < 0 {
 				return nil, errQuotes
 			}
-			word, rest = rest[1:1+end], rest[end+2:]
+			if word, rest = rest[1:1+end], rest[end+2:]; !startsApart(rest) {
+				return nil, errGlued
+			}
 		case '"':
 			quoted, err := strconv.QuotedPrefix(rest)
 			if err != nil {
@@ -38,7 +43,9 @@ func splitStatement(line string) ([]string, error) {
 			if word, err = strconv.Unquote(quoted); err != nil {
 				return nil, err
 			}
-			rest = rest[len(quoted):]
+			if rest = rest[len(quoted):]; !startsApart(rest) {
+				return nil, errGlued
+			}
 		default:
 			end := strings.IndexAny(rest, " \t")
 			if end < 0 {
@@ -49,6 +56,11 @@ func splitStatement(line string) ([]string, error) {
 		words = append(words, word)
 	}
 	return words, nil
+}
+
+// startsApart reports whether the rest of a line does not continue the word before it.
+func startsApart(rest string) bool {
+	return rest == "" || rest[0] == ' ' || rest[0] == '\t' || rest[0] == '\n' || rest[0] == '\r'
 }
 
 // verb is the first word of a statement.
@@ -95,6 +107,7 @@ type statements struct {
 	script bool // one transaction that the caller has begun
 
 	tx         *client.Txn // nil: none is open
+	wrote      bool        // a statement of tx writes
 	savepoints map[string]uint64
 	at         past // outside transactions
 }
@@ -201,6 +214,7 @@ func (s *statements) del(words []string) error {
 // write writes inside the transaction, or outside of any.
 func (s *statements) write(inside func() error, outside func() (client.Epoch, error)) error {
 	if s.tx != nil {
+		s.wrote = true
 		if err := inside(); err != nil {
 			return err
 		}
@@ -266,6 +280,11 @@ func (s *statements) deleteRange(words []string) error {
 	if err != nil {
 		return err
 	}
+	for i, name := range []string{"START", "END"} {
+		if len(ends[i]) == 0 { // nearly always a variable that is not set: all keys on that side would be deleted
+			return usageError{fmt.Errorf("delrange: %s is empty; \"\\x00\" is before all keys, \"\\xff\\xff\" after all that are text", name)}
+		}
+	}
 	r := client.Between(ends[0], ends[1])
 	var n uint64
 	err = s.write(
@@ -321,6 +340,7 @@ func (s *statements) invoke(key []byte, i client.Invocation) (err error) {
 	var epoch client.Epoch
 	switch {
 	case s.tx != nil:
+		s.wrote = true
 		out, err = s.tx.Invoke(i.ReturnNew())
 	case s.at != (past{}):
 		return errReadingPast
@@ -364,7 +384,7 @@ func (s *statements) begin(words []string) error {
 
 // open begins a transaction.
 func (s *statements) open(options []client.TxnOption) (err error) {
-	s.savepoints = map[string]uint64{}
+	s.savepoints, s.wrote = map[string]uint64{}, false
 	s.tx, err = s.client.Begin(s.ctx, options...)
 	return err
 }

@@ -22,7 +22,7 @@ import (
 func (a *app) watchCommand() *cobra.Command {
 	var r rangeFlags
 	var o client.WatchOptions
-	var after past
+	var after beginning
 	var tokenFile string
 	cmd := &cobra.Command{
 		Use:   "watch [PREFIX]",

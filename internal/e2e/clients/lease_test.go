@@ -299,6 +299,45 @@ func TestKvctlLockRunsOneCommandAtATime(t *testing.T) {
 	}
 }
 
+// TestKvctlKeepsALeaseAliveBesideAServerThatStandsStill for longer than a request may take, and for less than the lease lives.
+func TestKvctlKeepsALeaseAliveBesideAServerThatStandsStill(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	c := s.dial(s.endpoint)
+	const ttl = 12 * time.Second
+	id, err := c.GrantLeaseOnce(t.Context(), ttl, "a test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remaining := func() time.Duration {
+		found, err := c.LeaseInfo(t.Context(), id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found.GetLease().GetRemaining().AsDuration()
+	}
+	keeper := exec.Command(filepath.Join(bin, "kvctl"), "lease", "keep-alive", "--timeout", "1s", strconv.FormatUint(id, 10))
+	keeper.Env = append(append(os.Environ(), "KVCTL_ENDPOINT="+s.endpoint), s.env...)
+	const old = ttl - time.Second // what is left without a keep-alive, here and after the pause
+	for remaining() > old {
+		time.Sleep(10 * time.Millisecond)
+	}
+	startProcess(t, keeper)
+	for remaining() <= old {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := s.process.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(ttl/3 + 2*time.Second) // the next keep-alive fails
+	if err := s.process.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for remaining() <= old {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // TestKvctlLockPassesOnThatACommandEndedWell, also after a signal, and if the lock cannot be released.
 func TestKvctlLockPassesOnThatACommandEndedWell(t *testing.T) {
 	t.Parallel()
