@@ -13,6 +13,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 func TestImportUsesABulkLoadWhereItPays(t *testing.T) {
@@ -41,6 +42,7 @@ func TestImportUsesABulkLoadWhereItPays(t *testing.T) {
 }
 
 func TestImportSaysInWhichWayItWent(t *testing.T) {
+	testseed.SkipUnderRace(t) // it reads 64 MiB eight times; other tests import beside other work
 	name := filepath.Join(t.TempDir(), "large.jsonl")
 	record := []byte(`{"key":"k","value":"v"}` + "\n")
 	blank := append(bytes.Repeat([]byte(" "), 60<<10), '\n') // empty lines are skipped

@@ -333,14 +333,9 @@ func TestTokensAreRevokedByTheirOwners(t *testing.T) {
 
 // Records of requests tell users apart by a checksum of their names.
 func TestNoTwoUsersHaveTheSameRecordsOfRequests(t *testing.T) {
-	seen, first, second := map[uint32]string{}, "", ""
-	for i := 0; second == ""; i++ { // about 80,000 names
-		name := fmt.Sprintf("user-%d", i)
-		id := auth.RequestIdentity(name)
-		if other, ok := seen[id]; ok {
-			first, second = other, name
-		}
-		seen[id] = name
+	const first, second = "user-1371838", "user-2000402" // the first of such names that have the same
+	if auth.RequestIdentity(first) != auth.RequestIdentity(second) {
+		t.Fatal("the checksums differ: the test tests nothing")
 	}
 	h, ctx := mustOpen(t, vfs.NewMem()), context.Background()
 	must(t, h.CreateUser(ctx, User{Name: first}, ""))
