@@ -51,7 +51,7 @@ in a file of mode 0600, and later commands send it. Without a context, or with -
 	return cmd
 }
 
-// keepToken writes a token into the context that is used; an empty one removes it.
+// keepToken writes a token into the context that is used.
 func (a *app) keepToken(token string) error {
 	return a.changeContexts(func(all *contexts) error {
 		c, err := all.find(a.chosen)
@@ -61,11 +61,23 @@ func (a *app) keepToken(token string) error {
 	})
 }
 
+// forgetToken removes the token that was sent from the context that is used, if it is from there.
+func (a *app) forgetToken() error {
+	return a.changeContexts(func(all *contexts) error {
+		c, err := all.find(a.chosen)
+		if c.Token == a.tls.Token && c.TokenFile == a.tls.TokenFile {
+			c.Token, c.TokenFile = "", ""
+			all.Contexts[a.chosen] = c
+		}
+		return err
+	})
+}
+
 func (a *app) logoutCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "logout",
 		Short:   "Revoke the token that commands send",
-		Long:    `Revoke the token that commands send, and remove it from the context that the command uses.`,
+		Long:    `Revoke the token that commands send, and remove it from the context that the command uses, if it is the one of the context.`,
 		Example: "  kvctl logout",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,7 +88,7 @@ func (a *app) logoutCommand() *cobra.Command {
 				if a.chosen == "" {
 					return nil
 				}
-				return a.keepToken("")
+				return a.forgetToken()
 			})
 		},
 	}

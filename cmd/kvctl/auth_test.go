@@ -162,6 +162,12 @@ func TestUsersFromTheCommandLine(t *testing.T) {
 	if info, err := os.Stat(ann.contexts); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
+	if err := os.WriteFile(file, []byte(ann.does(0, "", "token", "create")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ann.does(0, "", "--token-file", file, "logout")
+	ann.does(exitDenied, "", "--token-file", file, "user", "list")
+	ann.does(0, "", "user", "list") // the token of the context was not sent, and stays
 	ann.does(0, "", "logout")
 	ann.does(exitDenied, "", "user", "list")
 

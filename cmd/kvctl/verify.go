@@ -213,14 +213,14 @@ func (d *damageLine) text() string {
 		text += fmt.Sprintf(" in %s at %d", d.File, d.Offset)
 	}
 	if d.KeyLower != "" || d.KeyUpper != "" || d.Kind == string(inspect.DamagePage) {
-		text += fmt.Sprintf(", keys from %s up to %s", boundText(d.KeyLower), boundText(d.KeyUpper))
+		text += fmt.Sprintf(", keys from %s up to %s", boundText(d.KeyLower, "the beginning"), boundText(d.KeyUpper, "the end"))
 	}
 	return text + ": " + d.Reason
 }
 
-func boundText(key string) string {
+func boundText(key, none string) string {
 	if key == "" {
-		return "the end"
+		return none
 	}
 	return fmt.Sprintf("%q", key)
 }
