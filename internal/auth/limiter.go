@@ -71,8 +71,17 @@ func NewLimiter(l Limits, elapsed func() time.Duration) *Limiter {
 	return x
 }
 
-// Set changes the limits. What has been taken stays taken.
-func (x *Limiter) Set(l Limits) { x.limits.Store(&l) }
+// Set changes the limits. What has been taken stays taken, and is paid for at the new rate: a limit that was too low by mistake holds up
+// nothing once it is raised. Requests beside it may be counted at the rate before.
+func (x *Limiter) Set(l Limits) {
+	if before := x.limits.Load(); before != nil {
+		now := x.elapsed()
+		x.rates[rateRequests].change(now, uint64(before.Requests), uint64(l.Requests))
+		x.rates[rateIn].change(now, before.BytesIn, l.BytesIn)
+		x.rates[rateOut].change(now, before.BytesOut, l.BytesOut)
+	}
+	x.limits.Store(&l)
+}
 
 // Request takes one request of so many bytes, or refuses it with a *LimitError. The bytes of a refused one have been received
 // all the same. A message larger than a second's worth is permitted, and the next one waits accordingly longer.
@@ -155,6 +164,26 @@ func (b *bucket) add(now time.Duration, rate, n uint64) {
 		}
 	}
 }
+
+// change converts what is not paid for yet to another rate; zero is no limit, for which nothing has to be paid.
+func (b *bucket) change(now time.Duration, before, after uint64) {
+	for {
+		paid := b.paid.Load()
+		left, next := time.Duration(paid)-now, time.Duration(0)
+		switch {
+		case before == after:
+			return
+		case before > 0 && after > 0 && left > 0:
+			next = now + time.Duration(min(float64(left)*float64(before)/float64(after), debtMax))
+		}
+		if b.paid.CompareAndSwap(paid, int64(next)) {
+			return
+		}
+	}
+}
+
+// debtMax bounds what has to be paid after a limit was lowered: a century.
+const debtMax = float64(100 * 365 * 24 * time.Hour)
 
 // cost is how long n take at a rate.
 func cost(rate, n uint64) time.Duration {

@@ -83,3 +83,37 @@ func TestOpenResourcesAreCounted(t *testing.T) {
 	none.Sent(1)
 	none.Close(Streams)
 }
+
+// TestALimitThatIsRaisedHoldsUpNothing: what was taken at a rate that was too low by mistake is paid for at the new one.
+func TestALimitThatIsRaisedHoldsUpNothing(t *testing.T) {
+	now := time.Hour
+	x := NewLimiter(Limits{BytesIn: 10, BytesOut: 10, Requests: 1}, func() time.Duration { return now })
+	if err := x.Request(10 << 20); err != nil {
+		t.Fatal(err)
+	}
+	x.Sent(10 << 20)
+	if refused, ok := errors.AsType[*LimitError](x.Request(1)); !ok || refused.Retry < 10*24*time.Hour {
+		t.Fatalf("after 10 MiB at 10 bytes a second: %+v", refused)
+	}
+	x.Set(Limits{BytesIn: 10 << 20, BytesOut: 20 << 20, Requests: 1000})
+	if refused, ok := errors.AsType[*LimitError](x.Request(1)); ok && refused.Retry > time.Second {
+		t.Errorf("at 10 MiB a second: %+v", refused)
+	}
+	now += time.Second
+	if err := x.Request(1); err != nil {
+		t.Errorf("a second later: %v", err)
+	}
+	now += time.Second
+	if err := x.Request(5 << 20); err != nil {
+		t.Error(err)
+	}
+	x.Set(Limits{BytesIn: 1 << 20})
+	if refused, ok := errors.AsType[*LimitError](x.Request(1)); !ok || refused.Retry.Round(time.Second/2) != 4*time.Second {
+		t.Errorf("after a limit was lowered, half a second's worth is 5 seconds' worth: %+v", refused)
+	}
+	x.Set(Limits{})
+	x.Set(Limits{BytesIn: 1 << 20})
+	if err := x.Request(1); err != nil {
+		t.Errorf("after a time without limits: %v", err)
+	}
+}
