@@ -365,8 +365,10 @@ func (d *draft) setUser(u *User) error {
 	}
 	slices.Sort(u.Roles)
 	u.Roles = slices.Compact(u.Roles)
+	before := d.next.users[u.Name]
 	for _, role := range u.Roles {
-		if d.next.role(role) == nil {
+		kept := before != nil && slices.Contains(before.Roles, role) // one that damage hides keeps nobody from changing the rest
+		if d.next.role(role) == nil && !kept {
 			return &NotFoundError{Kind: "role", Name: role}
 		}
 	}

@@ -206,7 +206,7 @@ func (m *Manager) Bearer(header string) (auth.Identity, error) {
 	if _, err := t.Verify(&id, now); err != nil {
 		return auth.Identity{}, err
 	}
-	if seconds := now.Unix(); seconds-k.LastUsed.Load() >= int64(m.options.LastUsed/time.Second) {
+	if seconds := now.Unix(); seconds-k.LastUsed.Load() >= int64(m.options.LastUsed/time.Second)/2 {
 		k.LastUsed.Store(seconds)
 	}
 	return id, nil
@@ -236,6 +236,9 @@ func (m *Manager) tidyTokens(ctx context.Context) error {
 	if err := m.recordUses(ctx); err != nil {
 		return err
 	}
+	if err := m.read(ctx, m.renew); err != nil {
+		return err
+	}
 	now, expired := m.options.Now(), []auth.TokenHash(nil)
 	err := m.read(ctx, func(s *state) {
 		for _, shard := range s.tokens {
@@ -257,6 +260,13 @@ func (m *Manager) tidyTokens(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// renew publishes the same table once more. Connections keep their caller as long as the table is the same: a token that one connection
+// sends for weeks would have been used last when that began.
+func (m *Manager) renew(*state) {
+	same := *m.Table()
+	m.publish(&same)
 }
 
 // recordUses writes the times of the last use that have changed. It is no change of rights: the revision stays.

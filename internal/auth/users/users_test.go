@@ -257,6 +257,40 @@ func TestUnreadableRecordsGiveNoRights(t *testing.T) {
 	}
 }
 
+// TestAUserWithARoleThatCannotBeReadIsChanged: it can be disabled and reset, and gets the rights again when the role is made anew.
+func TestAUserWithARoleThatCannotBeReadIsChanged(t *testing.T) {
+	ctx, fs := context.Background(), vfs.NewMem()
+	h := bootstrapped(t, fs)
+	must(t, h.CreateRole(ctx, &Role{Name: "a", Grants: []auth.Grant{grant("a", "b")}}))
+	must(t, h.CreateRole(ctx, &Role{Name: "c", Grants: []auth.Grant{grant("c", "d")}}))
+	must(t, h.CreateUser(ctx, User{Name: "bob", Roles: []string{"a", "c"}}, "bob's secret"))
+	w := &mvcc.Write{Durability: mvcc.DurabilitySync}
+	w.SetOwn()
+	w.Batch.SetRecord(keys.SpaceSystem, roleKey("a"), []byte("damaged"))
+	_, err := h.store.OwnSession().Commit(ctx, w)
+	must(t, err)
+	h.stop()
+
+	h = mustOpen(t, fs)
+	yes, no := true, false
+	must(t, h.UpdateUser(ctx, "bob", &UserChange{Disabled: &yes}))
+	must(t, h.UpdateUser(ctx, "bob", &UserChange{Disabled: &no}))
+	must(t, h.SetPassword(ctx, "bob", "bob's secret"))
+	must(t, h.DeleteRole(ctx, "c"))
+	if err := h.CreateUser(ctx, User{Name: "eve", Roles: []string{"a"}}, ""); err == nil {
+		t.Error("another user gets the role")
+	}
+	ann, _ := h.login("ann", "ann's secret")
+	must(t, h.Enable(ctx, &ann))
+	bob, _ := h.login("bob", "bob's secret")
+	if err := h.may(bob, "ab"); err == nil {
+		t.Error("a role that cannot be read gives rights")
+	}
+	must(t, h.CreateRole(ctx, &Role{Name: "a", Grants: []auth.Grant{grant("a", "b")}}))
+	must(t, h.may(bob, "ab"))
+	must(t, h.reset(ctx, "bob", "new secret"))
+}
+
 // TestTokensExpire: at their time, not before; they are told from wrong ones for a day, and then removed.
 func TestTokensExpire(t *testing.T) {
 	ctx := context.Background()
@@ -313,6 +347,16 @@ func TestLastUsesAreWritten(t *testing.T) {
 	h = mustOpen(t, fs)
 	if all, err := h.Tokens(ctx, "ann"); err != nil || len(all) != 1 || !all[0].LastUsed.Equal(first) {
 		t.Errorf("after a restart: %+v, %v", all, err)
+	}
+}
+
+// TestCallersAreFoundAnewEveryHour: who keeps a caller for a table sees another table, of the same revision.
+func TestCallersAreFoundAnewEveryHour(t *testing.T) {
+	h := bootstrapped(t, vfs.NewMem())
+	before, seen := h.Table(), len(h.seen)
+	must(t, h.tidyTokens(context.Background()))
+	if after := h.Table(); after == before || after.Revision != before.Revision || len(h.seen) != seen+1 || h.seen[seen] != after {
+		t.Errorf("revision %d after %d, %d tables were observed", after.Revision, before.Revision, len(h.seen)-seen)
 	}
 }
 
