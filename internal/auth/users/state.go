@@ -367,7 +367,7 @@ func (d *draft) setUser(u *User) error {
 	u.Roles = slices.Compact(u.Roles)
 	before := d.next.users[u.Name]
 	for _, role := range u.Roles {
-		kept := before != nil && slices.Contains(before.Roles, role) // one that damage hides keeps nobody from changing the rest
+		kept := before != nil && slices.Contains(before.Roles, role) // one that damage hides does not prevent other changes
 		if d.next.role(role) == nil && !kept {
 			return &NotFoundError{Kind: "role", Name: role}
 		}

@@ -350,7 +350,7 @@ func TestLastUsesAreWritten(t *testing.T) {
 	}
 }
 
-// TestCallersAreFoundAnewEveryHour: who keeps a caller for a table sees another table, of the same revision.
+// TestCallersAreFoundAnewEveryHour: a connection that keeps a caller for a table sees another table, of the same revision.
 func TestCallersAreFoundAnewEveryHour(t *testing.T) {
 	h := bootstrapped(t, vfs.NewMem())
 	before, seen := h.Table(), len(h.seen)
