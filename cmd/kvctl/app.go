@@ -45,6 +45,7 @@ type app struct {
 	chosen string        // name of the context whose settings are used; empty if none is
 	lines  *bufio.Reader // standard input, once secrets are read from it
 
+	writing  bool // a statement's write was sent, or the commit of its transaction, and has not succeeded
 	accepted bool // the command line was understood; errors from here on are not about usage
 }
 
@@ -65,14 +66,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return a.report(err)
 }
 
-// saysMore reports whether an error has an exit code that matters after a signal, too: that of a command that ran, and the loss of its lock.
+// saysMore reports whether an error matters after a signal, too: the exit code of a command that ran, the loss of its lock, and what was left.
 func saysMore(err error) bool {
-	return errors.As(err, new(commandError)) || errors.Is(err, client.ErrLeaseLost)
+	return errors.As(err, new(commandError)) || errors.As(err, new(leftoverError)) || errors.Is(err, client.ErrLeaseLost)
 }
 
 // interruptCode is the exit code after a signal, as that of shells: 128 and its number.
 func interruptCode(ctx context.Context) int {
-	if by, ok := errors.AsType[endedBy](context.Cause(ctx)); ok && by.signal == syscall.SIGTERM {
+	if by, ok := errors.AsType[signalError](context.Cause(ctx)); ok && by.signal == syscall.SIGTERM {
 		return exitTerminated
 	}
 	return exitInterrupted
@@ -103,7 +104,8 @@ On a terminal, lists are tables as wide as the terminal at most, and severities 
 reports stay as they are, and lists are JSON lines. -o json makes JSON of everything, errors included.
 
 Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,
-8 corruption, 9 not permitted, 10 disk full, 130 interrupted, 143 terminated.`,
+8 corruption, 9 not permitted, 10 disk full, 130 interrupted, 143 terminated. A write whose outcome is unknown says so, with -o json as
+outcome_unknown; an interrupted one may have happened.`,
 		Example: `  kvctl put greeting hello
   kvctl get greeting
   kvctl scan user/ --limit 10

@@ -124,6 +124,17 @@ func TestBenchCleansUpAfterAnErrorAndAnInterrupt(t *testing.T) {
 	mustHoldOnly(t, c, neighbour)
 }
 
+// TestBenchSaysWhatItLeaves, also if it was interrupted.
+func TestBenchSaysWhatItLeaves(t *testing.T) {
+	server := clienttest.Start(t)
+	server.FailNext(clienttest.NewError(codes.PermissionDenied, kvpb.ErrorReason_ERROR_REASON_PERMISSION_DENIED, "the test says so"))
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	if code, _, errs := kvctl(ctx, server, "bench", "put"); code != exitDenied || !strings.Contains(errs, "kvctl del --prefix kvctl-bench/") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
 func TestBenchRefusesWhatMakesNoSense(t *testing.T) {
 	server := clienttest.Start(t)
 	for _, args := range []string{

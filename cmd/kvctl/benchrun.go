@@ -60,6 +60,11 @@ const (
 	cleanUpTimeout = time.Minute
 )
 
+// leftoverError is an error that tells what a command has left. The user learns of it after an interrupt, too.
+type leftoverError struct{ error }
+
+func (e leftoverError) Unwrap() error { return e.error }
+
 // cleanUp deletes what the benchmark wrote.
 func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanUpTimeout)
@@ -67,7 +72,7 @@ func (b *bench) cleanUp(ctx context.Context) error {
 	for {
 		deleted, err := b.client.DeleteRange(ctx, client.Prefix(b.own), cleanUpChunk, client.Async())
 		if err != nil {
-			return fmt.Errorf("clean up; what is left can be deleted with: kvctl del --prefix %s: %w", b.own, err)
+			return leftoverError{fmt.Errorf("clean up; what is left can be deleted with: kvctl del --prefix %s: %w", b.own, err)}
 		}
 		if !deleted.More {
 			return nil

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 
@@ -74,11 +75,12 @@ type reportedError struct {
 	Reason   string            `json:"reason,omitempty"` // docs/errors.md lists them
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Advice   string            `json:"advice,omitempty"`
+	Unknown  bool              `json:"outcome_unknown,omitempty"` // the write may have happened
 }
 
 // reportJSON says what went wrong as one line of JSON on standard error.
 func (a *app) reportJSON(err error, text, advice string) {
-	r := reportedError{Message: text, Exit: exitCode(err), Advice: advice}
+	r := reportedError{Message: text, Exit: exitCode(err), Advice: advice, Unknown: a.writeUnknown(err)}
 	if e, ok := errors.AsType[*client.Error](err); ok {
 		r.Code, r.Metadata = e.Code.String(), e.Metadata
 		if e.Reason != kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
@@ -144,8 +146,30 @@ func exitCodeOf(e *client.Error) int {
 	return exitError
 }
 
+// singleWrites are the verbs that make one write, and fail only with it or before it.
+var singleWrites = []string{"put", "del", "cas", "incr", "touch", "persist", "restore-key"}
+
+// writeUnknown reports whether a write may have happened although it has an error: its answer was lost, or that of an attempt before.
+func (a *app) writeUnknown(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.OutcomeUnknown() && (a.writing || a.verb != nil && slices.Contains(singleWrites, a.verb.Name()))
+}
+
 // advice is what the user can do about an error, or nothing.
 func (a *app) advice(err error) string {
+	advice := a.adviceAbout(err)
+	e, ok := errors.AsType[*client.Error](err)
+	switch {
+	case !ok || !a.writeUnknown(err) || e.Code == codes.DeadlineExceeded || e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:
+		return advice
+	case e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED && advice != "":
+		return advice + " If an attempt had reached the server, the write may have happened."
+	}
+	return "An attempt was not answered, so the write may or may not have happened. Read the key once the server is healthy again."
+}
+
+// adviceAbout is advice about an error, whatever became of a write.
+func (a *app) adviceAbout(err error) string {
 	var usage usageError
 	var e *client.Error
 	switch {

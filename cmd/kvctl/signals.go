@@ -15,12 +15,12 @@ type interrupts struct {
 	end context.CancelFunc // of the statement that takes SIGINT; nil: none does
 }
 
-// endedBy is why the program's context has ended. It is context.Canceled for all that compare it.
-type endedBy struct{ signal os.Signal }
+// signalError is why the program's context has ended. It is context.Canceled for all that compare it.
+type signalError struct{ signal os.Signal }
 
-func (e endedBy) Error() string { return e.signal.String() }
+func (e signalError) Error() string { return e.signal.String() }
 
-func (endedBy) Is(target error) bool { return target == context.Canceled }
+func (signalError) Is(target error) bool { return target == context.Canceled }
 
 // watch returns the program's context.
 func (i *interrupts) watch() (context.Context, context.CancelFunc) {
@@ -30,7 +30,7 @@ func (i *interrupts) watch() (context.Context, context.CancelFunc) {
 	go func() {
 		for s := range received {
 			if s != os.Interrupt || !i.endStatement() {
-				cancel(endedBy{s})
+				cancel(signalError{s})
 				signal.Stop(received)
 				return
 			}

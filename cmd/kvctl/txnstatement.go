@@ -138,6 +138,7 @@ func (s *statements) execute(line string) error {
 	if n := len(words) - 1; n < v.min || v.max >= 0 && n > v.max {
 		return usageError{fmt.Errorf("usage: %s", v.usage)}
 	}
+	s.app.writing = false
 	return v.run(s, words[1:])
 }
 
@@ -228,10 +229,12 @@ func (s *statements) write(inside func() error, outside func() (client.Epoch, er
 	if s.at != (past{}) {
 		return errReadingPast
 	}
+	s.app.writing = true
 	epoch, err := outside()
 	if err != nil {
 		return err
 	}
+	s.app.writing = false
 	return s.app.done(epoch)
 }
 
@@ -345,11 +348,13 @@ func (s *statements) invoke(key []byte, i client.Invocation) (err error) {
 	case s.at != (past{}):
 		return errReadingPast
 	default:
+		s.app.writing = true
 		out, epoch, err = s.client.Invoke(s.ctx, i.ReturnNew())
 	}
 	if err != nil {
 		return err
 	}
+	s.app.writing = false
 	if !out.Applied {
 		return errNotApplied
 	}
@@ -384,7 +389,7 @@ func (s *statements) begin(words []string) error {
 
 // open begins a transaction.
 func (s *statements) open(options []client.TxnOption) (err error) {
-	s.savepoints, s.wrote = map[string]uint64{}, false
+	s.savepoints, s.wrote, s.app.writing = map[string]uint64{}, false, false
 	s.tx, err = s.client.Begin(s.ctx, options...)
 	return err
 }
@@ -431,11 +436,13 @@ func (s *statements) commit([]string) error {
 	if s.tx == nil {
 		return errNoTransaction
 	}
+	s.app.writing = s.wrote
 	epoch, err := s.tx.Commit()
 	s.tx = nil
 	if err != nil {
 		return err
 	}
+	s.app.writing = false
 	return s.app.done(epoch)
 }
 
