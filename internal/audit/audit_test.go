@@ -479,3 +479,18 @@ func TestALogBeginsOnAFullDisk(t *testing.T) {
 		}
 	}
 }
+
+// TestALogIsARegularFile: a pipe, a device and a directory are refused at once.
+func TestALogIsARegularFile(t *testing.T) {
+	o := options(t)
+	pipe := o.Path + ".pipe"
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, "/dev/full", filepath.Dir(o.Path)} {
+		o.Path = path
+		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -297,6 +297,9 @@ type lastLine struct {
 }
 
 func (l *lastLine) read(path string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // opening a pipe would wait, and a device may have no end
+		return fmt.Errorf("%s is not a regular file; name a file, which the server makes if there is none", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return err

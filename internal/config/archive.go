@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -48,5 +49,8 @@ func (a *Archive) validate(v *validation) {
 	v.size("archive-file-size", a.FileSize, archiveFileSizeMin, archiveFileSizeMax)
 	v.duration("restore-drill", a.Drill, 0, 366*24*time.Hour)
 	v.check(a.Drill == 0 || a.URL != "" && a.DrillDir != "", "restore-drill", "needs --archive and --restore-drill-dir")
+	bucket, s3 := strings.CutPrefix(a.URL, "s3://")
+	bucket, _, _ = strings.Cut(bucket, "/")
+	v.check(!s3 || !strings.ContainsAny(bucket, ":@"), "archive", "has a bucket with : or @; write s3://BUCKET/PREFIX, and credentials into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	v.check(a.OnLowDisk == ArchiveGap || a.OnLowDisk == ArchiveStop, "archive-on-low-disk", fmt.Sprintf("is %q; choose gap or stop", string(a.OnLowDisk)))
 }

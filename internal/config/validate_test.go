@@ -80,6 +80,18 @@ func TestBoundsAreExact(t *testing.T) {
 	}
 }
 
+// TestAnArchiveHasNoCredentials: they would be in logs, and for every client that may see the options.
+func TestAnArchiveHasNoCredentials(t *testing.T) {
+	for _, url := range []string{"s3://key:secret@bucket/prefix", "s3://key:sec/secret@bucket", "s3://secret@bucket"} {
+		if _, err := Load([]string{"--archive=" + url}, nil); err == nil || !strings.Contains(err.Error(), "archive") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+	if _, err := Load([]string{"--archive=s3://bucket/a@b:c"}, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTraceFilesNeedTLS, and no complaint about an endpoint shows a password that is in it.
 func TestTraceFilesNeedTLS(t *testing.T) {
 	for _, args := range [][]string{

@@ -50,6 +50,9 @@ func newBucket(name, prefix string, o S3Options) (*bucket, error) {
 	if name == "" {
 		return nil, fmt.Errorf("%w: s3:// without a bucket; expected s3://BUCKET/PREFIX", ErrURL)
 	}
+	if strings.ContainsAny(name, ":@") { // not shown: it is a secret, in logs and in the state of the server
+		return nil, fmt.Errorf("%w: a bucket has neither : nor @; expected s3://BUCKET/PREFIX, with credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", ErrURL)
+	}
 	if prefix != "" {
 		if err := checkName(prefix); err != nil {
 			return nil, fmt.Errorf("%w: prefix: %w", ErrURL, err)
