@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -28,7 +29,10 @@ type Invocation struct {
 
 // Load reads the sources in order and validates the result. args are without the program's name;
 // environ is as from os.Environ.
-func Load(args, environ []string) (Invocation, error) {
+func Load(args, environ []string) (Invocation, error) { return load(args, environ, false) }
+
+// load is Load, which may have been called before with the same sources.
+func load(args, environ []string, again bool) (Invocation, error) {
 	// The command line is parsed twice: first to find --config and --help, and last so that it
 	// wins.
 	probe := newOptions()
@@ -48,7 +52,7 @@ func Load(args, environ []string) (Invocation, error) {
 		return Invocation{}, err
 	}
 	if file := cmp.Or(probe.file, o.file); file != "" {
-		if err := o.fromFile(file); err != nil {
+		if err := o.fromFile(file, again); err != nil {
 			return Invocation{}, err
 		}
 	}
@@ -126,8 +130,8 @@ func (o *options) fromEnviron(environ []string, only string) error {
 }
 
 // fromFile reads a YAML mapping of option names to scalars. An empty file changes nothing.
-func (o *options) fromFile(name string) error {
-	text, err := readFile(name)
+func (o *options) fromFile(name string, again bool) error {
+	text, err := readFile(name, again)
 	if err != nil {
 		return fmt.Errorf("configuration file: %w", err)
 	}
@@ -166,12 +170,21 @@ func (o *options) fromFile(name string) error {
 // fileBytesMax bounds a configuration file, which may be the wrong one: a device, or a file of data.
 const fileBytesMax = 1 << 20
 
-func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name)
+// readFile reads the file of a start, which may be a pipe (--config <(decrypt FILE) of a shell), or the same file again. A pipe has its
+// content once: whatever opens it again waits for ever, or finds it empty, which would be the defaults.
+func readFile(name string, again bool) ([]byte, error) {
+	flags := os.O_RDONLY
+	if again {
+		flags |= syscall.O_NONBLOCK
+	}
+	file, err := os.OpenFile(name, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }() // only read
+	if info, err := file.Stat(); err != nil || again && !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("%s is no regular file, and can be read at the start only; start the server again", name))
+	}
 	text, err := io.ReadAll(io.LimitReader(file, fileBytesMax+1))
 	if err == nil && len(text) > fileBytesMax {
 		err = fmt.Errorf("%s is longer than %v; name a YAML file of options", name, Size(fileBytesMax))

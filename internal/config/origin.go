@@ -70,7 +70,7 @@ func (c Config) Reread() (Config, error) {
 	if c.sources == nil { // not made by Load
 		return c, nil
 	}
-	in, err := Load(c.sources.args, c.sources.environ)
+	in, err := load(c.sources.args, c.sources.environ, true)
 	return in.Config, err
 }
 

@@ -1,9 +1,13 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 func TestOptionsNameTheSourceThatWon(t *testing.T) {
@@ -38,5 +42,35 @@ func TestOptionsNameTheSourceThatWon(t *testing.T) {
 		if o.Origin != OriginDefault {
 			t.Errorf("%s is from %s", o.Name, o.Origin)
 		}
+	}
+}
+
+// TestAPipeIsReadAtTheStartOnly: a shell's --config <(decrypt FILE), or a named pipe, has its content once. Another look would find the defaults, or
+// wait for ever.
+func TestAPipeIsReadAtTheStartOnly(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "epochkv.yaml")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	written := make(chan error, 1)
+	go func() { written <- os.WriteFile(pipe, []byte("slow-request-threshold: 70ms\n"), 0o600) }()
+	in, err := Load([]string{"--config", pipe}, nil)
+	if err := errors.Join(err, <-written); err != nil || in.Config.Value("slow-request-threshold") != "70ms" {
+		t.Fatalf("%v, %v", in.Config.SlowRequests, err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := in.Config.Reread()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "no regular file") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for the pipe")
+		go func() { _ = os.WriteFile(pipe, nil, 0o600) }()
+		t.Log(<-ended)
 	}
 }

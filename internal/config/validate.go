@@ -136,6 +136,7 @@ func (c *Config) validateLimits(v *validation) {
 		fmt.Sprintf("is %v, below --max-value-size %v; a value must fit into a batch", l.BatchSize, l.ValueSize))
 	v.check(l.InflightBytes == 0 || l.InflightBytes >= l.BatchSize, "max-inflight-bytes",
 		fmt.Sprintf("is %v, below --max-batch-size %v; such a batch could never be admitted", l.InflightBytes, l.BatchSize))
+	v.check(l.InflightBytes <= sizeMax, "max-inflight-bytes", fmt.Sprintf("is %v; give up to %v", l.InflightBytes, sizeMax))
 	v.count("max-batch-ops", l.BatchOps)
 	v.count("max-inflight-requests", l.InflightRequests)
 	v.count("max-connections", l.Connections)

@@ -28,6 +28,7 @@ func TestBoundsAreExact(t *testing.T) {
 		{"max-batch-size", fmt.Sprint(storage.BatchBytesMax(200_000)), fmt.Sprint(storage.BatchBytesMax(200_000) + 1)}, // a record of the log
 		{"max-inflight-bytes", "64MiB", "64MiB0"}, // not a size
 		{"max-inflight-bytes", "64MiB", "67108863"},
+		{"max-inflight-bytes", "1024TiB", "4611686018427387904"}, // of which a quarter of its sixteenths is nothing in 64 bits
 		{"max-connections", "1", "0"},
 		{"max-connections", "2925", "2926"}, // what the bound of resident memory carries
 		{"message-timeout", "10ms", "9ms"},

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 )
 
@@ -12,7 +13,7 @@ import (
 const httpConnectionsMax = 64
 
 // httpConns are the open connections of the HTTP server. Beyond the bound the one is closed that has waited longest for its client:
-// clients that only keep connections open must not keep probes out.
+// clients that keep connections open, or requests, must not keep probes out.
 type httpConns struct {
 	mu   sync.Mutex   // a leaf; guards what follows
 	open []httpClient // in the order in which they began to wait, or were accepted
@@ -42,15 +43,14 @@ func (h *httpConns) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// closeOneLocked closes the connection that has waited longest; the newest, if no other one waits.
+// closeOneLocked closes the connection that has waited longest; if none waits but the newest, that of the request that is executed for the
+// longest time: it is one of many, whose clients may send or take a byte in ten seconds, and the newest may be a probe.
 func (h *httpConns) closeOneLocked() {
-	for i, c := range h.open {
-		if !c.active {
-			h.open = append(h.open[:i], h.open[i+1:]...)
-			closeNow(c.conn)
-			return
-		}
-	}
+	before := h.open[:len(h.open)-1]
+	i := max(slices.IndexFunc(before, func(c httpClient) bool { return !c.active }), 0)
+	conn := h.open[i].conn
+	h.open = slices.Delete(h.open, i, i+1)
+	closeNow(conn)
 }
 
 // closeNow closes a connection without the last alert of TLS, which a client that takes nothing would hold up.

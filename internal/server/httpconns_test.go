@@ -44,6 +44,32 @@ func TestConnectionsOfHTTPAreBounded(t *testing.T) {
 	}
 }
 
+// TestSlowRequestsKeepNoProbeOut: neither do clients that send a part of a request and no more.
+func TestSlowRequestsKeepNoProbeOut(t *testing.T) {
+	for what, part := range map[string]string{
+		"headers": "GET /healthz HTTP/1.1\r\nHost:",
+		"a body":  "POST /debug/pprof/symbol HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer " + testUser + "\r\nContent-Length: 100\r\n\r\n0",
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := mustStart(t)
+			probe := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+			for i := range 2 * httpConnectionsMax {
+				if _, err := io.WriteString(mustDialHTTP(t, h), part); err != nil {
+					t.Fatal(err)
+				}
+				if i < httpConnectionsMax/2 {
+					continue
+				}
+				answer, err := probe.Get("http://" + h.HTTPAddress() + "/healthz")
+				if err != nil {
+					t.Fatalf("a probe beside %d connections that send a part of %s: %v", i+1, what, err)
+				}
+				_ = answer.Body.Close()
+			}
+		})
+	}
+}
+
 func mustDialHTTP(t *testing.T, h *harness) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", h.HTTPAddress())
