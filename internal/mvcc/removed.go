@@ -38,8 +38,31 @@ func (s *Store) openRemoved(ctx context.Context) error {
 	if err != nil { // every epoch may be one of those that the page hides
 		s.timeline.removed = []keys.EpochRange{{First: 1, Last: s.Visible()}}
 	}
-	_ = s.recordRemoved(ctx, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
+	s.timeline.forget(s.Visible())
 	return nil
+}
+
+// forget forgets what keeps the past of before the last repair of the log, or of before the restore to which the store owes its state. The
+// record that a hold has ended, or that the floor has risen, may be among the commits that are gone, and the tree may be older than that
+// record: merges have dropped versions since then which the hold and the floor seem to keep. advanceTimeline removes the records. While
+// it cannot, each start forgets them again.
+func (t *timeline) forget(visible keys.Epoch) {
+	first := keys.Epoch(0)
+	for _, r := range t.removed {
+		if r.Last-r.First >= wal.EpochWindow { // more than a crash has lost
+			first = max(first, r.First)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, h := range t.holds {
+		if h.Epoch < first {
+			h.Epoch, h.Deadline = visible, 1 // it has ended, long ago
+		}
+	}
+	if keys.Epoch(t.floor.Load()) < first {
+		t.floor.Store(uint64(visible))
+	}
 }
 
 // changedRanges makes the records of some ranges what they should be: the first epoch by the last one, and zero for a record that

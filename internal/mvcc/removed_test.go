@@ -21,7 +21,7 @@ func TestRemovedEpochsAreRemembered(t *testing.T) {
 	for i := range keys.Epoch(removedMax + 1) {
 		s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: apart*i + 2, Last: apart*i + last})
 	}
-	if err := s.openRemoved(t.Context()); err != nil {
+	if err := errors.Join(s.openRemoved(t.Context()), s.recordRemoved(t.Context(), s.probe)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -210,7 +210,7 @@ func TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs(t *testing.T) {
 		for i := range keys.Epoch(count) {
 			s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: 10*i + 10, Last: 10*i + 15})
 		}
-		if err := s.openRemoved(t.Context()); err != nil {
+		if err := errors.Join(s.openRemoved(t.Context()), s.recordRemoved(t.Context(), s.probe)); err != nil {
 			t.Fatal(err)
 		}
 		mustClose(t, s)

@@ -71,11 +71,12 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.lifecycle.stop = stop
 	s.collector = newCollector(s)
-	s.recordStart(ctx)
 	if err := s.openRemoved(ctx); err != nil {
 		stop()
 		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
 	}
+	s.recordStart(ctx)
+	_ = s.recordRemoved(ctx, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
 	s.collector.refresh(time.Now())
 	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })
