@@ -39,7 +39,7 @@ func (b backing) discard(from, to int64) error {
 	return nil
 }
 
-func (b backing) release() error {
+func (b *backing) release() error {
 	if b.heap == nil {
 		return b.mapping.release()
 	}

@@ -45,7 +45,12 @@ func (m mapping) discard(from, to int64) error {
 	return unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(m.base, from)), to-from), unix.MADV_DONTNEED)
 }
 
-func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }
+// release gives the address space back. The second call is EINVAL: what is mapped there since is not the caller's.
+func (m *mapping) release() error {
+	start, bytes := m.start, m.bytes
+	m.start, m.bytes = nil, 0
+	return unix.MunmapPtr(start, bytes)
+}
 
 // machineBytes is the memory of the machine. No cache can use more. Therefore address space for
 // that many frames is reserved, and a cache can grow in place.

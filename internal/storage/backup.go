@@ -199,12 +199,18 @@ func decodeImage(superblock []byte) (*pager.Image, error) {
 	return image, nil
 }
 
+// restoreSyncBytes is how much a restoration writes before it is synced, beside what it writes next. With one sync at the end, the
+// device would be idle until then.
+const restoreSyncBytes = 16 << 20
+
 // Restoration writes the files of a copied state into a directory without a store. The caller writes pages, and then calls
 // Finish.
 type Restoration struct {
-	files Files
-	image *pager.Image
-	data  vfs.File
+	files    Files
+	image    *pager.Image
+	data     vfs.File
+	unsynced int        // bytes since the last sync began
+	synced   chan error // has the outcome of the last sync; empty while one is running
 }
 
 // BeginRestore creates the data file of a state. A file that exists is an error (fs.ErrExist).
@@ -220,7 +226,8 @@ func BeginRestore(fsys vfs.FS, dir string, superblock []byte) (*Restoration, err
 	if holdsStore(names) {
 		return nil, fmt.Errorf("%s holds a store: %w", dir, fs.ErrExist)
 	}
-	r := &Restoration{files: Files{fsys, dir}, image: image}
+	r := &Restoration{files: Files{fsys, dir}, image: image, synced: make(chan error, 1)}
+	r.synced <- nil
 	if r.data, err = fsys.Open(r.files.DataPath(), vfs.Create); err != nil {
 		return nil, err
 	}
@@ -229,7 +236,29 @@ func BeginRestore(fsys vfs.FS, dir string, superblock []byte) (*Restoration, err
 
 // WritePages writes neighbouring pages, the first of which has this id.
 func (r *Restoration) WritePages(first page.ID, pages []byte) error {
-	_, err := r.data.WriteAt(pages, int64(first)*int64(r.image.PageSize()))
+	if _, err := r.data.WriteAt(pages, int64(first)*int64(r.image.PageSize())); err != nil {
+		return err
+	}
+	if r.unsynced += len(pages); r.unsynced < restoreSyncBytes {
+		return nil
+	}
+	select {
+	case err := <-r.synced:
+		if err != nil {
+			r.synced <- err // no later sync tells of what this one has lost
+			return err
+		}
+		r.unsynced = 0
+		go func() { r.synced <- r.data.SyncData() }()
+	default:
+	}
+	return nil
+}
+
+// wait waits for the sync that is running, and returns the error of the last one.
+func (r *Restoration) wait() error {
+	err := <-r.synced
+	r.synced <- err
 	return err
 }
 
@@ -237,11 +266,14 @@ func (r *Restoration) WritePages(first page.ID, pages []byte) error {
 // knows of no log.
 func (r *Restoration) Finish(file *QuarantineFile) error {
 	state := r.image.State()
-	if err := r.writeQuarantine(&state, file); err != nil {
-		return errors.Join(err, r.data.Close())
+	err := r.wait()
+	if err == nil {
+		err = r.writeQuarantine(&state, file)
 	}
-	clear(state.Engine[areaSegment:areaNewest])
-	err := r.data.Truncate(int64(r.image.PageCount()) * int64(r.image.PageSize()))
+	if err == nil {
+		clear(state.Engine[areaSegment:areaNewest])
+		err = r.data.Truncate(int64(r.image.PageCount()) * int64(r.image.PageSize()))
+	}
 	if err == nil {
 		err = r.image.Restore(r.data, state)
 	}
@@ -255,7 +287,10 @@ func (r *Restoration) Finish(file *QuarantineFile) error {
 }
 
 // Abort closes the data file of an unfinished restoration.
-func (r *Restoration) Abort() error { return r.data.Close() }
+func (r *Restoration) Abort() error {
+	_ = r.wait() // there is an error already
+	return r.data.Close()
+}
 
 func (r *Restoration) writeQuarantine(state *pager.State, file *QuarantineFile) error {
 	number := quarantineFile(state)

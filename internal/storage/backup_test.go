@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // copyBench is a bench with a state, and a clock that a test sets.
@@ -82,5 +84,36 @@ func TestPinEndsByItself(t *testing.T) {
 	}
 	if err := s.Renew(); !errors.Is(err, ErrPinEnded) {
 		t.Fatal(err)
+	}
+}
+
+// TestASyncThatFailsBesideARestorationFailsIt: what it has dropped is clean for later syncs, which succeed. Nothing names the file a store.
+func TestASyncThatFailsBesideARestorationFailsIt(t *testing.T) {
+	b := newCopyBench(t)
+	s := b.pin(time.Hour)
+	superblock := s.Pages.Superblock()
+	s.Release()
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, writes := range []int{1, 2, 5} {
+		disk := vfs.NewFaulty(vfs.NewMem())
+		if err := disk.MkdirAll("restored"); err != nil {
+			t.Fatal(err)
+		}
+		r, err := BeginRestore(disk, "restored", superblock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rule := disk.Inject(vfs.Rule{Op: vfs.OpSyncData | vfs.OpSync, Nth: 1, Fault: vfs.DiscardDirty})
+		for range writes {
+			err = errors.Join(err, r.WritePages(2, make([]byte, restoreSyncBytes)))
+		}
+		if err = errors.Join(err, r.Finish(nil)); err == nil || rule.Fired() != 1 {
+			t.Errorf("%d writes: %v, %d syncs failed", writes, err, rule.Fired())
+		}
+		if _, err := (Files{disk, "restored"}).OpenState(); err == nil {
+			t.Errorf("%d writes: the file is a store", writes)
+		}
 	}
 }

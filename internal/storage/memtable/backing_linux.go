@@ -48,4 +48,9 @@ func (m mapping) discard(from, to uint64) error {
 	return unix.Mprotect(b, unix.PROT_NONE)
 }
 
-func (m mapping) release() error { return unix.MunmapPtr(m.start, m.bytes) }
+// release gives the address space back. The second call is EINVAL: what is mapped there since is not the caller's.
+func (m *mapping) release() error {
+	start, bytes := m.start, m.bytes
+	m.start, m.bytes = nil, 0
+	return unix.MunmapPtr(start, bytes)
+}

@@ -42,7 +42,7 @@ func (b backing) discard(from, to uint64) error {
 	return b.mapping.discard(from, to)
 }
 
-func (b backing) release() error {
+func (b *backing) release() error {
 	if b.heap != nil {
 		return nil
 	}
