@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -93,26 +94,28 @@ func TestStallsUseUpTheAttempts(t *testing.T) {
 
 // The time that a caller takes between two reads, for an object of a list, or for content, is not the target's.
 func TestASlowCallerIsNoStall(t *testing.T) {
-	inner, err := open(t.TempDir(), Options{})
-	check(t, err)
-	f := NewFaulty(inner)
-	s := WithRetries(f, impatient())
-	check(t, s.Create(t.Context(), "a", slowContent{}))
-	r, err := s.Read(t.Context(), "a", 0, -1)
-	check(t, err)
-	time.Sleep(3 * impatient().Patience)
-	got, err := io.ReadAll(r)
-	check(t, err)
-	check(t, r.Close())
-	var all []string
-	check(t, s.List(t.Context(), "", func(o Object) error {
+	synctest.Test(t, func(t *testing.T) { // the device may be slow
+		inner, err := open(t.TempDir(), Options{})
+		check(t, err)
+		f := NewFaulty(inner)
+		s := WithRetries(f, impatient())
+		check(t, s.Create(t.Context(), "a", slowContent{}))
+		r, err := s.Read(t.Context(), "a", 0, -1)
+		check(t, err)
 		time.Sleep(3 * impatient().Patience)
-		all = append(all, o.Name)
-		return nil
-	}))
-	if string(got) != "slow" || !slices.Equal(all, []string{"a"}) || f.Calls(OpCreate) != 1 || f.Calls(OpRead) != 1 || f.Calls(OpList) != 1 {
-		t.Fatalf("read %q, listed %v; %d, %d and %d calls", got, all, f.Calls(OpCreate), f.Calls(OpRead), f.Calls(OpList))
-	}
+		got, err := io.ReadAll(r)
+		check(t, err)
+		check(t, r.Close())
+		var all []string
+		check(t, s.List(t.Context(), "", func(o Object) error {
+			time.Sleep(3 * impatient().Patience)
+			all = append(all, o.Name)
+			return nil
+		}))
+		if string(got) != "slow" || !slices.Equal(all, []string{"a"}) || f.Calls(OpCreate) != 1 || f.Calls(OpRead) != 1 || f.Calls(OpList) != 1 {
+			t.Fatalf("read %q, listed %v; %d, %d and %d calls", got, all, f.Calls(OpCreate), f.Calls(OpRead), f.Calls(OpList))
+		}
+	})
 }
 
 type slowContent struct{}
