@@ -42,9 +42,10 @@ CRASH_TESTS        := (?i:$(CRASH_WORDS))
 CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 TEST         := $(GO) test -vet=off
 RACE         := $(TEST) -race -tags invariants -timeout 30m
-# internal/lint reads the tree with one goroutine, and the throttle is tested with a model of one: the race detector only makes them slower. The tests of internal/e2e drive binaries without the
-# detector, so it would watch nothing there but their own clients, as it does in the tests of client.
-RACE_PACKAGES = $(call packages,-e '/internal/lint$$' -e '/internal/storage/throttle$$' -e '/internal/e2e')
+# The race detector finds nothing where neither the code nor a test starts a goroutine, and where a model of one goroutine tests what others share.
+# The tests of internal/e2e drive binaries without the detector: it would watch their own clients, as it does in the tests of client.
+ALONE         := /internal/\(lint\|doctable\|invariants\|keys\|metadata\|offheap\|testseed\|storage/\(batch\|bitset\|orphans\|page\|repairtree\|throttle\)\)$$
+RACE_PACKAGES  = $(call packages,-e '/internal/e2e' -e '$(ALONE)' -e '/client/tracing$$' -e '/examples/')
 PEERS_BUDGET ?= 10m
 
 ##@ Use
