@@ -122,9 +122,13 @@ func (c *Clock) use() {
 	c.used.Store(true)
 }
 
-// Difference is how far the wall clock is ahead of the clock, negative if it shows an earlier time.
+// Difference is how far the wall clock is ahead of the clock, negative if it shows an earlier time. It does not wake a clock that sleeps.
 func (c *Clock) Difference() time.Duration {
-	c.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle {
+		c.advanceLocked()
+	}
 	return time.Duration(c.difference.Load())
 }
 

@@ -167,6 +167,14 @@ func TestClockSleepsWhileNothingReadsIt(t *testing.T) {
 			if n := ticks.Load() - before; n > 4*idleAfter+int64(pause/idleTick) {
 				t.Errorf("%d ticks in %v without a reader", n, pause)
 			}
+			before = ticks.Load()
+			if d := c.Difference(); d != 0 {
+				t.Errorf("the difference is %v", d)
+			}
+			time.Sleep(50 * time.Millisecond)
+			if n := ticks.Load() - before; pause > time.Second && n > 1+1 {
+				t.Errorf("%d ticks after a look at the difference", n)
+			}
 			for range 1000 { // busy for 100 ms
 				if late := time.Since(time.UnixMicro(int64(c.Now()))); late < 0 || late > 2*time.Millisecond {
 					t.Fatalf("%v late after %v", late, pause)

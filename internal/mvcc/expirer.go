@@ -296,9 +296,9 @@ func (e *expirer) adapt(held, took time.Duration) {
 
 // lag is how long ago the earliest deadline was that has not been handled.
 func (e *expirer) lag() time.Duration {
-	earliest, now := min(e.next.Load(), e.progress.Load()), e.now()
-	if earliest == 0 || earliest >= now { // zero: the queue was not looked at since the start
+	earliest := min(e.next.Load(), e.progress.Load())
+	if earliest == 0 || earliest == noDeadline { // zero: the queue was not looked at since the start. An idle clock is not read
 		return 0
 	}
-	return time.Duration(now-earliest) * time.Millisecond
+	return time.Duration(max(e.now(), earliest)-earliest) * time.Millisecond
 }
