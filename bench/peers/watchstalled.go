@@ -43,7 +43,11 @@ func stalled() harness.Scenario {
 		callersMany), "puts", "", axis, nil, load{})
 	s.Size, s.Weight = watchedRecords, 8*float64(len(axis.Points))
 	for _, k := range []kind{epochKVKind(), etcdKind()} {
-		s.Arms = append(s.Arms, stalledArm(k, false), stalledArm(k, true))
+		pair := []harness.Arm{stalledArm(k, false), stalledArm(k, true)}
+		if k.name == etcdKind().name { // with a thousand watches it does not get there: its streams still take something after two minutes
+			pair[0].Points, pair[1].Points = axis.Points[:2], axis.Points[:2]
+		}
+		s.Arms = append(s.Arms, pair...)
 	}
 	s.Figures = []harness.Figure{
 		{Arm: "epochkv", Against: "epochkv" + noWatch, AtLeast: 0.98, Source: "within 2 % of none"},
