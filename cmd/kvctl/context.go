@@ -103,22 +103,12 @@ func (a *app) writeContexts(all *contexts) error {
 	if err != nil {
 		return err
 	}
-	if name, err = fileToReplace(name); err != nil {
-		return fmt.Errorf("contexts: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		return fmt.Errorf("contexts: %w", err)
-	}
-	temporary, err := os.CreateTemp(filepath.Dir(name), "contexts-*") // with mode 0600
-	if err != nil {
-		return fmt.Errorf("contexts: %w", err)
-	}
-	_, err = temporary.Write(append(text, '\n'))
-	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err == nil { // a crash of the machine leaves the old file or the new one
-		err = os.Rename(temporary.Name(), name)
+	err = os.MkdirAll(filepath.Dir(name), 0o700)
+	if err == nil {
+		err = replaceFile(name, append(text, '\n'), true)
 	}
 	if err != nil {
-		return fmt.Errorf("contexts: %w", errors.Join(err, os.Remove(temporary.Name())))
+		return fmt.Errorf("contexts: %w", err)
 	}
 	return nil
 }

@@ -8,6 +8,29 @@ import (
 	"path/filepath"
 )
 
+// replaceFile puts a new file of mode 0600 in the place of a file, whole or not at all; if it is durable, also when the machine crashes.
+func replaceFile(name string, content []byte, durable bool) error {
+	name, err := fileToReplace(name)
+	if err != nil {
+		return err
+	}
+	next, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(content)
+	if durable {
+		err = errors.Join(err, next.Sync())
+	}
+	if err = errors.Join(err, next.Close()); err == nil {
+		err = os.Rename(next.Name(), name)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(next.Name()))
+	}
+	return err
+}
+
 // errNotRegular is a name that is given for a file and belongs to something else.
 var errNotRegular = errors.New("not a regular file")
 

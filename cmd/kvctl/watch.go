@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"iter"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -101,24 +100,9 @@ func readToken(file string) ([]byte, error) {
 	return token, nil
 }
 
-// writeToken replaces the token in a file, whole or not at all.
+// writeToken replaces the token in a file. A crash of the machine may leave an empty file, which readToken refuses.
 func writeToken(file string, token []byte) error {
-	file, err := fileToReplace(file)
-	if err != nil {
-		return err
-	}
-	next, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = next.WriteString(base64.StdEncoding.EncodeToString(token) + "\n")
-	if err = errors.Join(err, next.Close()); err == nil {
-		err = os.Rename(next.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(next.Name())
-	}
-	return err
+	return replaceFile(file, []byte(base64.StdEncoding.EncodeToString(token)+"\n"), false)
 }
 
 func (a *app) watch(cmd *cobra.Command, c *client.Client, r client.Range, o client.WatchOptions, tokenFile string) error {
