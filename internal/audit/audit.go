@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -108,14 +109,25 @@ func Open(o Options) (*Log, error) {
 	o.retry, o.patience, o.closeWait = cmp.Or(o.retry, retryEvery), cmp.Or(o.patience, patience), cmp.Or(o.closeWait, closeWait)
 	l := &Log{options: o, work: make(chan struct{}, 1), ended: make(chan struct{}), room: make(chan struct{})}
 	if err := l.recover(); err != nil {
+		if l.out.file != nil {
+			_ = l.out.file.Close() // nothing was written
+		}
 		return nil, fmt.Errorf("audit: %w", err)
 	}
 	go l.run()
 	return l, nil
 }
 
+// openFile opens a file that no other process writes: its lines would have numbers and hashes of their own.
 func openFile(path string) (file, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err // and no file, which a nil *os.File would be
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) { // others: there are no locks here
+		return nil, errors.Join(fmt.Errorf("%s is written by another process; give each server a file of its own", path), f.Close())
+	}
+	return f, nil
 }
 
 // Admit makes room for the line of a request before it is executed, if the log must not lose one. It waits for room until

@@ -149,23 +149,10 @@ func (l *Log) wakeLocked() {
 
 // writeLine numbers a line, chains it, and appends it to the file. A line that is written in part is removed again.
 func (l *Log) writeLine(rest []byte) error {
+	if err := l.prepare(); err != nil {
+		return err
+	}
 	o := &l.out
-	if o.size >= l.options.FileBytes {
-		if err := l.rotate(); err != nil {
-			return err
-		}
-	}
-	if o.file == nil {
-		if err := l.openCurrent(); err != nil {
-			return err
-		}
-	}
-	if o.torn {
-		if err := o.file.Truncate(o.size); err != nil {
-			return err
-		}
-		o.torn = false
-	}
 	o.line = l.chain.line(o.line[:0], rest, l.options.Chain)
 	if n, err := o.file.Write(o.line); err != nil {
 		if n > 0 {
@@ -180,8 +167,35 @@ func (l *Log) writeLine(rest []byte) error {
 	return nil
 }
 
-func (l *Log) openCurrent() (err error) {
-	l.out.file, err = l.options.openFile(l.options.Path)
+// prepare opens the file that the next line belongs to. A part of a line is removed before that, also from a file that is full.
+func (l *Log) prepare() error {
+	o := &l.out
+	if o.torn {
+		if err := l.openCurrent(); err != nil {
+			return err
+		}
+		if err := o.file.Truncate(o.size); err != nil {
+			return err
+		}
+		o.torn = false
+	}
+	if o.size >= l.options.FileBytes {
+		if err := l.rotate(); err != nil {
+			return err
+		}
+	}
+	return l.openCurrent()
+}
+
+// openCurrent opens the file, if it is not open.
+func (l *Log) openCurrent() error {
+	if l.out.file != nil {
+		return nil
+	}
+	f, err := l.options.openFile(l.options.Path)
+	if err == nil {
+		l.out.file = f
+	}
 	return err
 }
 
@@ -202,10 +216,16 @@ func (l *Log) rotate() error {
 	}
 	o.size, o.first = 0, l.chain.number+1
 	l.options.Log.Info("the audit log continues in a new file", "lines", l.chain.number, "hash", l.chain.hex())
+	if err := l.removeOldest(); err != nil { // an operator may protect them; the log goes on
+		l.options.Log.Warn("old files of the audit log cannot be removed", "file", l.options.Path, "cause", err)
+	}
+	return nil
+}
+
+func (l *Log) removeOldest() error {
 	rotated, err := l.rotated()
-	for err == nil && len(rotated) > max(0, l.options.Files-1) {
-		err = os.Remove(rotated[0])
-		rotated = rotated[1:]
+	for ; len(rotated) > max(0, l.options.Files-1); rotated = rotated[1:] {
+		err = errors.Join(err, os.Remove(rotated[0]))
 	}
 	return err
 }
@@ -231,6 +251,12 @@ func (l *Log) rotated() ([]string, error) {
 // recover continues the files: it removes a line that was written in part, and says whether the log had ended as it should.
 func (l *Log) recover() error {
 	o := &l.options
+	if err := checkRegular(o.Path); err != nil {
+		return err
+	}
+	if err := l.openCurrent(); err != nil && !isFull(err) { // before it is read: another process may write it
+		return err
+	}
 	rotated, err := l.rotated()
 	if err != nil {
 		return err
@@ -259,7 +285,7 @@ func (l *Log) recover() error {
 // begin writes the first line. While the disk is full it waits as others do, and keeps no server from its start.
 func (l *Log) begin(mark []byte) error {
 	err := l.writeLine(mark)
-	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+	if !isFull(err) {
 		return err
 	}
 	l.queue, l.bytes = mark, len(mark)
@@ -267,6 +293,8 @@ func (l *Log) begin(mark []byte) error {
 	l.failed(err)
 	return nil
 }
+
+func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // end writes the last line.
 func (l *Log) end() {
@@ -296,9 +324,17 @@ type lastLine struct {
 	first uint64 // number of the first line of the file
 }
 
-func (l *lastLine) read(path string) error {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // opening a pipe would wait, and a device may have no end
+// checkRegular refuses what is no file: opening a pipe would wait, and a device may have no end.
+func checkRegular(path string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file; name a file, which the server makes if there is none", path)
+	}
+	return nil
+}
+
+func (l *lastLine) read(path string) error {
+	if err := checkRegular(path); err != nil {
+		return err
 	}
 	f, err := os.Open(path)
 	if err != nil {
