@@ -209,6 +209,18 @@ func TestPipelineNeverExceedsItsBound(t *testing.T) {
 	}
 }
 
+// TestPipelineInvokeWithoutDoneFunction keeps its error, as that of other requests; the small server knows no such request.
+func TestPipelineInvokeWithoutDoneFunction(t *testing.T) {
+	_, c := start(t)
+	p := mustPipeline(t, c, 4)
+	if err := p.Invoke(client.Increment([]byte("k"), 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err == nil {
+		t.Error("the error is lost")
+	}
+}
+
 // TestPipelineReadWithoutDoneFunction sends a read that fails without a done function: as for a
 // write, only its error is kept.
 func TestPipelineReadWithoutDoneFunction(t *testing.T) {

@@ -104,13 +104,22 @@ func findOutcome[Response any](
 	state, _, asked := c.Outcome(ctx, id, true)
 	switch {
 	case asked == nil && state == Applied:
-		return repeated() // whose answer is that of the lost attempt
+		return executed(repeated()) // whose answer is that of the lost attempt
 	case asked == nil && state == Cancelled && err != nil:
 		err.notExecuted = true
 	case asked == nil && state == Cancelled:
 		return response, nil
 	case err == nil:
 		err = &Error{Code: codes.Unavailable, Message: "an attempt was lost, and what became of it cannot be found out", cause: asked, earlierLost: true}
+	}
+	return response, err
+}
+
+// executed is what a further attempt of a write that was executed returns. A refusal of it, as of those before, does not say that the write was
+// not executed, unless another write has its id.
+func executed[Response any](response Response, err error) (Response, error) {
+	if e, refused := errors.AsType[*Error](err); refused && e.Reason != kvpb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED {
+		e.earlierLost = true
 	}
 	return response, err
 }

@@ -156,10 +156,14 @@ func (s *losingServer) GetOutcome(_ context.Context, r *kvpb.GetOutcomeRequest) 
 	return &kvpb.GetOutcomeResponse{State: state, Epoch: 8}, nil
 }
 
-// Execute implements kvpb.TransactionServiceServer: the first attempt is lost, and the second one is refused
-// before its id is looked up, or writes nothing.
+// Execute implements kvpb.TransactionServiceServer: the first attempt is lost, and the second one, or all of them, are refused
+// before their id is looked up, or the second one writes nothing.
 func (s *losingServer) Execute(_ context.Context, r *kvpb.ExecuteRequest) (*kvpb.ExecuteResponse, error) {
-	switch s.attempts.Add(1) {
+	n := s.attempts.Add(1)
+	if n > 1 && s.full {
+		n = 2
+	}
+	switch n {
 	case 1:
 		if !s.before {
 			s.outcomes.execute(r.GetRequestId())
@@ -184,6 +188,14 @@ func TestRefusalAfterALostAttemptDoesNotHideItsOutcome(t *testing.T) {
 	t.Run("executed", func(t *testing.T) {
 		_, c := startLosing(t, 0)
 		if err := execute(c, c.NewRequestID()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("executed, and refused for ever", func(t *testing.T) {
+		s, c := startLosing(t, 0)
+		s.full = true
+		e := new(client.Error)
+		if err := execute(c, c.NewRequestID()); !errors.As(err, &e) || !e.OutcomeUnknown() || e.Reason != kvpb.ErrorReason_ERROR_REASON_DISK_FULL {
 			t.Fatal(err)
 		}
 	})

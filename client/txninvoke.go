@@ -160,7 +160,14 @@ func (p *Pipeline) Invoke(i Invocation, done func(Outcome, Epoch, error), option
 	request := &kvpb.PipelineRequest{Request: &kvpb.PipelineRequest_Invoke{
 		Invoke: &kvpb.InvokeRequest{Invocation: i.wire, Preconditions: o.preconditions, ReturnCurrent: o.current, Durability: o.durability, RequestId: o.wireID()},
 	}}
+	if done == nil {
+		return p.send(request, nil)
+	}
 	return p.send(request, func(r *kvpb.PipelineResponse, err error) {
-		done(outcomeOf(r.GetInvoke().GetResult()), Epoch(r.GetInvoke().GetEpoch()), err)
+		answer := r.GetInvoke()
+		if err == nil && answer.GetResultDropped() {
+			err = ErrResultDropped
+		}
+		done(outcomeOf(answer.GetResult()), Epoch(answer.GetEpoch()), err)
 	})
 }

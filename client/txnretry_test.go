@@ -25,6 +25,7 @@ type losingServer struct {
 	outcomes outcomes
 	attempts atomic.Int64 // of Execute
 	empty    bool         // the second one writes nothing
+	full     bool         // all after the first one are refused
 }
 
 func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactRequest, kvpb.TransactResponse]) error {
