@@ -25,12 +25,28 @@ type harness struct {
 	t     testing.TB
 	store *mvcc.Store
 	now   time.Time
+	end   func() error // ends it, whatever has become of the store
 	stop  func()
 	seen  []*auth.Table // as observed
 	bad   []string      // as reported
 }
 
 func mustOpen(t testing.TB, fs vfs.FS) *harness {
+	t.Helper()
+	h, err := tryOpen(t, fs)
+	must(t, err)
+	h.stop = func() {
+		if err := h.end(); err != nil {
+			t.Error(err)
+		}
+		h.stop = func() {}
+	}
+	t.Cleanup(func() { h.stop() })
+	return h
+}
+
+// tryOpen opens a store with its users. The caller calls end.
+func tryOpen(t testing.TB, fs vfs.FS) (*harness, error) {
 	t.Helper()
 	store, err := mvcc.Open(mvcc.Options{
 		Storage: storage.Options{
@@ -39,7 +55,7 @@ func mustOpen(t testing.TB, fs vfs.FS) *harness {
 		Limits: mvcc.Limits{Sessions: 16},
 	})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	h := &harness{t: t, store: store, now: time.Unix(1_800_000_000, 0)}
 	h.Manager, err = Open(context.Background(), store, Options{
@@ -49,21 +65,17 @@ func mustOpen(t testing.TB, fs vfs.FS) *harness {
 		Report:  func(what string, _ error) { h.bad = append(h.bad, what) },
 	})
 	if err != nil {
-		t.Fatal(errors.Join(err, store.Close()))
+		return nil, errors.Join(err, store.Close())
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); h.Run(ctx) }()
-	h.stop = func() {
+	h.end = func() error {
 		stop()
 		<-done
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
-		h.stop = func() {}
+		return store.Close()
 	}
-	t.Cleanup(func() { h.stop() })
-	return h
+	return h, nil
 }
 
 // must ends the test at an error.

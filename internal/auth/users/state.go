@@ -93,16 +93,23 @@ func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, cha
 		}
 		compiled := &auth.User{Name: name, Disabled: u.Disabled, Rights: s.rights(u)}
 		if old != nil {
-			compiled.Limiter = old.Limiter // it knows what the user has taken
+			compiled.Limiter = old.Limiter // it knows what the user has taken, and gets the limits when the change is made
 		}
-		if compiled.Limiter != nil {
-			compiled.Limiter.Set(u.Limits)
-		} else if u.Limits != (auth.Limits{}) {
+		if compiled.Limiter == nil && u.Limits != (auth.Limits{}) {
 			compiled.Limiter = auth.NewLimiter(u.Limits, m.options.Elapsed)
 		}
 		t.Users[name] = compiled
 	}
 	return t
+}
+
+// setLimits lets the limits of a state be in force for users that have had others.
+func (s *state) setLimits(t, before *auth.Table) {
+	for name, u := range t.Users {
+		if old := before.Users[name]; old != nil && old != u && old.Limiter != nil {
+			old.Limiter.Set(s.users[name].Limits)
+		}
+	}
 }
 
 // liveTokens are the tokens of a shard as a table has them.
@@ -260,7 +267,7 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 	}
 	before := m.Table()
 	t := m.compile(&d.next, 0, before, func(name string) bool { return d.roles || d.users[name] })
-	if t.Enabled && !hasAdministrator(t) {
+	if t.Enabled && !hasAdministrator(t) && hasAdministrator(before) { // else damage hides the last one
 		return ErrLastAdministrator
 	}
 	t.Tokens = before.Tokens
@@ -273,6 +280,7 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 		return err
 	}
 	m.state, t.Revision = d.next, epoch
+	m.state.setLimits(t, before)
 	m.publish(t)
 	return m.store.AwaitCommitPause(ctx) // a bulk load in it was permitted by an earlier table
 }

@@ -22,7 +22,7 @@
 //     the last use of tokens are written without it.
 //   - A table is published when its commit is visible and durable, in the order of the commits, and before the change is
 //     answered.
-//   - While users are checked there is an administrator. A store of which the record u cannot be read checks users.
+//   - While users are checked there is an administrator, unless damage hides the last one. A store of which the record u cannot be read checks users.
 //   - A wrong password, an unknown user and a disabled one have the same answer, after the same work.
 //   - Neither passwords nor tokens are stored, logged, or part of an error.
 //
