@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
@@ -46,14 +47,58 @@ func (h *Hold) value() []byte {
 	return append(binary.LittleEndian.AppendUint64(v, h.Deadline), h.Owner...)
 }
 
-// openHold reads a record.
-func (t *timeline) openHold(key, value []byte) {
-	if len(key) != 9 || len(value) < holdValueSize {
-		return
+// endedHoldsKey is the key of the record of the epoch up to which the records of holds mean nothing; see endHidden.
+var endedHoldsKey = []byte{keys.SystemHold}
+
+// openHolds reads the records. Those that damaged pages hide are of holds that have ended now.
+func (t *timeline) openHolds(ctx context.Context, x *Session) error {
+	visible, ended := x.store.Visible(), keys.Epoch(0)
+	visit := func(key, value []byte, epoch keys.Epoch) bool {
+		switch {
+		case string(key) == string(endedHoldsKey) && len(value) == 8: // it is before all others
+			ended = keys.Epoch(binary.LittleEndian.Uint64(value))
+		case len(key) == 9 && len(value) >= holdValueSize:
+			h := &Hold{ID: binary.BigEndian.Uint64(key[1:]), Owner: string(value[holdValueSize:])}
+			h.Epoch, h.Deadline = keys.Epoch(binary.LittleEndian.Uint64(value)), binary.LittleEndian.Uint64(value[8:])
+			if t.holds[h.ID] = h; epoch <= ended {
+				h.forget(visible)
+			}
+		}
+		return true
 	}
-	h := &Hold{ID: binary.BigEndian.Uint64(key[1:]), Owner: string(value[holdValueSize:])}
-	h.Epoch, h.Deadline = keys.Epoch(binary.LittleEndian.Uint64(value)), binary.LittleEndian.Uint64(value[8:])
-	t.holds[h.ID] = h
+	err := x.ScanReadable(ctx, endedHoldsKey, []byte{keys.SystemHold + 1}, visit, func([]byte, []byte, error) { t.hidden = true })
+	if errors.Is(err, storage.ErrDamaged) {
+		t.hidden = true
+		return nil
+	}
+	return err
+}
+
+// forget makes a hold one that has ended long ago.
+func (h *Hold) forget(visible keys.Epoch) { h.Epoch, h.Deadline = visible, 1 }
+
+// endHidden records that the holds have ended whose records damaged pages hid at the start: merges drop from now on what they kept, and a
+// later start may read the records, after an inner node was rebuilt for instance. The others are written anew, after that.
+func (s *Store) endHidden(ctx context.Context, x *Session) error {
+	t := &s.timeline
+	if !t.hidden || s.FeatureLevel() < keys.FeatureLevelHistory {
+		return nil
+	}
+	if err := t.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer t.endTurn()
+	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
+	w.SetOwn()
+	w.Batch.SetRecord(keys.SpaceSystem, endedHoldsKey, binary.LittleEndian.AppendUint64(nil, uint64(s.recovery.Next-1)))
+	for _, h := range s.Holds() {
+		w.Batch.SetRecord(keys.SpaceSystem, holdKey(h.ID), h.value())
+	}
+	if _, err := x.commitDurably(ctx, w); err != nil {
+		return err
+	}
+	t.hidden = false
+	return nil
 }
 
 // heldLocked is the smallest epoch that is held, or MaxEpoch.

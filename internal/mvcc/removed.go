@@ -57,7 +57,7 @@ func (t *timeline) forget(visible keys.Epoch) {
 	defer t.mu.Unlock()
 	for _, h := range t.holds {
 		if h.Epoch < first {
-			h.Epoch, h.Deadline = visible, 1 // it has ended, long ago
+			h.forget(visible)
 		}
 	}
 	if keys.Epoch(t.floor.Load()) < first {

@@ -77,6 +77,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	}
 	s.recordStart(ctx)
 	_ = s.recordRemoved(ctx, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
+	_ = s.endHidden(ctx, s.probe)     // else advanceTimeline does
 	s.collector.refresh(time.Now())
 	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })

@@ -57,8 +57,10 @@ type recording struct {
 	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
 	recorded bool       // there is a record of the floor
+	unread   bool       // there may be one that a damaged page hides
 
 	unrecorded map[keys.Epoch]keys.Epoch // records of removed epochs that a start could not write; see changedRanges
+	hidden     bool                      // damaged pages hide records of holds, which have to be ended; see endHidden
 }
 
 // timeSample says that no commit up to an epoch is later than a time.
@@ -116,15 +118,14 @@ func (t *timeline) open(ctx context.Context, x *Session) error {
 			floor, found = keys.Epoch(binary.LittleEndian.Uint64(value)), true
 		case key[0] == keys.SystemTimeSample && len(key) == 9 && len(value) == 8:
 			t.openSample(timeSample{at: binary.BigEndian.Uint64(key[1:]) * 1000, epoch: keys.Epoch(binary.LittleEndian.Uint64(value))})
-		case key[0] == keys.SystemHold:
-			t.openHold(key, value)
 		}
 		return true
 	}
-	err := x.ScanSystem(ctx, floorKey, append(floorKey, 0), visit)
-	for _, first := range []byte{keys.SystemTimeSample, keys.SystemHold} {
-		err = errors.Join(err, x.ScanSystem(ctx, []byte{first}, []byte{first + 1}, visit))
+	if err := t.openHolds(ctx, x); err != nil {
+		return fmt.Errorf("the records of holds: %w", err)
 	}
+	err := x.ScanSystem(ctx, floorKey, append(floorKey, 0), visit)
+	err = errors.Join(err, x.ScanSystem(ctx, []byte{keys.SystemTimeSample}, []byte{keys.SystemTimeSample + 1}, visit))
 	damaged := errors.Is(err, storage.ErrDamaged)
 	switch {
 	case damaged:
@@ -147,6 +148,7 @@ func (t *timeline) openSample(sample timeSample) {
 
 // adopt makes the floor that was read that of the store. Of damaged records it is not known whether there is one.
 func (t *timeline) adopt(floor keys.Epoch, found, damaged bool, visible keys.Epoch) {
+	t.unread = damaged
 	if t.recorded = found || damaged; t.recorded || t.keep > 0 {
 		t.floor.Store(uint64(visible))
 	}
@@ -181,7 +183,7 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 		t.floor.Store(uint64(t.pending))
 		t.pending = 0
 	}
-	if err := errors.Join(s.recordRemoved(ctx, x), s.endHolds(ctx, x)); err != nil {
+	if err := errors.Join(s.recordRemoved(ctx, x), s.endHidden(ctx, x), s.endHolds(ctx, x)); err != nil {
 		return err
 	}
 	if t.keep == 0 {
@@ -278,7 +280,7 @@ func (t *timeline) next(sample timeSample) (out nextRecords) {
 		}
 		out.floor, keep = max(out.floor, min(old.epoch, held)), i
 	}
-	for keep > 0 && t.samples[keep].epoch > out.floor { // a hold needs older ones
+	for keep > 0 && t.samples[keep].epoch > min(out.floor, held) { // a hold needs older ones
 		keep--
 	}
 	out.drop = min(keep, droppedAtOnce)
@@ -347,6 +349,9 @@ func (s *Store) endRetention(ctx context.Context, x *Session) error {
 func (s *Store) recordStart(ctx context.Context) {
 	t := &s.timeline
 	if t.keep == 0 {
+		if t.unread {
+			_ = s.endRetention(ctx, s.probe) // now: a later start may read the record, and merges drop what it seems to keep
+		}
 		return
 	}
 	t.noteTree(&s.recovery)

@@ -207,6 +207,21 @@ func TestTimesOfHeldEpochsStayKnown(t *testing.T) {
 	})
 }
 
+// TestTimesStayKnownFromAHoldBelowTheFloorOn: a hold may be taken of an epoch that an older hold, which has ended since, kept, or while the
+// record of a higher floor is being synced.
+func TestTimesStayKnownFromAHoldBelowTheFloorOn(t *testing.T) {
+	var line timeline
+	line.init(&Options{Retention: time.Second})
+	for i := range uint64(10) {
+		line.samples = append(line.samples, timeSample{at: i * 1_000_000, epoch: keys.Epoch(10 * i)})
+	}
+	line.floor.Store(50)
+	line.holds[1] = &Hold{ID: 1, Epoch: 30}
+	if next := line.next(timeSample{at: 20_000_000, epoch: 200}); next.floor != 50 || line.samples[next.drop].epoch != 30 {
+		t.Errorf("floor %d; the first sample that stays is of epoch %d, and epoch 30 is held", next.floor, line.samples[next.drop].epoch)
+	}
+}
+
 // TestRetentionBytesEndThePastBeforeItsTime: about so many log bytes are kept, and not all of the time.
 func TestRetentionBytesEndThePastBeforeItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
