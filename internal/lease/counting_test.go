@@ -108,6 +108,40 @@ func TestALeaseHasABoundedNumberOfKeys(t *testing.T) {
 	h.checkRecords()
 }
 
+// TestALeaseHasABoundedNumberOfLocks: they count as keys, and those that were released make room.
+func TestALeaseHasABoundedNumberOfLocks(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{Keys: 10})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	acquire := func(i int) error {
+		_, err := h.Acquire(context.Background(), NewAttempt(), fmt.Append(nil, i), 1, nil, false)
+		return err
+	}
+	var err error
+	n := 0
+	for ; n <= 10 && err == nil; n++ {
+		err = acquire(n)
+		h.awaitCounted(1)
+	}
+	if !errors.Is(err, ErrTooManyKeys) || n != 11 {
+		t.Fatalf("lock %d: %v", n, err)
+	}
+	held, _, err := h.Holder(context.Background(), []byte("0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if released, _, err := h.Release(context.Background(), []byte("0"), held.Token); err != nil || !released {
+		t.Fatal(released, err)
+	}
+	if err = acquire(10); errors.Is(err, ErrTooManyKeys) { // which lets the locks be counted
+		h.awaitCounted(1)
+		err = acquire(10)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestALeaseWithEverNewKeysIsNeverFull: what is attached and deleted again leaves nothing for ever.
 func TestALeaseWithEverNewKeysIsNeverFull(t *testing.T) {
 	const limit = 200

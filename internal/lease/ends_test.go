@@ -67,23 +67,25 @@ func TestGrantOfAnIDBesideTheEndOfItsLeaseLives(t *testing.T) {
 	h.mustPut("k", "", 1)
 }
 
-// TestLeaseThatCannotBeRevokedDoesNotKeepOthers: the keys of the first lease are more than the limit of a batch, which has
-// become smaller, and so its revocation fails as often as it is tried.
+// TestLeaseThatCannotBeRevokedDoesNotKeepOthers: the revocation of the first lease fails as often as it is tried. Both are due at once, and it
+// is tried first.
 func TestLeaseThatCannotBeRevokedDoesNotKeepOthers(t *testing.T) {
 	clock, o := fakeClock()
-	so := storeOptions(vfs.NewMem())
-	so.Limits.BatchBytes = 4 << 10
-	h, err := tryOpenStore(t, so, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := mustOpen(t, vfs.NewMem(), o)
 	defer h.stop()
 	h.mustGrant(1, time.Second)
 	h.mustGrant(2, 2*time.Second)
-	large := strings.Repeat("a", 2000)
-	for key, id := range map[string]ID{large + "1": 1, large + "2": 1, large + "3": 1, "b": 2} {
-		h.mustPut(key, "", id)
-	}
+	h.mustPut("a", "", 1)
+	h.mustPut("b", "", 2)
+	asked := 0
+	h.revoker.mu.Lock()
+	h.revoker.session.Permit(func() error {
+		if asked++; asked == 2 || asked == 3 { // of the second lease, with its latches and with its epoch
+			return nil
+		}
+		return errors.New("not permitted")
+	})
+	h.revoker.mu.Unlock()
 	clock.Store(int64(time.Minute))
 	h.wakeUp()
 	for deadline := time.Now().Add(10 * time.Second); h.found("b"); time.Sleep(time.Millisecond) {
@@ -91,8 +93,59 @@ func TestLeaseThatCannotBeRevokedDoesNotKeepOthers(t *testing.T) {
 			t.Fatal("a lease does not end, because another one cannot")
 		}
 	}
-	if !h.found(large + "1") {
+	if !h.found("a") {
 		t.Error("the other one has been revoked")
+	}
+}
+
+// TestALowerLimitOfBatchesKeepsNoLeaseFromEnding: the keys of the lease together, and one of them alone, are longer than a batch of a
+// client may be after a restart.
+func TestALowerLimitOfBatchesKeepsNoLeaseFromEnding(t *testing.T) {
+	so := storeOptions(vfs.NewMem())
+	h, err := tryOpenStore(t, so, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.mustGrant(1, time.Hour)
+	for i := range 3 {
+		h.mustPut(strings.Repeat(fmt.Sprint(i), 2000), "", 1)
+	}
+	h.stop()
+	so.Limits.BatchBytes = 1 << 10
+	if h, err = tryOpenStore(t, so, Options{StepBytes: so.Limits.BatchBytes}); err != nil {
+		t.Fatal(err)
+	}
+	defer h.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := h.Revoke(ctx, 1); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestATransactionBesideTheEndOfALeaseConflicts: it has changed a key of the lease, and does not know of the lease.
+func TestATransactionBesideTheEndOfALeaseConflicts(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	h.mustPut("k", "1", 1)
+	x, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	txn, err := x.Begin(mvcc.TxnOptions{Isolation: mvcc.IsolationSnapshot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := txn.Invoke(&mvcc.Invoke{Kind: mvcc.InvokeAdd, Key: []byte("k"), Delta: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Revoke(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = txn.Commit(context.Background()); !errors.As(err, new(*mvcc.ConflictError)) {
+		t.Error(err)
 	}
 }
 

@@ -272,7 +272,7 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 	w.Durability = mvcc.DurabilitySync
 	w.SetOwn()
 	key := leaseKey(e.id)
-	w.Batch.SetRecord(keys.SpaceSystem, key, e.record.encode())
+	w.Batch.Set(keys.SpaceSystem, key, e.record.encode()) // no record beside a deletion: on a full disk it would take the reserve
 	adopts := false
 	w.Under(func(l *mvcc.Latched) error {
 		n, err := l.Newest(keys.Append(nil, keys.SpaceSystem, key))

@@ -127,7 +127,10 @@ func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *ent
 			}
 			return nil
 		}
-		if err := m.checkLive(e.id); err != nil || !take {
+		if !take {
+			return m.checkLive(e.id)
+		}
+		if err := m.admit(e.id, 1); err != nil {
 			return err
 		}
 		taken = true

@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"context"
+	"errors"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -41,6 +42,20 @@ func (x *Session) checkFirst(w *Write) error {
 		}
 	}
 	return nil
+}
+
+// orConflict replaces a refusal of a transaction by a conflict, if there is one: of a key that was attached to a lease when the
+// transaction read it, the lease may have ended with the key.
+func (x *Session) orConflict(w *Write, err error) error {
+	if !w.firstWins || x.store.latches.newest(&x.committing.held) <= w.snapshot {
+		return err
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	if conflict := x.checkFirst(w); errors.As(conflict, new(*ConflictError)) {
+		return conflict
+	}
+	return err
 }
 
 // checkConditions tests the preconditions against the newest versions, straight from memtables and

@@ -149,7 +149,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 		return 0, err
 	}
 	if err := x.compute(ctx, w); err != nil {
-		return 0, err
+		return 0, x.orConflict(w, err)
 	}
 	if w.load != nil {
 		return x.publishBulkLoad(ctx, w.load)
@@ -276,12 +276,14 @@ func (x *Session) prepare(w *Write) (err error) {
 	return err
 }
 
+// checkLimits compares w with the limits. Those of batches and values are for clients: a commit of the store's own, which may delete
+// keys of many clients, has bounds of its own.
 func (x *Session) checkLimits(w *Write) error {
 	limits, n := &x.store.options.Limits, w.Batch.Operations()
 	if n > limits.BatchOps && !w.own {
 		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
-	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes {
+	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes && !w.own {
 		return &LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}
 	}
 	for i := range w.Batch.Count() {
@@ -298,7 +300,7 @@ func (x *Session) checkLimits(w *Write) error {
 			return err
 		}
 	}
-	if v := w.Batch.ValueBytesMax(); v > limits.ValueBytes {
+	if v := w.Batch.ValueBytesMax(); v > limits.ValueBytes && !w.own {
 		return &LimitError{What: "value bytes", Limit: limits.ValueBytes, Got: v}
 	}
 	for i := range w.Conditions {
