@@ -576,6 +576,83 @@ func TestDamagedQuarantineFile(t *testing.T) {
 	}
 }
 
+// TestVerificationNamesAQuarantineBesideALostSuperblock: what the log lacks of a state whose successor's superblock is lost is no damage of its own;
+// what the quarantine lacks is.
+func TestVerificationNamesAQuarantineBesideALostSuperblock(t *testing.T) {
+	q := newQuarantineBench(t, vfs.NewMem())
+	q.mustOpen()
+	q.fill()
+	for range 2 {
+		if err := q.checkpointAt(); err != nil {
+			t.Fatal(err)
+		}
+		q.set("key-00001", "again")
+	}
+	q.mustClose()
+	damage := func(path string, at ...int64) {
+		t.Helper()
+		f, err := q.fs.Open(path, vfs.ReadWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, offset := range at {
+			_, write := f.WriteAt([]byte("damage"), offset)
+			err = errors.Join(err, write)
+		}
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	damage(Files{q.fs, "db"}.DataPath(), q.newestSuperblocks()...)
+	kinds := func() []string {
+		t.Helper()
+		report, err := Inspect.Files(context.Background(), q.fs, "db")
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(report.Kinds)
+		return slices.Compact(report.Kinds)
+	}
+	if got := kinds(); !slices.Equal(got, []string{"superblock"}) {
+		t.Fatalf("with a lost superblock: %q", got)
+	}
+	path := quarantinePaths("db")[0]
+	size, err := q.fs.Size(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage(path, 100, size/2+100)
+	if got := kinds(); !slices.Equal(got, []string{"quarantine", "superblock"}) {
+		t.Fatalf("and with a damaged quarantine: %q", got)
+	}
+}
+
+// newestSuperblocks are the offsets of the superblock of the newest checkpoint and its copies.
+func (q *quarantineBench) newestSuperblocks() (offsets []int64) {
+	q.t.Helper()
+	f, err := q.fs.Open(Files{q.fs, "db"}.DataPath(), vfs.ReadWrite)
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	size, err := f.Size()
+	newest, buf := uint64(0), make([]byte, q.options.PageSize)
+	for at := int64(0); err == nil && at < size; at += int64(len(buf)) {
+		_, err = f.ReadAt(buf, at)
+		h := page.ReadHeader(buf)
+		if h.Type != page.TypeSuperblock || h.Checkpoint < newest {
+			continue
+		}
+		if h.Checkpoint > newest {
+			newest, offsets = h.Checkpoint, nil
+		}
+		offsets = append(offsets, at+100)
+	}
+	if err := errors.Join(err, f.Close()); err != nil || len(offsets) < 2 {
+		q.t.Fatalf("superblocks at %d: %v", offsets, err)
+	}
+	return offsets
+}
+
 // TestQuarantineNewerThanItsStateIsIgnored: a checkpoint that wrote the file and did not get further leaves versions that the log brings again, or that a
 // repair of the log has dropped.
 func TestQuarantineNewerThanItsStateIsIgnored(t *testing.T) {

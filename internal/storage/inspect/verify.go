@@ -112,13 +112,13 @@ func VerifyDir(ctx context.Context, fsys vfs.FS, dir string, o VerifyOptions) (r
 	if err := v.checkLog(state, state.LogProof(), keys.MaxEpoch, func() error { return nil }); err != nil {
 		return nil, err
 	}
-	versions, fault, err := state.ReadQuarantine()
-	if err := v.checkQuarantine(versions, fault, err); err != nil {
-		return nil, err
-	}
 	if state.Pages.SuperblockMissing() && v.report.DamageTotal > 0 { // of the log, which was truncated after the state that is lost
 		v.report.Damages, v.report.DamageTotal = nil, 0
 		v.note("the log does not reach back to checkpoint %d: a newer checkpoint was durable, and both its superblock and the copy are damaged", state.Pages.Checkpoint())
+	}
+	versions, fault, err := state.ReadQuarantine()
+	if err := v.checkQuarantine(versions, fault, err); err != nil {
+		return nil, err
 	}
 	return v.run(state)
 }

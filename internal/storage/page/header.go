@@ -61,7 +61,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 var (
 	// ErrChecksum means that the bytes are not those that were written.
 	ErrChecksum = errors.New("page: checksum mismatch")
-	// ErrMisplaced means an intact page at the offset of another page: a lost or misdirected write.
+	// ErrMisplaced means an intact page at the offset of another page: a misdirected write.
 	ErrMisplaced = errors.New("page: wrong id")
 	// ErrUnknown means a type, version or flag that this program does not know; a newer program may have
 	// written it.
