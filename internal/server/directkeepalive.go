@@ -73,8 +73,7 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		k.end(k.server.failed(telemetry.MethodKeepAlive, errTooManyIDs))
 		return false
 	}
-	k.in.Ids = k.in.Ids[:0]
-	if err := k.in.UnmarshalVT(message); err != nil {
+	if err := k.decode(message); err != nil {
 		k.noteCaller()
 		k.end(status.Newf(codes.Internal, "%v: %v", errDecode, err))
 		return false
@@ -132,6 +131,14 @@ func (k *directKeepAlives) note(refused error) (err error) {
 		}
 	}
 	return err
+}
+
+// decode decodes a message into the one before.
+func (m *keepAliveMessages) decode(message []byte) error {
+	ids := m.in.Ids[:0]
+	m.in.Reset() // of unknown fields, too: the generated decoder adds those of each message to those before
+	m.in.Ids = ids
+	return m.in.UnmarshalVT(message)
 }
 
 // keepAlive begins the leases of the request anew, and fills the answer.

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/telemetry"
@@ -107,17 +108,26 @@ func (r *pipelineRequest) choose(kind int, whole bool) {
 	}
 }
 
-// reuseGet empties a message and keeps its buffer. Unknown fields stay; see resetEvery.
-func reuseGet(m *pb.GetRequest) { m.Key, m.SnapshotEpoch, m.SnapshotTimeUs = m.Key[:0], 0, 0 }
+// reuseGet empties a message and keeps its buffer.
+func reuseGet(m *pb.GetRequest) {
+	if hasUnknown(m) {
+		m.ResetVT()
+	}
+	m.Key, m.SnapshotEpoch, m.SnapshotTimeUs = m.Key[:0], 0, 0
+}
 
-// reusePut empties a message and keeps its buffers. Unknown fields stay; see resetEvery.
+// reusePut empties a message and keeps its buffers.
 func reusePut(m *pb.PutRequest) {
-	if len(m.Preconditions) > 0 {
+	if len(m.Preconditions) > 0 || hasUnknown(m) {
 		m.ResetVT()
 	}
 	m.Key, m.Value, m.Durability, m.LeaseId, m.RequestId = m.Key[:0], m.Value[:0], 0, 0, m.RequestId[:0]
 	m.TtlMs, m.ExpiresAtMs, m.ReturnCurrent = 0, 0, false
 }
+
+// hasUnknown reports whether a message has fields that this version does not know. The generated decoder adds those of the next message
+// to them: they would be part of its hash, and of ever more memory.
+func hasUnknown(m proto.Message) bool { return len(m.ProtoReflect().GetUnknown()) > 0 }
 
 // peekKind returns the field number of the request in an encoded PipelineRequest in the form that
 // encoders write: an optional id first. For any other form it returns zero, and the decoder finds

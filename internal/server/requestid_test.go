@@ -111,6 +111,33 @@ func identified(h *harness, t testing.TB) map[string]func(id []byte) (proto.Mess
 	}
 }
 
+// TestARepeatedPutIsKnownBesideThoseOfNewerClients: messages are used again, and what this version does not know of one is no part of the
+// next, whose hash would not be that of its first attempt.
+func TestARepeatedPutIsKnownBesideThoseOfNewerClients(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		stream := h.pipeline(t, testContext(t))
+		for name, send := range map[string]func(*pb.PutRequest) (*pb.PutResponse, error){
+			"unary": func(r *pb.PutRequest) (*pb.PutResponse, error) { return h.kv.Put(testContext(t), r) },
+			"pipelined": func(r *pb.PutRequest) (*pb.PutResponse, error) {
+				mustSend(t, stream, &pb.PipelineRequest{Request: &pb.PipelineRequest_Put{Put: r}})
+				out := mustRecv(t, stream)
+				return out.GetPut(), status.FromProto(out.GetError()).Err()
+			},
+		} {
+			id := newRequestID(t)
+			for attempt := range 3 {
+				if _, err := send(withUnknown(&pb.PutRequest{Key: []byte("other"), Value: []byte("v")})); err != nil {
+					t.Fatal(err)
+				}
+				out, err := send(&pb.PutRequest{Key: []byte("k"), Value: []byte("v"), RequestId: id})
+				if err != nil || out.Deduplicated != (attempt > 0) {
+					t.Fatalf("%s: attempt %d: %v, %v", name, attempt, out, err)
+				}
+			}
+		}
+	})
+}
+
 // pipelined sends one request, and then one without an id, which must not get the id of the one before.
 func pipelined(t testing.TB, h *harness, req *pb.PipelineRequest) (proto.Message, error) {
 	stream, err := h.kv.Pipeline(testContext(t))

@@ -3,6 +3,7 @@ package server
 import (
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -54,6 +55,12 @@ func someValue(f protoreflect.FieldDescriptor) protoreflect.Value {
 	return protoreflect.ValueOfInt32(7)
 }
 
+// withUnknown is a message of a newer client: it has a field that this version does not know.
+func withUnknown[M proto.Message](m M) M {
+	m.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), []byte("of a newer version")))
+	return m
+}
+
 func mustMarshal(t *testing.T, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)
@@ -76,7 +83,9 @@ func TestReusedRequestsForgetEveryField(t *testing.T) {
 			empty.ProtoReflect().Mutable(f)
 			var r pipelineRequest
 			r.init()
-			for _, m := range []*pb.PipelineRequest{full, empty, full, empty} {
+			newer := proto.CloneOf(empty)
+			withUnknown(newer.ProtoReflect().Mutable(f).Message().Interface())
+			for _, m := range []*pb.PipelineRequest{full, empty, newer, newer, full, newer, empty} {
 				if err := r.UnmarshalVT(mustMarshal(t, m)); err != nil {
 					t.Fatal(err)
 				}
@@ -94,7 +103,8 @@ func TestReusedRequestsForgetEveryField(t *testing.T) {
 		for depth := range 3 {
 			full := m.ProtoReflect().New()
 			setAll(full, depth)
-			for _, sent := range []proto.Message{full.Interface(), m.ProtoReflect().New().Interface()} {
+			empty, newer := m.ProtoReflect().New().Interface(), withUnknown(m.ProtoReflect().New().Interface())
+			for _, sent := range []proto.Message{full.Interface(), empty, newer, newer, full.Interface(), newer, empty} {
 				if _, err := lane.decode(method, mustMarshal(t, sent)); err != nil {
 					t.Fatal(err)
 				}
@@ -102,6 +112,16 @@ func TestReusedRequestsForgetEveryField(t *testing.T) {
 					t.Errorf("a lane read %v, sent %v", m, sent)
 				}
 			}
+		}
+	}
+	var kept keepAliveMessages
+	newer := withUnknown(&pb.KeepAliveRequest{Ids: []uint64{3}})
+	for _, sent := range []*pb.KeepAliveRequest{{Ids: []uint64{1, 2}}, newer, newer, {}} {
+		if err := kept.decode(mustMarshal(t, sent)); err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(&kept.in, sent) {
+			t.Errorf("a stream of keep-alives read %v, sent %v", &kept.in, sent)
 		}
 	}
 }
