@@ -70,8 +70,8 @@ func (s *kvService) bulkLoad(
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	context.AfterFunc(ctx, l.Cancel)
+	permitted := newBulkAccess(stream.Context(), s.Server) // before the first message is checked: what changes later is checked again
 	messages := s.receiveBulk(ctx, stream)
-	permitted := newBulkAccess(stream.Context(), s.Server)
 	for {
 		var m bulkMessage
 		o.wait()

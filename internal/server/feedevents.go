@@ -94,7 +94,7 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 			}
 		}
 		if loaded != nil {
-			if err := s.addLoaded(ctx, p.Commit, d.Position); err != nil {
+			if ok, err := s.addLoaded(ctx, p.Commit, d.Position); !ok {
 				return err
 			}
 		}
@@ -127,6 +127,15 @@ func (s *delivering) flush(ctx context.Context) error {
 	return s.sendResponse(ctx, s.sw, out)
 }
 
+// proceed sends what there is, and reports whether more may follow: the client decides how long the response takes, and its rights may have
+// ended meanwhile.
+func (s *delivering) proceed(ctx context.Context) (ok bool, err error) {
+	if err = s.flush(ctx); err == nil {
+		err = s.endForbidden(ctx)
+	}
+	return err == nil && s.isOpen(s.sw), err
+}
+
 // add adds an operation. It reports false if the watch has ended, or the stream has to.
 func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.Op) (ok bool, err error) {
 	before, ok, err := s.previousAt(ctx, p, index, op)
@@ -135,7 +144,7 @@ func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.
 	}
 	size := eventBytes + len(op.Key) + len(op.Value) + len(before.value)
 	if !s.out.fits(size, s.limit) {
-		if err := s.flush(ctx); err != nil {
+		if ok, err := s.proceed(ctx); !ok {
 			return false, err
 		}
 		s.begin(p.Commit)
@@ -148,12 +157,12 @@ func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.
 	return true, nil
 }
 
-// addLoaded adds the events of a bulk load.
-func (s *delivering) addLoaded(ctx context.Context, c *feed.Commit, after feed.Position) error {
+// addLoaded adds the events of a bulk load. It reports false like add.
+func (s *delivering) addLoaded(ctx context.Context, c *feed.Commit, after feed.Position) (ok bool, err error) {
 	list := loadedEvents(s.sw.options.ranges, c.Loaded)
 	if s.out.events+len(list) > watchEventsMax {
-		if err := s.flush(ctx); err != nil {
-			return err
+		if ok, err := s.proceed(ctx); !ok {
+			return false, err
 		}
 		s.begin(c)
 	}
@@ -161,7 +170,7 @@ func (s *delivering) addLoaded(ctx context.Context, c *feed.Commit, after feed.P
 		into := s.out.add(sizeOf(e), after)
 		into.Kind, into.Key, into.EndKey = e.Kind, e.Key, e.EndKey
 	}
-	return nil
+	return true, nil
 }
 
 // previousAt is the previous value of an operation, if the watch wants it. It reports false if the watch has ended, or the stream has to.
@@ -181,7 +190,7 @@ func (s *delivering) previousAt(ctx context.Context, p *feed.Part, index int, op
 	if !v.unread {
 		return v, true, nil
 	}
-	if err := s.flush(ctx); err != nil { // nothing else is kept while a large one waits for room
+	if ok, err = s.proceed(ctx); !ok { // nothing else is kept while a large one waits for room
 		return v, false, err
 	}
 	if v, ok, err = s.largePrevious(ctx, s.sw, p.Commit.Epoch, op); ok {

@@ -13,6 +13,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -355,6 +356,56 @@ func TestStreamsEndWhenTheirTokenExpires(t *testing.T) {
 	})
 }
 
+// TestAWatchEndsBetweenTwoResponses: what the feed delivers at once may need many responses with previous values, and the client decides how
+// long each of them takes.
+func TestAWatchEndsBetweenTwoResponses(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		const keys, size = 16, 100 << 10 // two in a response
+		batch := new(pb.BatchWriteRequest)
+		for i := range keys {
+			key := fmt.Sprintf("a%02d", i)
+			h.put(t, key, string(make([]byte, size)))
+			batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte(key)})
+		}
+		out, err := h.kv.BatchWrite(testContext(t), batch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.setUsers(only(grant("r", "a")))
+		conn := h.dial(t, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
+		stream, err := pb.NewFeedServiceClient(conn).Watch(as(testContext(t), "alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{
+			Ranges: []*pb.KeyRange{prefixRange("a")}, Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: out.Epoch - 1},
+		}}}); err != nil {
+			t.Fatal(err)
+		}
+		for events := 0; ; {
+			m, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range m.GetChanges().GetCommits() {
+				if events == 0 {
+					h.setUsers(only(grant("r", "b")))
+				}
+				events += len(c.Events)
+			}
+			if ended := m.GetEnded(); ended != nil {
+				if code := status.FromProto(ended.Error).Code(); code != codes.PermissionDenied || events == 0 || events > keys/2 {
+					t.Errorf("%v after %d of %d events; the right has ended after the first response", code, events, keys)
+				}
+				return
+			}
+			if events == keys {
+				t.Fatal("all events have come")
+			}
+		}
+	}, func(c *config.Config) { c.Retention = time.Minute })
+}
+
 func TestObservedLockEndsWhenItsRightIsTakenAway(t *testing.T) {
 	onBothTransports(t, func(t *testing.T, h *harness) {
 		h.setUsers(only(grant("r", "k")))
@@ -576,4 +627,53 @@ func TestWorkOfHoursEndsWithItsRight(t *testing.T) {
 		}
 		eventually(t, "no backup is made", func() bool { return h.snapshots.backups.progress() == nil })
 	})
+}
+
+// lateLoad is the stream of a bulk load whose first message was permitted, before the right to it was taken away. The rest of the server
+// looks at the users after that, if it has not done so before.
+type lateLoad struct {
+	grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse]
+	ctx      context.Context
+	change   func()
+	received chan struct{}
+}
+
+func (l *lateLoad) Context() context.Context {
+	select {
+	case <-l.received:
+	case <-time.After(20 * time.Millisecond): // nothing is received yet
+	}
+	return l.ctx
+}
+
+func (l *lateLoad) RecvMsg(m any) error {
+	select {
+	case <-l.received: // there is no second one
+		<-l.ctx.Done()
+		return l.ctx.Err()
+	default:
+	}
+	r := m.(*pb.BulkLoadRequest) //nolint:forcetypeassert // there is no other kind
+	r.Entries, r.Commit = []*pb.BulkEntry{{Key: []byte("k")}}, true
+	l.change()
+	close(l.received)
+	return nil
+}
+
+// TestTheFirstMessageOfABulkLoadIsCheckedAgain: its right may be taken away while the load begins.
+func TestTheFirstMessageOfABulkLoadIsCheckedAgain(t *testing.T) {
+	h := mustStart(t)
+	h.setUsers(only(grant("w", "k")))
+	a := &access{gate: &h.gate, conn: new(connection), header: "Bearer alice"}
+	stream := &lateLoad{
+		ctx: context.WithValue(t.Context(), accessKey{}, a), change: func() { h.setUsers(only(grant("w", "j"))) }, received: make(chan struct{}),
+	}
+	o := h.openSnapshot(t.Context(), pb.SnapshotInfo_KIND_BULK_LOAD, h.store.Visible(), nil)
+	defer o.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	loaded, err := (&kvService{Server: h.Server}).bulkLoad(ctx, o, stream, new(time.Duration))
+	if !isDenial(err) {
+		t.Errorf("loaded %d keys: %v", loaded.Keys, err)
+	}
 }
