@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -84,9 +83,7 @@ func (s *Server) newDirect() *transport.Services {
 		PingInterval:     keepaliveClientMin,
 		HandOverAfter:    handOverAfter,
 		ProgressTimeout:  s.config.MessageTimeout,
-		AcceptFailed: func(err error) {
-			s.log.incident(slog.LevelWarn, "accept", "a connection cannot be accepted; trying again", err)
-		},
+		AcceptFailed:     s.acceptFailed,
 	}, (*directService)(s), services)
 	return services
 }

@@ -140,13 +140,13 @@ func (s *Server) setHealth(status healthpb.HealthCheckResponse_ServingStatus) {
 }
 
 func (s *Server) listen() (err error) {
-	if s.endpoints.listener, err = net.Listen("tcp", s.config.Listen); err != nil {
+	if s.endpoints.listener, err = s.listenTo(s.config.Listen); err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	if s.config.HTTP == "" {
 		return nil
 	}
-	if s.endpoints.metrics, err = net.Listen("tcp", s.config.HTTP); err != nil {
+	if s.endpoints.metrics, err = s.listenTo(s.config.HTTP); err != nil {
 		return errors.Join(fmt.Errorf("--http: %w", err), s.endpoints.listener.Close())
 	}
 	return nil
