@@ -32,6 +32,7 @@ type watchStart struct {
 	time  uint64 // after everything up to this time, if it is not zero
 	walk  bool
 	load  bool       // the walk is of a bulk load
+	first bool       // the walk is a difference from before the first commit
 	at    keys.Epoch // of the walk's snapshot; zero: the newest
 	last  []byte     // the last key of the walk that the client has
 }
@@ -93,7 +94,7 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 		}
 		start.after = t.position
 		if t.snapshot != 0 {
-			start.walk, start.load, start.at, start.last = true, t.load, t.snapshot, t.last
+			start.walk, start.load, start.first, start.at, start.last = true, t.load, t.first, t.snapshot, t.last
 		}
 		return start, errors.Join(w.refuseRemoved(start.after), w.refuseRemoved(feed.Position{Epoch: start.at}))
 	default:

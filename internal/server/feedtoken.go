@@ -22,7 +22,8 @@ import (
 // The first operations of the commit after the epoch have been delivered. In the middle of a snapshot or of a difference, which
 // are sent in key order, the token has another version and two more fields before the checksum: the epoch of the snapshot, and
 // the last key that was sent. Its epoch is the one after which the difference began; that of a snapshot is 0. A third version
-// is that of a difference between the epochs before and after a bulk load.
+// is that of a difference between the epochs before and after a bulk load, and a fourth one that of a difference from before
+// the first commit, whose epoch is 0, too.
 //
 //	0         1         17      24           28       36         43         n-4
 //	+---------+---------+-------+------------+--------+----------+----------+--------+
@@ -35,12 +36,14 @@ type feedToken struct {
 	snapshot keys.Epoch // not 0: within a snapshot or a difference at this epoch
 	last     []byte     // the last key that was sent
 	load     bool       // the difference is what a bulk load did
+	first    bool       // it is a difference from before the first commit, and no snapshot
 }
 
 const (
 	feedTokenVersion     = 1
 	feedTokenWalkVersion = 2
 	feedTokenLoadVersion = 3
+	feedTokenAllVersion  = 4
 	feedTokenBody        = 36
 	feedTokenBytes       = feedTokenBody + 4
 	feedTokenWalkBytes   = feedTokenBytes + 7 // and the last key
@@ -52,6 +55,8 @@ func (t *feedToken) encode() []byte {
 	switch {
 	case t.load:
 		version = feedTokenLoadVersion
+	case t.first:
+		version = feedTokenAllVersion
 	case t.snapshot != 0:
 		version = feedTokenWalkVersion
 	}
@@ -83,7 +88,7 @@ func decodeFeedToken(src []byte, keyBytesMax int) (t feedToken, err error) {
 		return t, invalidToken("has an impossible length")
 	}
 	version := src[0]
-	if version < feedTokenVersion || version > feedTokenLoadVersion {
+	if version < feedTokenVersion || version > feedTokenAllVersion {
 		return t, invalidToken("is not of a watch, or of a newer version of the server")
 	}
 	body, sum := src[:len(src)-4], binary.LittleEndian.Uint32(src[len(src)-4:])
@@ -102,8 +107,9 @@ func decodeFeedToken(src []byte, keyBytesMax int) (t feedToken, err error) {
 	if len(src) < feedTokenWalkBytes {
 		return t, invalidToken("is damaged")
 	}
-	t.snapshot, t.last, t.load = epochOf(body[feedTokenBody:]), body[feedTokenBody+7:], version == feedTokenLoadVersion
-	if t.position.Operations != 0 || t.snapshot == 0 || t.snapshot < t.position.Epoch {
+	t.snapshot, t.last = epochOf(body[feedTokenBody:]), body[feedTokenBody+7:]
+	t.load, t.first = version == feedTokenLoadVersion, version == feedTokenAllVersion
+	if t.position.Operations != 0 || t.snapshot == 0 || t.snapshot < t.position.Epoch || t.first && t.position.Epoch != 0 {
 		return t, invalidToken("is damaged")
 	}
 	return t, nil

@@ -16,6 +16,7 @@ var feedTokenSamples = []feedToken{
 	{lineage: keys.Lineage{1, 2, 3}, position: feed.Position{Epoch: keys.MaxEpoch, Operations: 1<<32 - 1}, filter: 1<<64 - 1},
 	{lineage: keys.Lineage{15: 9}, position: feed.Position{Epoch: 7}, filter: 3, snapshot: 7, last: []byte("key")},
 	{lineage: keys.Lineage{15: 9}, position: feed.Position{Epoch: 6}, filter: 3, snapshot: 7, last: []byte("key"), load: true},
+	{lineage: keys.Lineage{15: 9}, filter: 3, snapshot: 7, last: []byte("key"), first: true},
 }
 
 // TestFeedTokenIsWhatTheDocumentSays: docs/formats.md describes these bytes, and clients keep them for as long as they like.
@@ -25,6 +26,7 @@ func TestFeedTokenIsWhatTheDocumentSays(t *testing.T) {
 		"01" + "01020300000000000000000000000000" + "ffffffffffffff" + "ffffffff" + "ffffffffffffffff" + "3c5a6793",
 		"02" + "00000000000000000000000000000009" + "07000000000000" + "00000000" + "0300000000000000" + "07000000000000" + "6b6579" + "0dc67cd3",
 		"03" + "00000000000000000000000000000009" + "06000000000000" + "00000000" + "0300000000000000" + "07000000000000" + "6b6579" + "c66cb764",
+		"04" + "00000000000000000000000000000009" + "00000000000000" + "00000000" + "0300000000000000" + "07000000000000" + "6b6579" + "81682a9a",
 	} {
 		if got := hex.EncodeToString(feedTokenSamples[i].encode()); got != want {
 			t.Errorf("sample %d is\n%s, want\n%s", i, got, want)

@@ -61,7 +61,7 @@ const walkHoldLifetime = 10 * time.Minute
 // beginWalk begins the walk of a watch that begins with a snapshot, or that continues inside a walk.
 func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watchStart) error {
 	walk := &watchWalk{since: start.after.Epoch, at: start.at, last: bytes.Clone(start.last)}
-	if walk.since != 0 {
+	if walk.since != 0 || start.first {
 		walk.kind = walkDifference
 	}
 	if err := w.openWalk(ctx, sw, walk); err != nil {
@@ -132,7 +132,7 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 		return err
 	}
 	walk.snapshot = w.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_WATCH, walk.at, walk.session.CloseSnapshot)
-	if walk.kind == walkDifference {
+	if walk.kind == walkDifference && walk.since != 0 {
 		if err = walk.keepBegin(w.server.store); err != nil {
 			return err
 		}
@@ -172,7 +172,7 @@ func (k *watchWalk) close(s *Server, interrupted bool) {
 	k.closeRange()
 	if k.snapshot != nil && k.snapshot.close() && interrupted && k.last != nil {
 		_ = s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
-		if k.kind == walkDifference || k.previous != nil {
+		if k.since != 0 && (k.kind == walkDifference || k.previous != nil) {
 			_ = s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
 		}
 	}
@@ -324,7 +324,10 @@ func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.Wat
 
 // token continues the walk after the last key.
 func (k *watchWalk) token(w *watchStream, sw *streamWatch) []byte {
-	return (&feedToken{lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last, load: k.kind == walkLoad}).encode()
+	return (&feedToken{
+		lineage: w.lineage, position: feed.Position{Epoch: k.since}, filter: sw.options.filter, snapshot: k.at, last: k.last,
+		load: k.kind == walkLoad, first: k.kind == walkDifference && k.since == 0,
+	}).encode()
 }
 
 // fill makes the next part, and reports whether there may be more after it.

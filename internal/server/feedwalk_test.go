@@ -175,6 +175,47 @@ func TestDifferenceCrossesWhatTheLogHasNot(t *testing.T) {
 	}
 }
 
+// TestADifferenceFromTheBeginningGoesOnAsOne: its tokens have no epoch, as those of a snapshot. A client that wants no snapshot would not
+// look at the parts of one.
+func TestADifferenceFromTheBeginningGoesOnAsOne(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Feed.Retention = 0 })
+	for i := range 60 {
+		h.put(t, fmt.Sprint(i), string(make([]byte, 10_000)))
+	}
+	for h.Server.feed.feed.Oldest() <= 1 {
+		if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil {
+			t.Fatal(err)
+		}
+		h.put(t, "more", string(make([]byte, 100_000)))
+	}
+	r := &replica{state: map[string]string{}}
+	start := &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{}}
+	for streams := 1; ; streams++ {
+		w := mustWatch(t, h, start)
+		m := w.recv()
+		for m.GetDifference() == nil {
+			if m.GetSnapshot() != nil {
+				t.Fatal("a part of a snapshot")
+			}
+			m = w.recv()
+		}
+		if r.apply(t, m) {
+			if streams < 3 {
+				t.Errorf("%d parts", streams)
+			}
+			r.mustReachTheStore(t, h, w)
+			break
+		}
+		w.cancel()
+		start = &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}}
+	}
+	for _, l := range h.store.SnapshotLeases() {
+		if l.Epoch == 0 {
+			t.Errorf("%+v keeps an epoch before the first", l)
+		}
+	}
+}
+
 // TestOperatorListsAndEndsWatches.
 func TestOperatorListsAndEndsWatches(t *testing.T) {
 	h := mustStart(t)
