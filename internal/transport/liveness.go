@@ -20,7 +20,8 @@ type liveness struct {
 	signAt  time.Time // when that was
 	pinged  bool      // the client has been asked since
 
-	taking takes
+	taking  takes // of answers
+	writing takes // of the bytes that are being written to the socket
 
 	pingAt      time.Time // the client's last ping
 	answered    bool      // something of an answer has been sent since
@@ -39,7 +40,7 @@ const pingStrikesMax = 2
 const AgePart = 10
 
 func (l *liveness) init(now time.Time, maxAge time.Duration) {
-	l.now, l.started, l.signAt, l.taking.at = now, now, now, now
+	l.now, l.started, l.signAt, l.taking.at, l.writing.at = now, now, now, now, now
 	if maxAge > 0 {
 		l.aged = now.Add(maxAge - rand.N(maxAge/AgePart+1))
 	}
@@ -57,19 +58,28 @@ func (l *liveness) allowsPing(now time.Time, interval time.Duration) bool {
 	return l.pingStrikes <= pingStrikesMax
 }
 
-// takes watches whether a client takes the answers that wait for it.
+// takes watches whether a client takes what waits for it.
 type takes struct {
 	written uint64    // bytes that had been written at the time
 	at      time.Time // of the last progress
 }
 
-// proceeds reports whether the client has taken progressBytes within the timeout, or there was
+// proceeds reports whether the client has taken so many bytes within the timeout, or there was
 // nothing to take.
-func (t *takes) proceeds(now time.Time, waits bool, written uint64, timeout time.Duration) bool {
-	if !waits || written-t.written >= progressBytes {
+func (t *takes) proceeds(now time.Time, waits bool, written, least uint64, timeout time.Duration) bool {
+	if !waits || written-t.written >= least {
 		t.written, t.at = written, now
 	}
 	return now.Sub(t.at) <= timeout
+}
+
+// takesLocked reports whether the client takes what waits for it. Whatever else it sends, no write to the socket
+// may last for ever: the goroutine that writes may be that of a handler, with all that the handler has.
+func (c *Conn) takesLocked(now time.Time) bool {
+	l, written, timeout := &c.liveness, c.out.written, c.server.options.ProgressTimeout
+	answers := l.taking.proceeds(now, c.waitsLocked(), written, progressBytes, timeout)
+	socket := l.writing.proceeds(now, c.out.writing > 0, written, 1, timeout)
+	return answers && socket
 }
 
 // waitsLocked reports whether answers of fast requests, those of calls that RequireProgress names, or the socket wait for the client.
@@ -124,7 +134,7 @@ func (c *Conn) check(now time.Time) {
 		c.endLocked(errHandshake)
 		return
 	}
-	if !l.taking.proceeds(now, c.waitsLocked(), c.out.written, o.ProgressTimeout) {
+	if !c.takesLocked(now) {
 		c.endLocked(ErrUnread)
 		return
 	}

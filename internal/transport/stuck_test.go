@@ -2,10 +2,14 @@ package transport
 
 import (
 	"bytes"
+	"errors"
+	"io"
+	"net"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // TestClientThatStopsReadingLosesItsConnection: answers that fill the socket, and wait nowhere else,
@@ -29,6 +33,40 @@ func TestClientThatStopsReadingLosesItsConnection(t *testing.T) {
 			eventually(t, "the connection is open", func() bool { return server.onlyConn() != nil })
 			eventually(t, "the connection is closed", func() bool { return server.onlyConn() == nil })
 		})
+	}
+}
+
+// TestASocketThatTakesNothingEndsItsConnection: also if little waits for it, and the client sends. The handler that writes would
+// never return otherwise.
+func TestASocketThatTakesNothingEndsItsConnection(t *testing.T) {
+	s, server, _ := start(t, func(o *Options) { o.ProgressTimeout = 100 * time.Millisecond })
+	ours, theirs := net.Pipe() // a write lasts until it is read
+	defer ours.Close()
+	server.serve(theirs)
+	p := &peer{Conn: ours, t: t, framer: http2.NewFramer(ours, ours)}
+	p.encoder = hpack.NewEncoder(&p.block)
+	greeted := make(chan error, 1)
+	go func() { // until the server has nothing more to say
+		for {
+			f, err := p.framer.ReadFrame()
+			if settings, ok := f.(*http2.SettingsFrame); err != nil || ok && settings.IsAck() {
+				greeted <- err
+				return
+			}
+		}
+	}()
+	_, _ = io.WriteString(ours, http2.ClientPreface)
+	_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 8 << 10})
+	if err := <-greeted; err != nil {
+		t.Fatal(err)
+	}
+	p.open(1, pathEndless)
+	eventually(t, "the connection has ended", func() bool {
+		_ = p.framer.WriteWindowUpdate(0, 1) // a sign of life
+		return s.clients.Load() == 0
+	})
+	if cause := *s.causes.Load(); !errors.Is(cause, ErrUnread) {
+		t.Errorf("the cause is %v", cause)
 	}
 }
 
