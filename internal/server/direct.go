@@ -59,6 +59,7 @@ type directServer struct {
 	lanes     sync.Pool // of *lane
 	streams   directStreams
 	readers   workers
+	waiting   waitingAnswers
 }
 
 // handOverAfter is how long a request holds up the other requests of its connection at most, or twice
@@ -69,6 +70,7 @@ var handOverAfter = time.Millisecond
 func (s *Server) newDirect() *transport.Services {
 	services := &transport.Services{Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: messageBytesMax(&s.config), Unary: s.unary}
 	s.direct.readers.goroutines = &s.drain.receivers
+	s.direct.waiting.init(int64(s.config.Inflight()))
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
 		TLS:              s.endpoints.tls.grpc,

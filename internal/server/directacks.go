@@ -17,16 +17,21 @@ import (
 type directAcks struct {
 	mu      sync.Mutex // a leaf
 	waiting []directAnswer
-	running bool        // a goroutine waits
-	timer   *time.Timer // ends what is late
-	due     time.Time   // when the timer fires; zero: never
-	closed  bool        // the connection has ended
+	pooled  *[]directAnswer // of answerLists: whose memory waiting uses; nil while no goroutine is running
+	running bool            // a goroutine waits
+	timer   *time.Timer     // ends what is late
+	due     time.Time       // when the timer fires; zero: never
+	closed  bool            // the connection has ended
 }
 
 // await answers a when it may be told.
 func (c *directClient) await(a *directAnswer) {
 	q := &c.acks
 	q.mu.Lock()
+	if q.pooled == nil {
+		q.pooled = answerLists.Get().(*[]directAnswer) //nolint:forcetypeassert // there is no other kind
+		q.waiting = (*q.pooled)[:0]
+	}
 	q.waiting = append(q.waiting, *a)
 	q.watchLocked(c, a.deadline)
 	start := !q.running
@@ -104,20 +109,23 @@ func (q *directAcks) takeLocked(leaves func(*directAnswer) bool) (taken []direct
 	return taken
 }
 
-// readyAnswers are the lists of acknowledge, which begins anew whenever a connection has had no answer
-// that waits. They hold no answer while they are pooled.
-var readyAnswers = sync.Pool{New: func() any { return new([]directAnswer) }}
+// answerLists are the lists of connections whose answers wait, and of acknowledge, which begins anew whenever a connection has had no
+// answer that waits. They hold no answer while they are pooled.
+var answerLists = sync.Pool{New: func() any { return new([]directAnswer) }}
 
 // acknowledge answers what waits, until nothing does.
 func (c *directClient) acknowledge() {
 	q, store := &c.acks, c.server.store
-	pooled := readyAnswers.Get().(*[]directAnswer) //nolint:forcetypeassert // there is no other kind
-	defer readyAnswers.Put(pooled)
+	pooled := answerLists.Get().(*[]directAnswer) //nolint:forcetypeassert // there is no other kind
+	defer answerLists.Put(pooled)
 	ready := (*pooled)[:0]
 	for {
 		q.mu.Lock()
 		if len(q.waiting) == 0 {
 			q.running = false
+			*q.pooled = q.waiting // a long one does not stay with the connection
+			answerLists.Put(q.pooled)
+			q.pooled, q.waiting = nil, nil
 			q.mu.Unlock()
 			*pooled = ready
 			return

@@ -24,9 +24,9 @@ type directPipeline struct {
 	answers sender
 
 	mu        sync.Mutex // before the connection's; guards what follows
-	free      []*answer  // for answers that will wait
 	waiting   int        // answers that wait for durability or for the device
 	bytes     int        // of them
+	counted   int64      // what they take, as waitingAnswers knows
 	reads     laterReads
 	executing bool
 	held      bool           // no request is executed before some answers have been sent
@@ -61,7 +61,7 @@ func (p *directPipeline) Execute(tl transport.Lane, message []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.executing = false
-	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax || p.reads.full()
+	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax || p.reads.full() || p.crowdedLocked(waitingOwn)
 	p.finishLocked()
 	return !p.held && !p.finished
 }
@@ -172,18 +172,29 @@ func (p *directPipeline) queue(kept *answer) {
 
 // keep keeps an answer that will be delivered.
 func (p *directPipeline) keep(a *answer) *answer {
+	kept := keptAnswers.Get().(*answer) //nolint:forcetypeassert // there is no other kind
+	*kept = *a
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var kept *answer
-	if n := len(p.free); n > 0 {
-		kept, p.free = p.free[n-1], p.free[:n-1]
-	} else {
-		kept = new(answer)
-	}
-	*kept = *a
 	p.waiting++
 	p.bytes += a.bytes()
+	p.countLocked()
 	return kept
+}
+
+// keptAnswers are for answers that will wait.
+var keptAnswers = sync.Pool{New: func() any { return new(answer) }}
+
+// countLocked counts the answers that wait among those of all pipelines.
+func (p *directPipeline) countLocked() { p.server.direct.waiting.count(&p.counted, p.costLocked()) }
+
+func (p *directPipeline) costLocked() int64 {
+	return int64(p.waiting)*waitingAnswerBytes + int64(p.bytes)
+}
+
+// crowdedLocked reports whether the pipeline has at least so much while all pipelines have too much.
+func (p *directPipeline) crowdedLocked(least int64) bool {
+	return p.costLocked() >= least && p.server.direct.waiting.full()
 }
 
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
@@ -198,13 +209,12 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 			p.nextAlone()
 		}
 	}
-	p.mu.Lock()
 	*a = answer{}
-	if len(p.free) < ackQueueMax {
-		p.free = append(p.free, a)
-	}
+	keptAnswers.Put(a)
+	p.mu.Lock()
 	p.waiting--
 	p.bytes -= size
+	p.countLocked()
 	resume := p.resumesLocked(ackQueueMax/2, ackQueueBytesMax/2)
 	p.finishLocked()
 	p.mu.Unlock()
@@ -216,7 +226,7 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 // resumesLocked ends the time in which no request is executed, if no more than so many answers of so
 // many bytes wait.
 func (p *directPipeline) resumesLocked(waiting, bytes int) bool {
-	resumes := p.held && p.ended == nil && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full()
+	resumes := p.held && p.ended == nil && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full() && !p.crowdedLocked(waitingOwn/2)
 	if resumes {
 		p.held = false
 	}

@@ -119,6 +119,7 @@ func (p *directPipeline) read(r *laterRead) (again bool) {
 func (p *directPipeline) answerRead(r *laterRead) {
 	p.mu.Lock()
 	p.bytes += r.answer.bytes()
+	p.countLocked()
 	room := p.bytes < ackQueueBytesMax
 	p.mu.Unlock()
 	if !r.answer.ackWait.ready(p.server.store) {

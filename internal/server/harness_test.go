@@ -162,6 +162,12 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 		if reads, walks, writes := held.reads.held.Load(), held.walks.held.Load(), held.writes.Load(); reads != 0 || walks != 0 || writes != 0 {
 			t.Errorf("sessions of %d reads, %d walks and %d writes are counted for ever", reads, walks, writes)
 		}
+		if small, large := s.receiving.small.reserved.Load(), s.receiving.large.reserved.Load(); small != 0 || large != 0 {
+			t.Errorf("%d bytes of small and %d of large messages are counted for ever", small, large)
+		}
+		if n := s.direct.waiting.held.Load(); n != 0 {
+			t.Errorf("%d bytes of answers that wait are counted for ever", n)
+		}
 		if n := s.feed.units.used.Load(); n != 0 {
 			t.Errorf("%d watches are counted for ever", n)
 		}
