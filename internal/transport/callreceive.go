@@ -131,6 +131,7 @@ func (k *call) takeLocked(n int) (message []byte, whole bool) {
 	} else {
 		message, k.received = k.received[:n:n], k.received[n:]
 	}
+	_ = k.countWaitingLocked() // it is less than before
 	return message, whole
 }
 
@@ -199,8 +200,19 @@ func (k *call) arrivedLocked(payload []byte) {
 			k.received, k.spare = k.spare, nil
 		}
 		k.received = append(k.received, payload...)
+		if err := k.countWaitingLocked(); err != nil {
+			if k.taken > 0 || k.wholeBytes() > 0 {
+				err = &LaterError{Cause: err}
+			}
+			k.refuseRestLocked(k.conn.client.Status(err))
+		}
 	}
 	k.changedLocked()
+}
+
+// countWaitingLocked counts what was not taken.
+func (k *call) countWaitingLocked() error {
+	return k.conn.countWaitingLocked(k.stream, max(len(k.received)-k.reserved, min(len(k.received), 1)))
 }
 
 // changedLocked wakes the goroutine that receives, if it has something to do.
@@ -218,6 +230,7 @@ func (k *call) dropLocked() {
 	k.dropped = true
 	k.conn.takenLocked(len(k.received) - k.counted)
 	k.received, k.spare, k.counted = nil, nil, 0
+	_ = k.countWaitingLocked() // there is none
 }
 
 // refuseRestLocked drops the part of a message whose rest does not come, and what may come later. The handler learns it when it has taken
@@ -231,6 +244,7 @@ func (k *call) refuseRestLocked(st *status.Status) {
 	if k.received = k.received[:whole]; whole == 0 {
 		k.received = nil
 	}
+	_ = k.countWaitingLocked() // it is less than before
 	k.changed.Broadcast()
 }
 

@@ -152,7 +152,11 @@ func TestResetStreamsGiveTheirWindowBack(t *testing.T) {
 		_ = p.framer.WriteData(1, false, prefixed(10_000))
 	}
 	c := onlyConn(t, server)
-	eventually(t, "the handler has a message", func() bool { return s.received.Load() == receivedBytesMin })
+	eventually(t, "the handler has a message", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.callMessages == 1
+	})
 	_ = p.framer.WriteRSTStream(1, http2.ErrCodeCancel)
 	eventually(t, "the client may send as much as before", func() bool {
 		c.mu.Lock()

@@ -60,12 +60,25 @@ func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
 	if m.busy || m.held || m.full || s.err != nil || len(s.message.body) > 0 || !isWhole(payload) {
 		s.message.body = append(s.message.body, payload...)
 		payload = nil
+		c.countMessagesLocked(s)
 	}
 	if m.busy || m.held || m.full {
 		return execution{}
 	}
 	m.busy, m.within = true, payload != nil
 	return execution{request: Request{conn: c, stream: s, id: s.id}, message: payload, messages: true}
+}
+
+// countMessagesLocked counts the messages that wait, or refuses them.
+func (c *Conn) countMessagesLocked(s *stream) {
+	err := c.countWaitingLocked(s, len(s.message.body)-s.message.reserved)
+	if err == nil {
+		return
+	}
+	if s.messages.count > 0 || s.messages.busy {
+		err = &LaterError{Cause: err}
+	}
+	c.refuseMessageLocked(s, c.client.Status(err))
 }
 
 // isWhole reports whether b is one message.
@@ -126,6 +139,7 @@ func (c *Conn) dropMessagesLocked(s *stream) {
 	}
 	c.takenLocked(n)
 	s.message.body = nil
+	c.countMessagesLocked(s)
 }
 
 // nextMessageLocked takes the next message, if it is complete and may be executed, and what is
@@ -151,6 +165,7 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 			if s.message.body = body[n:]; len(s.message.body) == 0 {
 				s.message.body = nil
 			}
+			c.countMessagesLocked(s)
 			return body[:n:n], reserved
 		}
 		if st := c.admitMessage(s, n-grpcPrefixBytes); st != nil {

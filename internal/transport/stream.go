@@ -65,6 +65,7 @@ type cancellation struct {
 type message struct {
 	body     []byte // prefix included
 	reserved int    // what Receive has admitted
+	waiting  int    // what Receive has admitted for other messages of a stream, which wait to be taken
 }
 
 // Deadline implements context.Context.
@@ -217,6 +218,24 @@ func (c *Conn) endMessage(m *message) {
 		c.client.Received(m.reserved)
 		m.reserved = 0
 	}
+}
+
+// waitingStep is how much Receive is asked about at a time for messages that wait on a stream.
+const waitingStep = 16 << 10
+
+// countWaitingLocked asks Receive about what has come on a stream and was not taken, but for receivedBytesMin of it and the message whose
+// size Receive has admitted; or gives it back. All windows together may be far more than there is room for. It fails for more bytes only.
+func (c *Conn) countWaitingLocked(s *stream, bytes int) error {
+	m, n := &s.message, bytes-receivedBytesMin
+	for ; n > m.waiting; m.waiting += waitingStep {
+		if err := c.client.Receive(waitingStep); err != nil {
+			return err
+		}
+	}
+	for ; m.waiting > 0 && (bytes == 0 || m.waiting-n >= 2*waitingStep); m.waiting -= waitingStep {
+		c.client.Received(waitingStep)
+	}
+	return nil
 }
 
 // cancelStreamLocked ends a stream that the client has reset, or whose connection has ended.
