@@ -36,8 +36,8 @@ type Rule struct {
 	Fault  Fault
 	// Err is the error that the operation reports; nil means EIO.
 	Err error
-	// Bytes is, for Short, how many bytes are transferred, and, for FlipBit, the offset of the byte in the buffer
-	// (taken modulo its length).
+	// Bytes is, for Short, how many bytes are transferred, for FlipBit, the offset of the byte in the buffer
+	// (taken modulo its length), and for Unreadable, the offset of a byte in the file.
 	Bytes int
 	// Delay is how long the operation waits before anything else.
 	Delay time.Duration
@@ -60,6 +60,9 @@ const (
 	LostSync
 	// FlipBit flips the lowest bit of a byte in what a read returns, and reports success.
 	FlipBit
+	// Unreadable is a page of 4 KiB that the device has lost, the one with the byte at Bytes: a read that reaches it transfers what is
+	// before the page and reports Err. Reads of other pages are not affected, and do not count.
+	Unreadable
 	// Slow only waits for Delay and Until.
 	Slow
 	// DiscardDirty fails a sync as Linux does after an error of the device: dirty pages count as clean. Reads still
@@ -121,11 +124,14 @@ func (i *Injected) Remove() {
 }
 
 // match counts the operation for every matching rule and returns the rule that fires, after its delay.
-func (f *Faulty) match(op Op, name string) *Rule {
+func (f *Faulty) match(op Op, name string) *Rule { return f.matchAt(op, name, 0, 0) }
+
+// matchAt is match for an operation on a part of a file.
+func (f *Faulty) matchAt(op Op, name string, off int64, length int) *Rule {
 	f.mu.Lock()
 	var struck *Injected
 	for _, injected := range f.rules {
-		if !injected.rule.matches(op, name) {
+		if !injected.rule.matches(op, name) || !injected.rule.reaches(off, length) {
 			continue
 		}
 		injected.matched++
@@ -156,6 +162,14 @@ func (r *Rule) matches(op Op, name string) bool {
 	return ok
 }
 
+// reaches reports whether an operation on a part of a file meets the fault.
+func (r *Rule) reaches(off int64, length int) bool {
+	return r.Fault != Unreadable || off < r.page()+memBlockSize && off+int64(length) > r.page()
+}
+
+// page is the offset of the page that is unreadable.
+func (r *Rule) page() int64 { return int64(r.Bytes) &^ (memBlockSize - 1) }
+
 func (r *Rule) due(matched int) bool {
 	return r.Nth == 0 || matched == r.Nth || r.Sticky && matched > r.Nth
 }
@@ -168,7 +182,7 @@ func (f Fault) appliesTo(op Op) bool {
 		return op == OpWrite
 	case LostSync:
 		return op&(OpWrite|OpAnySync) != 0
-	case FlipBit:
+	case FlipBit, Unreadable:
 		return op == OpRead
 	case DiscardDirty:
 		return op&OpAnySync != 0

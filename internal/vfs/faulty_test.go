@@ -313,3 +313,31 @@ func TestAFailedSyncOfADirectoryLosesItsNames(t *testing.T) {
 		}
 	}
 }
+
+// TestUnreadablePageEndsReadsThatReachIt: what is before the page is read, and so is what is after it.
+func TestUnreadablePageEndsReadsThatReachIt(t *testing.T) {
+	faulty := NewFaulty(NewMem())
+	f := mustCreate(t, faulty, "file", strings.Repeat(".", 3*memBlockSize))
+	rule := faulty.Inject(Rule{Op: OpRead, Fault: Unreadable, Bytes: memBlockSize + 100})
+	buf := make([]byte, memBlockSize)
+	for _, one := range []struct{ off, n, read int }{
+		{0, memBlockSize, memBlockSize},
+		{0, 1, 1},
+		{100, memBlockSize, memBlockSize - 100},
+		{memBlockSize, 1, 0},
+		{2*memBlockSize - 1, 2, 0},
+		{2 * memBlockSize, memBlockSize, memBlockSize},
+	} {
+		n, err := f.ReadAt(buf[:one.n], int64(one.off))
+		if n != one.read || errors.Is(err, ErrDevice) != (one.read < one.n) || err != nil && !errors.Is(err, ErrDevice) {
+			t.Errorf("%d bytes at %d: %d, %v", one.n, one.off, n, err)
+		}
+	}
+	if rule.Fired() != 3 {
+		t.Errorf("fired %d times", rule.Fired())
+	}
+	reqs := []Request{{Buf: buf[:10]}, {Buf: buf[10:20], Offset: memBlockSize}, {Buf: buf[20:30], Offset: 2 * memBlockSize}}
+	if err := f.ReadBatch(reqs); !errors.Is(err, ErrDevice) || reqs[0].Err != nil || reqs[1].Err == nil || reqs[2].Err != nil {
+		t.Errorf("batch: %v", err)
+	}
+}

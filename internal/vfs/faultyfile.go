@@ -25,7 +25,7 @@ func (f *faultyFile) Close() error {
 
 // ReadAt reads.
 func (f *faultyFile) ReadAt(p []byte, off int64) (int, error) {
-	return f.readAs(f.fs.match(OpRead, f.Name()), p, off)
+	return f.readAs(f.fs.matchAt(OpRead, f.Name(), off, len(p)), p, off)
 }
 
 func (f *faultyFile) readAs(rule *Rule, p []byte, off int64) (int, error) {
@@ -36,15 +36,21 @@ func (f *faultyFile) readAs(rule *Rule, p []byte, off int64) (int, error) {
 	case Fail:
 		return 0, pathError(OpRead, f.Name(), rule.Err)
 	case Short:
-		n, err := f.File.ReadAt(p[:min(rule.Bytes, len(p))], off)
-		if err == nil {
-			err = pathError(OpRead, f.Name(), rule.Err)
-		}
-		return n, err
+		return f.shortRead(rule, p[:min(rule.Bytes, len(p))], off)
+	case Unreadable:
+		return f.shortRead(rule, p[:max(rule.page()-off, 0)], off)
 	}
 	n, err := f.File.ReadAt(p, off)
 	if rule.Fault == FlipBit && n > 0 {
 		p[rule.Bytes%n] ^= 1
+	}
+	return n, err
+}
+
+func (f *faultyFile) shortRead(rule *Rule, p []byte, off int64) (int, error) {
+	n, err := f.File.ReadAt(p, off)
+	if err == nil {
+		err = pathError(OpRead, f.Name(), rule.Err)
 	}
 	return n, err
 }
@@ -153,7 +159,7 @@ func (f *faultyFile) batch(
 	var healthy []Request
 	var indexes []int
 	for i := range reqs {
-		if rule := f.fs.match(op, f.Name()); rule != nil {
+		if rule := f.fs.matchAt(op, f.Name(), reqs[i].Offset, len(reqs[i].Buf)); rule != nil {
 			_, reqs[i].Err = single(rule, reqs[i].Buf, reqs[i].Offset)
 			continue
 		}

@@ -21,7 +21,18 @@ type window struct {
 	buf  []byte
 }
 
-// at returns n bytes at off, valid until the next call; fewer only at the end of the file.
+// unreadableError means that the device cannot read what is at an offset of a file.
+type unreadableError struct {
+	offset int64
+	cause  error
+}
+
+func (e *unreadableError) Error() string { return fmt.Sprintf("wal: read: %v", e.cause) }
+
+func (e *unreadableError) Unwrap() error { return e.cause }
+
+// at returns n bytes at off, valid until the next call; fewer only at the end of the file. Errors: *unreadableError, and those of the
+// file system.
 func (w *window) at(off int64, n int) ([]byte, error) {
 	if off >= w.off && off+int64(n) <= w.off+int64(len(w.buf)) {
 		start := off - w.off
@@ -37,12 +48,31 @@ func (w *window) at(off int64, n int) ([]byte, error) {
 	w.buf = w.buf[:want]
 	w.off = off
 	read, err := w.file.ReadAt(w.buf, off)
-	w.buf = w.buf[:read]
-	if err != nil && !errors.Is(err, io.EOF) {
-		w.buf = w.buf[:0]
-		return nil, fmt.Errorf("wal: read: %w", err)
+	if errors.Is(err, vfs.ErrDevice) {
+		read, err = w.readPages(read)
 	}
-	return w.buf[:min(n, read)], nil
+	w.buf = w.buf[:read]
+	switch {
+	case read >= n || err == nil || errors.Is(err, io.EOF):
+		return w.buf[:min(n, read)], nil
+	case errors.Is(err, vfs.ErrDevice):
+		return nil, &unreadableError{off + int64(read), err}
+	}
+	w.buf = w.buf[:0]
+	return nil, fmt.Errorf("wal: read: %w", err)
+}
+
+// readPages goes on with a read after so many bytes, page by page, up to one that the device cannot read. The kernel reads many pages at
+// once, and may return none of them because of one.
+func (w *window) readPages(read int) (int, error) {
+	for read < len(w.buf) {
+		end := min(read+pageSize-int((w.off+int64(read))%pageSize), len(w.buf))
+		n, err := w.file.ReadAt(w.buf[read:end], w.off+int64(read))
+		if read += n; err != nil {
+			return read, err
+		}
+	}
+	return read, nil
 }
 
 // open moves the window to the beginning of a file.
@@ -62,23 +92,39 @@ func (w *window) open(fs vfs.FS, path string) error {
 // segmentReader reads the records of one segment in order.
 type segmentReader struct {
 	window
-	seed uint32
-	pos  int64 // of the next record
+	seed       uint32
+	pos        int64            // of the next record
+	unreadable *unreadableError // why next has found no intact record, if that is why
 }
 
 func (r *segmentReader) start(fs vfs.FS, s SegmentInfo) error {
-	r.seed, r.pos = seedOf(s.identity), headerPage
+	r.seed, r.pos, r.unreadable = seedOf(s.identity), headerPage, nil
 	return r.open(fs, s.File)
 }
 
-// next returns the record at pos and moves after it, or reports false if there is no intact record. The body
-// is valid until the next call.
+// next returns the record at pos and moves after it, or reports false if there is no intact record, or one that the device cannot
+// read. The body is valid until the next call.
 func (r *segmentReader) next() (rec record, ok bool, err error) {
 	rec, ok, err = r.record(r.pos)
+	if errors.As(err, &r.unreadable) {
+		err = nil
+	}
 	if ok {
 		r.pos += int64(rec.space)
 	}
 	return rec, ok, err
+}
+
+// lost is why the device cannot read the record of an epoch at pos, or nil. What has the header of another record is none: it is an
+// old content of a recycled file, and its length may be anything.
+func (r *segmentReader) lost(e keys.Epoch) *unreadableError {
+	if r.unreadable == nil {
+		return nil
+	}
+	if head, err := r.at(r.pos, recordHeaderSize); err == nil && (len(head) < recordHeaderSize || epochAt(head) != e) {
+		return nil
+	}
+	return r.unreadable
 }
 
 // record decodes the record at off.
@@ -108,11 +154,11 @@ type durabilityProof struct {
 // findProof searches for intact records of the segment after the bad record at pos, whose epoch would be
 // bad. The length of the bad record cannot be trusted, so findProof tries every offset at which a record
 // could start. It compares the epoch first, which must fit the distance, so that it computes few checksums
-// over old contents of a recycled file.
+// over old contents of a recycled file. It passes over what the device cannot read.
 func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
-	t := durabilityProof{end: r.pos}
+	t, unreadable := durabilityProof{end: r.pos}, new(unreadableError)
 	head, err := r.at(r.pos, recordHeaderSize)
-	if err != nil {
+	if err != nil && !errors.As(err, &unreadable) {
 		return t, err
 	}
 	if len(head) == recordHeaderSize && epochAt(head) == bad {
@@ -124,6 +170,10 @@ func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 	}
 	for off := r.pos + recordAlign; off+recordHeaderSize <= r.size; off += recordAlign {
 		head, err := r.at(off, recordHeaderSize)
+		if errors.As(err, &unreadable) {
+			off = unreadable.offset&^(pageSize-1) + pageSize - recordAlign // on with the next page
+			continue
+		}
 		if err != nil || len(head) < recordHeaderSize {
 			return t, err
 		}
@@ -134,7 +184,7 @@ func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 			continue
 		}
 		rec, ok, err := r.record(off)
-		if err != nil {
+		if err != nil && !errors.As(err, &unreadable) {
 			return t, err
 		}
 		if ok {

@@ -237,6 +237,9 @@ func (r *replayer) run(files []SegmentInfo) error {
 		if next := r.rec.tail.successor; next != 0 && next != files[start+i+1].number {
 			return corruption(path.Join(path.Dir(s.File), FileName(next)), 0, expected, missingAfter(s.File))
 		}
+		if bad := r.reader.lost(expected); bad != nil {
+			return deviceDamage(s.File, r.reader.pos, expected, bad.cause)
+		}
 		return corruption(s.File, r.reader.pos, expected, "a later segment proves that this record was durable")
 	}
 	return r.join()
@@ -293,6 +296,9 @@ func (r *replayer) segment(s *SegmentInfo, last bool) (next keys.Epoch, err erro
 	rec.Unclean = !rec.tail.closed || rec.tail.successor != 0
 	if rec.tail.closed {
 		return next, nil
+	}
+	if bad := r.reader.lost(next); bad != nil { // it may have been durable
+		return 0, deviceDamage(s.File, r.reader.pos, next, bad.cause)
 	}
 	t, err := r.reader.findProof(next)
 	if err != nil {
@@ -413,6 +419,14 @@ func corruption(file string, offset int64, epoch keys.Epoch, reason string) erro
 	return &CorruptionError{File: file, Offset: offset, Epoch: epoch, Reason: reason, Remedy: remedy}
 }
 
+// deviceDamage is the error about what a device cannot read: damage, unless the next attempt can read it.
+func deviceDamage(file string, offset int64, epoch keys.Epoch, cause error) error {
+	return &CorruptionError{
+		File: file, Offset: offset, Epoch: epoch, Reason: fmt.Sprintf("the device cannot read it: %v", cause),
+		Remedy: "check the device, and try again; if it stays so, " + remedy,
+	}
+}
+
 func missing(s SegmentInfo, expected keys.Epoch) error {
 	return corruption(s.File, 0, expected, fmt.Sprintf("the segment starts at epoch %d: an earlier one is missing", s.First))
 }
@@ -472,7 +486,11 @@ func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
 		return false, fmt.Errorf("wal: %w", err)
 	}
 	var page [headerSize]byte
-	if _, err := f.ReadAt(page[:], 0); err != nil && !errors.Is(err, io.EOF) {
+	switch _, err := f.ReadAt(page[:], 0); {
+	case errors.Is(err, vfs.ErrDevice):
+		s.Damage = deviceDamage(s.File, 0, 0, err)
+		return true, nil
+	case err != nil && !errors.Is(err, io.EOF):
 		return false, fmt.Errorf("wal: %w", err)
 	}
 	h, started, err := decodeHeader(s.File, page[:])

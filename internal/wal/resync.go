@@ -3,7 +3,6 @@ package wal
 import (
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -82,19 +81,22 @@ func unconfirmed(fs vfs.FS, s SegmentInfo) (from, to int64, err error) {
 }
 
 // rewrite writes [from, to) of a file again, in whole pages, with the bytes that it reads there, and syncs the
-// file.
+// file. It ends at what the device cannot read, which the replay refuses.
 func rewrite(fs vfs.FS, name string, from, to int64) error {
 	f, err := fs.Open(name, vfs.ReadWrite)
 	if err != nil {
 		return err
 	}
-	buf := make([]byte, min(windowBytes, to-from&^(pageSize-1)))
-	for at := from &^ (pageSize - 1); at < to && err == nil; at += int64(len(buf)) {
-		var n int
-		n, err = f.ReadAt(buf[:min(int64(len(buf)), to-at)], at)
-		if err == nil || errors.Is(err, io.EOF) {
-			_, err = f.WriteAt(buf[:n], at)
+	w := window{file: f, size: to}
+	for at := from &^ (pageSize - 1); at < to && err == nil; {
+		if _, err = w.at(at, 1); err != nil || len(w.buf) == 0 {
+			break
 		}
+		_, err = f.WriteAt(w.buf, at)
+		at += int64(len(w.buf))
+	}
+	if unreadable := new(unreadableError); errors.As(err, &unreadable) {
+		err = nil
 	}
 	if err == nil {
 		err = f.Sync()

@@ -318,6 +318,9 @@ func (r *TailReader) bytes(n int) ([]byte, error) {
 	}
 	r.buf, r.bufAt = r.buf[:want], r.pos
 	read, err := r.file.ReadAt(r.buf, r.pos)
+	if read < n && errors.Is(err, vfs.ErrDevice) { // the kernel reads many pages at once, and may return none because of a later one
+		read, err = r.file.ReadAt(r.buf[:n], r.pos)
+	}
 	r.read += int64(read)
 	r.buf = r.buf[:read]
 	if read < n {
