@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"path"
 	"slices"
 	"syscall"
 	"testing"
@@ -378,6 +379,44 @@ func TestErrorOfTheCallbackEndsTheReplay(t *testing.T) {
 		return nil
 	}); !errors.Is(err, stop) {
 		t.Fatal(err)
+	}
+}
+
+// TestARepairKeepsWhatIsOnTheDevice: after a failed sync the newest records are in the kernel's memory only. A repair that keeps them, because
+// the damage is after them, makes them durable: with the records that follow they would be lost in a crash otherwise.
+func TestARepairKeepsWhatIsOnTheDevice(t *testing.T) {
+	mem := vfs.NewMem()
+	faulty := vfs.NewFaulty(mem)
+	a := mustStart(t, testOptions(faulty, SegmentBytesMin))
+	if _, err := a.put(bodyOf(1, 100)); err != nil {
+		t.Fatal(err)
+	}
+	waitForPreallocated(t, a.log)
+	rule := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.DiscardDirty})
+	if _, err := a.put(bodyOf(2, 100)); err == nil || rule.Fired() != 1 {
+		t.Fatal(err)
+	}
+	mem = mem.Crash(1, vfs.SurviveProcess)
+	_ = a.log.Close()
+	_ = patch(t, mem, path.Join(Dir(testDir), FileName(2)), 0, []byte("damage"))
+	if d, err := Repair(mem, testDir, 0, Proof{}); err != nil || d.Cause == nil || d.From != 3 {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	rec, err := Recover(mem, testDir, 0, Proof{}, func(Commit) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = startLog(testOptions2(mem), rec); err != nil {
+		t.Fatal(err)
+	}
+	e, err := a.put(bodyOf(3, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := mem.Crash(1, vfs.SurviveNone)
+	_ = a.log.Close()
+	if rec, err := Recover(left, testDir, 0, Proof{}, func(Commit) error { return nil }); err != nil || rec.Last != e {
+		t.Fatalf("last %d, want %d: %v", rec.Last, e, err)
 	}
 }
 

@@ -40,10 +40,25 @@ func Repair(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof) (Dropped, 
 	if proof.known() {
 		r.version, r.history = version2, history{term: rec.terms.last(), previousTerm: rec.terms.of(r.From - 1), lineage: prefixOf(proof.Lineage)}
 	}
-	if err := r.run(after, proof); err != nil {
+	err = r.confirm(&rec)
+	if err == nil {
+		err = r.run(after, proof)
+	}
+	if err != nil {
 		return r.Dropped, fmt.Errorf("wal: repair: %w", err)
 	}
 	return r.Dropped, nil
+}
+
+// confirm makes what the log keeps durable: the header of the segment that continues it says that it is. A server that was killed, or
+// stopped because a sync failed, leaves records that are in the kernel's memory only.
+func (r *repair) confirm(rec *Recovery) error {
+	for i := range rec.Segments {
+		if rec.Segments[i].File == rec.tail.file {
+			return confirm(r.fs, rec.Segments[i])
+		}
+	}
+	return nil // it keeps nothing
 }
 
 // lostEpochs is more than the number of epochs in missing segments: records of 24 TiB.

@@ -43,11 +43,16 @@ func resync(fs vfs.FS, dataDir string) error {
 	if !newest.readable() {
 		return nil // replay refuses it
 	}
-	from, to, err := unconfirmed(fs, newest)
+	return confirm(fs, newest)
+}
+
+// confirm writes and syncs the end of a segment again.
+func confirm(fs vfs.FS, s SegmentInfo) error {
+	from, to, err := unconfirmed(fs, s)
 	if err != nil {
 		return err
 	}
-	if err := rewrite(fs, newest.File, from, to); err != nil {
+	if err := rewrite(fs, s.File, from, to); err != nil {
 		return fmt.Errorf("wal: rewrite the log tail: %w", err)
 	}
 	return nil
