@@ -59,6 +59,26 @@ func TestMissingLogIsReported(t *testing.T) {
 	mustGoOn(t, fs, known.number, 81)
 }
 
+// TestMissingDirectoryOfTheLogIsRepaired: the directory is lost with all its files.
+func TestMissingDirectoryOfTheLogIsRepaired(t *testing.T) {
+	fs, rec, _ := smallLog(t, 80, true)
+	names, err := fs.List(Dir(testDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := fs.Remove(path.Join(Dir(testDir), name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := fs.Remove(Dir(testDir)); err != nil {
+		t.Fatal(err)
+	}
+	known := rec.Segments[1].number
+	mustRepair(t, fs, known)
+	mustGoOn(t, fs, known, 81)
+}
+
 // wantMissing expects a replay to name the file, or if the first is missing, the file after it.
 func wantMissing(t *testing.T, fs vfs.FS, known uint64, lost SegmentInfo, first bool) {
 	t.Helper()

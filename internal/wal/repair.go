@@ -103,6 +103,9 @@ func (r *repair) run(after keys.Epoch, proof Proof) error {
 	if err != nil {
 		return err
 	}
+	if err := r.fs.MkdirAll(r.dir); err != nil { // which may be lost with all files
+		return err
+	}
 	// The skip record is written first, in a segment with the largest number: from then on the epochs of the
 	// removed files stay skipped even if the repair is interrupted.
 	number := max(rec.lastNumber+1, proof.Segment)
