@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -158,8 +159,10 @@ func (c *Changes) RenewLoads(ctx context.Context) error {
 		if h.Deadline >= worth {
 			return nil
 		}
-		_, err := x.RenewHold(ctx, h.ID, heldLoadTTL)
-		return err
+		if _, err := x.RenewHold(ctx, h.ID, heldLoadTTL); !errors.Is(err, ErrNoHold) { // one that has ended prevents no other renewal
+			return err
+		}
+		return nil
 	})
 }
 

@@ -29,6 +29,8 @@ const (
 	HoldTimeMax   = 30 * 24 * time.Hour
 	holdValueSize = 16
 	endedHoldsMax = 32 // are remembered, for the server's log
+	// endedDeadline is the deadline of a hold that has ended although its record may still be there; see expireHold and forget.
+	endedDeadline = 1
 )
 
 var (
@@ -75,7 +77,7 @@ func (t *timeline) openHolds(ctx context.Context, x *Session) error {
 }
 
 // forget makes a hold one that has ended long ago.
-func (h *Hold) forget(visible keys.Epoch) { h.Epoch, h.Deadline = visible, 1 }
+func (h *Hold) forget(visible keys.Epoch) { h.Epoch, h.Deadline = visible, endedDeadline }
 
 // endHidden records that the holds have ended whose records damaged pages hid at the start: merges drop from now on what they kept, and a
 // later start may read the records, after an inner node was rebuilt for instance. The others are written anew, after that.
@@ -301,7 +303,7 @@ func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (
 	defer s.timeline.endTurn()
 	s.timeline.mu.Lock()
 	h := s.timeline.holds[id]
-	if h == nil {
+	if h == nil || h.Deadline <= endedDeadline {
 		s.timeline.mu.Unlock()
 		return Hold{}, ErrNoHold
 	}
