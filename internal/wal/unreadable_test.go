@@ -118,3 +118,39 @@ func TestUnreadableRestOfARecycledFileIsHarmless(t *testing.T) {
 		undo()
 	}
 }
+
+// smallReads is a file system of which a read of more than a page fails, as one that meets a page that cannot be read may, wherever that is.
+type smallReads struct{ vfs.FS }
+
+type smallReadsFile struct{ vfs.File }
+
+func (f smallReads) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	file, err := f.FS.Open(name, mode)
+	return smallReadsFile{file}, err
+}
+
+func (f smallReadsFile) ReadAt(p []byte, off int64) (int, error) {
+	if len(p) > pageSize {
+		return 0, vfs.ErrDevice
+	}
+	return f.File.ReadAt(p, off)
+}
+
+// TestLargeReadThatFailsIsRepeatedPageByPage: the kernel may return nothing of a read because of a page at its end.
+func TestLargeReadThatFailsIsRepeatedPageByPage(t *testing.T) {
+	fs := vfs.NewMem()
+	a := mustStart(t, testOptions(fs, 64<<10))
+	for i := range 20 {
+		if _, err := a.put(bodyOf(uint64(i), 100+i*500)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fs = fs.Crash(1, vfs.SurviveAll)
+	_, want := mustReplay(t, fs, 0)
+	if _, got, err := replayAll(smallReads{fs}, 0); err != nil || !slices.EqualFunc(got.bodies, want.bodies, bytes.Equal) {
+		t.Errorf("%d of %d records: %v", len(got.bodies), len(want.bodies), err)
+	}
+	if got, err := recoverAll(smallReads{fs}); err != nil || len(got.bodies) != len(want.bodies) {
+		t.Errorf("%d of %d records: %v", len(got.bodies), len(want.bodies), err)
+	}
+}
