@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -52,7 +53,7 @@ func (h *Hold) value() []byte {
 // endedHoldsKey is the key of the record of the epoch up to which the records of holds mean nothing; see endHidden.
 var endedHoldsKey = []byte{keys.SystemHold}
 
-// openHolds reads the records. Those that damaged pages hide are of holds that have ended now.
+// openHolds reads the records. Those that damaged pages hide are of holds that have ended now; all have if it is hidden which ended before.
 func (t *timeline) openHolds(ctx context.Context, x *Session) error {
 	visible, ended := x.store.Visible(), keys.Epoch(0)
 	visit := func(key, value []byte, epoch keys.Epoch) bool {
@@ -68,10 +69,17 @@ func (t *timeline) openHolds(ctx context.Context, x *Session) error {
 		}
 		return true
 	}
-	err := x.ScanReadable(ctx, endedHoldsKey, []byte{keys.SystemHold + 1}, visit, func([]byte, []byte, error) { t.hidden = true })
+	unknown := false // which have ended
+	err := x.ScanReadable(ctx, endedHoldsKey, []byte{keys.SystemHold + 1}, visit, func(lower, _ []byte, _ error) {
+		t.hidden, unknown = true, unknown || bytes.Equal(lower, endedHoldsKey)
+	})
 	if errors.Is(err, storage.ErrDamaged) {
-		t.hidden = true
-		return nil
+		t.hidden, unknown, err = true, true, nil
+	}
+	if unknown && ended == 0 {
+		for _, h := range t.holds {
+			h.forget(visible)
+		}
 	}
 	return err
 }
