@@ -169,6 +169,9 @@ func (a *app) accept(cmd *cobra.Command) error {
 	if err := cmd.ValidateFlagGroups(); err != nil { // cobra does it too, but later, when it would not count as usage
 		return err
 	}
+	if err := rejectEmptyWords(cmd); err != nil {
+		return err
+	}
 	switch a.format {
 	case "", formatTable, formatJSON, formatJSONL, formatRaw:
 	default:
@@ -184,27 +187,7 @@ func (a *app) accept(cmd *cobra.Command) error {
 	if a.endpoint, err = withPort(a.endpoint); err != nil {
 		return err
 	}
-	if err := rejectEmptyKeys(cmd); err != nil {
-		return err
-	}
 	a.accepted = true
-	return nil
-}
-
-// rejectEmptyKeys refuses an empty key before anything is sent: nearly always a shell variable that is not set.
-func rejectEmptyKeys(cmd *cobra.Command) error {
-	verb, _, _ := strings.Cut(cmd.Use, " ")
-	args := cmd.Flags().Args()
-	if (verb == "put" || verb == "cas") && len(args) > 0 {
-		args = args[:1]
-	} else if verb != "get" && verb != "del" && verb != "incr" {
-		return nil
-	}
-	for _, key := range args {
-		if key == "" {
-			return fmt.Errorf("%s: the key is empty", verb)
-		}
-	}
 	return nil
 }
 

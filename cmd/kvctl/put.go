@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -129,7 +130,10 @@ With a condition that does not hold, nothing is written and the exit code is 4.`
 			if err != nil {
 				return err
 			}
-			if lease != 0 {
+			if cmd.Flags().Changed("lease") {
+				if lease == 0 {
+					return usageError{errors.New("--lease 0: no lease has this id; kvctl lease list shows those that exist")}
+				}
 				options = append(options, client.AttachTo(lease))
 			}
 			lifetime, _, err := l.lifetime(cmd)
