@@ -194,6 +194,9 @@ func (a *app) verifyBackup(ctx context.Context, source *backupSource, args []str
 	return &kvpb.BackupVerification{Id: m.ID, Backups: r.Backups, Parts: r.Parts, Pages: r.Pages, Bytes: uint64(r.Bytes)}, err
 }
 
+// keepDaysMax is as many days as a duration has: with more, it would be negative, or short, and keep nothing.
+const keepDaysMax = int(math.MaxInt64 / (24 * time.Hour))
+
 func (a *app) backupPruneCommand() *cobra.Command {
 	var source backupSource
 	var options backup.PruneOptions
@@ -215,7 +218,7 @@ The files of the log archive that are older than the oldest backup that stays ar
 			if options.KeepFull < 0 || days < 0 {
 				return usageError{fmt.Errorf("--keep-full %d and --keep-days %d: must not be negative", options.KeepFull, days)}
 			}
-			options.KeepFor = time.Duration(days) * 24 * time.Hour
+			options.KeepFor = time.Duration(min(days, keepDaysMax)) * 24 * time.Hour
 			r, err := a.pruneBackups(ctx, &source, options)
 			if err != nil {
 				return err

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -17,13 +19,24 @@ func TestServerLooksAfterBackups(t *testing.T) {
 		}
 		return out
 	}
-	do(exitOK, "put", "key", "value")
-	do(exitOK, "backup", "create", "--to", target)
-	do(exitOK, "backup", "create", "--to", target)
+	for range 2 { // what was acknowledged before is in the backup
+		var put, backup struct{ Epoch uint64 }
+		if err := json.Unmarshal([]byte(do(exitOK, "put", "key", "value")), &put); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(do(exitOK, "backup", "create", "--to", target)), &backup); err != nil || backup.Epoch < put.Epoch {
+			t.Errorf("the backup has epoch %d, after a put at epoch %d: %v", backup.Epoch, put.Epoch, err)
+		}
+	}
 	for _, command := range [][]string{{"list"}, {"verify"}, {"prune", "--keep-full", "1", "--keep-days", "0", "--dry-run"}} {
 		args := append([]string{"backup", command[0], "--from", target, "-o", "json"}, command[1:]...)
 		if own, server := do(exitOK, args...), do(exitOK, append(args, "--server")...); own != server || own == "" {
 			t.Errorf("%v:\n%s\nby the server:\n%s", command, own, server)
+		}
+	}
+	for _, server := range []string{"--server=false", "--server"} { // a number that stands for always
+		if out := do(exitOK, "backup", "prune", "--from", target, "--keep-full", "1", "--keep-days", "1000000", "--dry-run", "-o", "table", server); !strings.Contains(out, "2 backups kept, 0 removed") {
+			t.Errorf("%s: backups of a million days: %s", server, out)
 		}
 	}
 	do(exitOK, "backup", "prune", "--from", target, "--keep-full", "1", "--keep-days", "0", "--server")

@@ -58,7 +58,8 @@ const (
 	damagedMax       = 100_000
 
 	pinLifetimeDefault = 2 * time.Minute
-	rootAgeMax         = time.Minute // an older state is followed by a checkpoint
+	// rootAgeMax is how old the state of a backup may be without a checkpoint. What was acknowledged before the backup was asked for is in it.
+	rootAgeMax = time.Duration(0)
 )
 
 // pin is the part of a pinned state that the job renews.

@@ -34,7 +34,7 @@ const (
 //
 // BackupService copies the store to a directory or to a bucket, while it serves.
 type BackupServiceClient interface {
-	// CreateBackup copies the newest durable state, after a checkpoint if that is older than a minute. It
+	// CreateBackup copies the newest state, after a checkpoint, so that it has all that was acknowledged before. It
 	// streams its progress and ends with the backup. One backup is made at a time: BACKUP_RUNNING. When the
 	// call ends early, so does the backup; the next one continues with what was sent.
 	CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateBackupResponse], error)
@@ -134,7 +134,7 @@ func (c *backupServiceClient) PruneBackups(ctx context.Context, in *PruneBackups
 //
 // BackupService copies the store to a directory or to a bucket, while it serves.
 type BackupServiceServer interface {
-	// CreateBackup copies the newest durable state, after a checkpoint if that is older than a minute. It
+	// CreateBackup copies the newest state, after a checkpoint, so that it has all that was acknowledged before. It
 	// streams its progress and ends with the backup. One backup is made at a time: BACKUP_RUNNING. When the
 	// call ends early, so does the backup; the next one continues with what was sent.
 	CreateBackup(*CreateBackupRequest, grpc.ServerStreamingServer[CreateBackupResponse]) error
