@@ -74,7 +74,8 @@ type Commit struct {
 }
 
 // Update is the next part of what a watch delivers. When it has been processed, Token is what to
-// keep: a watch with that token continues exactly after it.
+// keep: a watch with that token continues exactly after it. A watch without a token and a snapshot
+// delivers an update without changes first: its token is that of where the watch begins.
 type Update struct {
 	// Commits are changes, in order.
 	Commits []Commit
@@ -167,7 +168,8 @@ func (w *watching) stream(ctx context.Context) (progress bool, err error) {
 	if err := stream.Send(&kvpb.WatchRequest{Request: &kvpb.WatchRequest_Create{Create: w.request()}}); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	begin := w.options.Snapshot && len(w.options.Token) == 0
+	unknown := len(w.options.Token) == 0 // the caller has no token for where the watch begins
+	begin := w.options.Snapshot && unknown
 	for {
 		r, err := stream.Recv()
 		if err != nil {
@@ -182,7 +184,7 @@ func (w *watching) stream(ctx context.Context) (progress bool, err error) {
 		if u.Begin {
 			begin = false
 		}
-		if r.GetCreated() == nil {
+		if r.GetCreated() == nil || unknown && len(u.Token) > 0 {
 			w.partial = u.Partial && r.GetSnapshot() != nil
 			if !w.yield(u, nil) {
 				w.stopped = true
@@ -230,6 +232,8 @@ func (w *watching) request() *kvpb.CreateWatch {
 func updateOf(r *kvpb.WatchResponse) Update {
 	u := Update{Token: r.GetResumeToken()}
 	switch body := r.GetBody().(type) {
+	case *kvpb.WatchResponse_Created:
+		u.Epoch = Epoch(body.Created.GetAfterEpoch())
 	case *kvpb.WatchResponse_Progress:
 		u.Epoch = Epoch(body.Progress.GetEpoch())
 	case *kvpb.WatchResponse_Snapshot:

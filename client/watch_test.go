@@ -135,6 +135,33 @@ func TestAnEmptyTokenIsNone(t *testing.T) {
 	}
 }
 
+// TestAWatchSaysWhereItBegins: a consumer that ends before the first change misses none, if it has kept the token.
+func TestAWatchSaysWhereItBegins(t *testing.T) {
+	created := &kvpb.WatchResponse{Body: &kvpb.WatchResponse_Created{Created: &kvpb.WatchCreated{AfterEpoch: 7}}, ResumeToken: []byte("A")}
+	f := &feedScript{}
+	f.scripts = []func(func(*kvpb.WatchResponse)) error{
+		func(send func(*kvpb.WatchResponse)) error {
+			send(created)
+			return status.Error(codes.Unavailable, "restart")
+		},
+		func(send func(*kvpb.WatchResponse)) error {
+			send(created) // the caller knows it
+			send(endedWith(kvpb.ErrorReason_ERROR_REASON_HISTORY_GONE))
+			return nil
+		},
+	}
+	var got []string
+	for u, err := range dialFeed(t, f).Watch(t.Context(), []client.Range{{}}, client.WatchOptions{}) {
+		if err != nil {
+			break
+		}
+		got = append(got, fmt.Sprintf("%d commits, epoch %d, token %s", len(u.Commits), u.Epoch, u.Token))
+	}
+	if want := "[0 commits, epoch 7, token A]"; fmt.Sprint(got) != want {
+		t.Errorf("got %q, want %s", got, want)
+	}
+}
+
 // dialFeed serves a FeedService until the test ends.
 func dialFeed(t *testing.T, f kvpb.FeedServiceServer) *client.Client {
 	t.Helper()

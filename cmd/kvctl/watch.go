@@ -30,11 +30,12 @@ func (a *app) watchCommand() *cobra.Command {
 It begins now, after the commit or the time of --after, or with --snapshot: then the current entries come first. It goes on until it is interrupted,
 and continues by itself where it was when the server is back after a restart.
 
-With --from-token it continues after what was printed last, if FILE exists, and keeps FILE up to date: after each change that was printed,
+With --from-token it continues after what was printed last, if FILE exists, and keeps FILE up to date: when it begins, and after each change that was printed,
 FILE has the token to continue with.
 
 Each line of jsonl output is a change: its epoch, what happened (set, delete, loaded; snapshot for an entry of --snapshot), key and value.
-"end" marks the last change of a commit.`,
+"end" marks the last change of a commit. If the server cannot go on with a snapshot of which a part was printed, after a restart for instance,
+the change "begin" says that this part does not count, and another snapshot follows.`,
 		Example: `  kvctl watch user/
   kvctl watch --snapshot --from-token users.token --prefix user/ -o jsonl | ./consume`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -126,7 +127,8 @@ type changePrinter struct {
 	limit  int // of lines; 0: there is none
 	line   []byte
 
-	printed int // lines
+	printed int  // lines
+	begun   bool // a snapshot
 }
 
 // full reports whether as many lines were printed as there may be.
@@ -167,6 +169,12 @@ func (p *changePrinter) printAll(ctx context.Context, updates iter.Seq2[client.U
 }
 
 func (p *changePrinter) print(u *client.Update) error {
+	if u.Begin {
+		if p.begun { // else there is nothing that would not count
+			p.put(&change{epoch: u.Epoch, kind: changeBegin})
+		}
+		p.begun = true
+	}
 	for i := range u.Snapshot {
 		e := &u.Snapshot[i]
 		p.put(&change{epoch: e.Epoch, kind: "snapshot", event: client.Event{Kind: client.EventSet, Key: e.Key, Value: e.Value}})
@@ -182,6 +190,9 @@ func (p *changePrinter) print(u *client.Update) error {
 	}
 	return p.w.Flush()
 }
+
+// changeBegin is the kind of a line without a key.
+const changeBegin = "begin"
 
 func kindName(k client.EventKind) string {
 	switch k {
@@ -223,8 +234,12 @@ func (p *changePrinter) appendJSON(c *change) {
 	if !c.time.IsZero() {
 		b = append(c.time.UTC().AppendFormat(append(b, `,"time":"`...), time.RFC3339Nano), '"')
 	}
-	b = append(append(append(b, `,"change":"`...), c.kind...), `",`...)
-	b = appendJSONField(b, "key", e.Key, p.app.hex)
+	b = append(append(append(b, `,"change":"`...), c.kind...), '"')
+	if c.kind == changeBegin {
+		p.line = append(b, '}')
+		return
+	}
+	b = appendJSONField(append(b, ','), "key", e.Key, p.app.hex)
 	if e.Kind == client.EventSet && !p.o.KeysOnly {
 		b = appendJSONField(append(b, ','), "value", e.Value, p.app.hex)
 	}
