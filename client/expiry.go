@@ -13,10 +13,20 @@ type Lifetime struct {
 }
 
 // For is a lifetime of d from when the server executes the request: 1 second to 100 years, in milliseconds.
-func For(d time.Duration) Lifetime { return Lifetime{ttl: d} }
+func For(d time.Duration) Lifetime {
+	if d == 0 {
+		d = -1 // zero would be never
+	}
+	return Lifetime{ttl: d}
+}
 
 // Until is a lifetime that ends at a time, by the server's clock.
-func Until(at time.Time) Lifetime { return Lifetime{at: at} }
+func Until(at time.Time) Lifetime {
+	if at.IsZero() {
+		at = time.UnixMilli(0) // long ago, and not never
+	}
+	return Lifetime{at: at}
+}
 
 // wire is what a request says: at most one of the two is not zero. A lifetime that is not positive becomes one that the server
 // refuses, or one that has ended.

@@ -35,6 +35,9 @@ func (f *lifetimeFlags) lifetime(cmd *cobra.Command) (l client.Lifetime, given b
 		if err != nil {
 			return l, false, usageError{fmt.Errorf("--expires-at %q: expected a time such as 2026-01-02T15:04:05Z", f.expiresAt)}
 		}
+		if err := notZero(at); err != nil {
+			return l, false, usageError{fmt.Errorf("--expires-at %q: %w", f.expiresAt, err)}
+		}
 		return client.Until(at), true, nil
 	}
 	return l, false, nil

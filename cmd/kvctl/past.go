@@ -38,6 +38,17 @@ func (b *beginning) Set(text string) error {
 // errEpochZero is an epoch that a program takes from a request that has written nothing. As a state to read, the server takes it for the newest.
 var errEpochZero = errors.New("epoch 0 is no state: the first commit has epoch 1, and what wrote nothing has none")
 
+// errTimeZero is what programs print for a time that they do not have.
+var errTimeZero = errors.New("the first moment of the year 1 is no time: programs print it for a time that they do not have")
+
+// notZero refuses the zero time, which would be taken for none: for the newest state, or for never.
+func notZero(t time.Time) error {
+	if t.IsZero() {
+		return errTimeZero
+	}
+	return nil
+}
+
 // String implements pflag.Value.
 func (p *past) String() string { return p.text }
 
@@ -70,7 +81,7 @@ func (p *past) Set(text string) error {
 	for _, layout := range []string{time.RFC3339Nano, time.DateTime} {
 		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
 			p.time = t
-			return nil
+			return notZero(t)
 		}
 	}
 	return fmt.Errorf("%q is no epoch and no time; expected 41, 10:32, 10:32:05, 2026-01-31T10:32:05Z or -5m", text)

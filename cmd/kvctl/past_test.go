@@ -33,7 +33,7 @@ func TestPastIsAnEpochOrATime(t *testing.T) {
 	if err := b.Set("41"); err != nil || b.epoch != 41 {
 		t.Errorf("%+v, %v", b, err)
 	}
-	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x", "0", "00"} {
+	for _, text := range []string{"", "yesterday", "--5m", "25:00", "-x", "0", "00", "0001-01-01T00:00:00Z"} {
 		if err := p.Set(text); err == nil {
 			t.Errorf("%q is accepted", text)
 		}
@@ -83,6 +83,25 @@ func TestTransactionsTakeATime(t *testing.T) {
 			if code, out := run(way.stdin, way.args); code != test.code || !strings.Contains(out, test.want) {
 				t.Errorf("%s at %s: exit code %d, want %d, and %q: %s", way.args, test.at, code, test.code, test.want, out)
 			}
+		}
+	}
+}
+
+// TestTheZeroTimeIsNoTime: programs print it for a time that they do not have, and it would stand for the newest state, for never, or for the
+// latest backup.
+func TestTheZeroTimeIsNoTime(t *testing.T) {
+	const zero = "0001-01-01T00:00:00Z"
+	for _, args := range [][]string{
+		{"get", "k", "--at", zero},
+		{"txn", "-", "--at", zero},
+		{"history", "k", "--from", zero},
+		{"watch", "--after", zero},
+		{"put", "k", "v", "--expires-at", zero},
+		{"touch", "k", "--expires-at", zero},
+		{"restore", "--from", "/nowhere", "--to-time", zero, "--data-dir", "/nowhere/new"},
+	} {
+		if out, errs, code := runWith(t, nil, args...); code != exitUsage || out != "" || !strings.Contains(errs, "year 1") {
+			t.Errorf("%v: exit code %d, %s%s", args, code, out, errs)
 		}
 	}
 }

@@ -85,6 +85,9 @@ func (f *restoreFlags) options() (o restore.Options, err error) {
 		if o.Target.Time, err = time.Parse(time.RFC3339Nano, f.at); err != nil {
 			return o, usageError{fmt.Errorf("--to-time %q is not a time; expected for instance 2026-11-22T10:31:00Z", f.at)}
 		}
+		if err := notZero(o.Target.Time); err != nil {
+			return o, usageError{fmt.Errorf("--to-time %q: %w", f.at, err)}
+		}
 	}
 	if f.lineage != "" {
 		raw, err := hex.DecodeString(f.lineage)
