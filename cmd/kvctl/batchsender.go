@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
@@ -14,12 +17,13 @@ import (
 const (
 	// batchesInFlight hides the latency of the server's disk and bounds what is in flight to 16 MiB or so.
 	batchesInFlight = 16
-	// stalledMax is how long an import goes on trying while no batch gets through: a restart with a long replay, or a checkpoint that
-	// makes room.
-	stalledMax = 30 * time.Second
 	// stalledPause is the wait before the next attempt; the server's advice comes on top.
 	stalledPause = 200 * time.Millisecond
 )
+
+// stalledMax is how long an import goes on trying while no batch gets through: a restart with a long replay, or a checkpoint that makes
+// room. Tests change it.
+var stalledMax = 30 * time.Second
 
 // pendingBatch is a batch, the lines of its records, and its answer.
 type pendingBatch struct {
@@ -58,9 +62,11 @@ type batchSender struct {
 	options []client.WriteOption
 
 	pipeline *client.Pipeline
-	window   []*pendingBatch // sent and not known to be applied, in order
-	progress time.Time       // when a batch was last acknowledged, or the first one sent
-	failed   error           // ends the import
+	cut      context.CancelFunc // breaks the pipeline
+	stalled  atomic.Bool        // it was broken because nothing got through
+	window   []*pendingBatch    // sent and not known to be applied, in order
+	progress time.Time          // when a batch was last acknowledged, or the first one sent
+	failed   error              // ends the import
 
 	records, bytes int // acknowledged
 }
@@ -72,11 +78,25 @@ func newBatchSender(ctx context.Context, c *client.Client, options []client.Writ
 
 // open begins a new pipeline. If that fails, the old one stays, which is closed.
 func (s *batchSender) open() error {
-	pipeline, err := s.client.Pipeline(s.ctx, client.PipelineOptions{InFlight: batchesInFlight})
-	if err == nil {
-		s.pipeline = pipeline
+	ctx, cut := context.WithCancel(s.ctx)
+	pipeline, err := s.client.Pipeline(ctx, client.PipelineOptions{InFlight: batchesInFlight})
+	if err != nil {
+		cut()
+		return err
 	}
-	return err
+	s.pipeline, s.cut = pipeline, cut
+	return nil
+}
+
+// within does what waits for one batch to get through, and breaks the pipeline if that takes too long: a server may take batches, and answer none.
+func (s *batchSender) within(do func()) {
+	cut := s.cut
+	timer := time.AfterFunc(stalledMax, func() {
+		s.stalled.Store(true)
+		cut()
+	})
+	defer timer.Stop()
+	do()
 }
 
 // send writes a batch, after waiting for the oldest one if the window is full.
@@ -85,14 +105,15 @@ func (s *batchSender) send(b *pendingBatch) error {
 		s.progress = time.Now() // the input may have been slow
 	}
 	s.window = append(s.window, b)
-	s.write(b)
+	s.within(func() { s.write(b) })
 	return s.complete(batchesInFlight - 1)
 }
 
 // close waits for all batches. It returns why the import failed, if it did.
 func (s *batchSender) close() error {
 	err := s.complete(0)
-	_ = s.pipeline.Close() // every batch has its own error
+	s.within(func() { _ = s.pipeline.Close() }) // every batch has its own error
+	s.cut()
 	return err
 }
 
@@ -123,7 +144,7 @@ func (s *batchSender) write(b *pendingBatch) {
 func (s *batchSender) complete(left int) error {
 	for s.failed == nil && len(s.window) > left {
 		oldest := s.window[0]
-		<-oldest.answered
+		s.within(func() { <-oldest.answered })
 		if oldest.err != nil {
 			s.failed = s.goBack(oldest)
 			continue
@@ -140,7 +161,15 @@ func (s *batchSender) complete(left int) error {
 // goBack writes the batches of the window that were not executed again; the oldest one is one of them. It fails if that
 // would not help.
 func (s *batchSender) goBack(oldest *pendingBatch) error {
-	_ = s.pipeline.Close() // waits for the answers of the others
+	for _, b := range s.window {
+		s.within(func() { <-b.answered })
+	}
+	s.within(func() { _ = s.pipeline.Close() })
+	s.cut()
+	if s.stalled.Load() {
+		oldest.err = errStalled
+		return batchError(oldest)
+	}
 	for _, b := range s.window {
 		b.unknown = attemptLost(b.err)
 	}
@@ -160,11 +189,14 @@ func (s *batchSender) goBack(oldest *pendingBatch) error {
 	s.leaveOutReplaced()
 	for _, b := range s.window {
 		if b.err != nil {
-			s.write(b)
+			s.within(func() { s.write(b) })
 		}
 	}
 	return nil
 }
+
+// errStalled ends an import to a server that takes batches and answers none.
+var errStalled = &client.Error{Code: codes.DeadlineExceeded, Message: "the server has acknowledged nothing for 30 s"}
 
 // attemptLost says whether an attempt may have been executed, or may be later. A refused time is no such error: no other
 // attempt had the id.

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -120,5 +123,54 @@ func TestAnImportLearnsTheClockOfTheServer(t *testing.T) {
 				t.Errorf("%v: an id is %d ms off the server's time", reason, off)
 			}
 		}
+	}
+}
+
+// takingServer takes batches, and answers none, as a server with a hung device may.
+type takingServer struct {
+	kvpb.UnimplementedKVServiceServer
+	kvpb.UnimplementedAdminServiceServer
+}
+
+// Status implements kvpb.AdminServiceServer.
+func (takingServer) Status(context.Context, *kvpb.StatusRequest) (*kvpb.StatusResponse, error) {
+	return &kvpb.StatusResponse{}, nil
+}
+
+// Pipeline implements kvpb.KVServiceServer.
+func (takingServer) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequest, kvpb.PipelineResponse]) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			<-stream.Context().Done()
+			return err
+		}
+	}
+}
+
+// TestAnImportToAServerThatAnswersNothingEnds, and says that the lines may have been imported.
+func TestAnImportToAServerThatAnswersNothingEnds(t *testing.T) {
+	defer func(most time.Duration) { stalledMax = most }(stalledMax)
+	stalledMax = 20 * time.Millisecond
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	kvpb.RegisterKVServiceServer(g, takingServer{})
+	kvpb.RegisterAdminServiceServer(g, takingServer{})
+	go func() { _ = g.Serve(listener) }() // ends with Stop
+	defer g.Stop()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		exit, errs := importLines(t, &clienttest.Server{Endpoint: listener.Addr().String()}, "k=1", "k=2")
+		if exit != exitUnavailable || !strings.Contains(errs, "acknowledged nothing") || !strings.Contains(errs, "may or may not have been imported") {
+			t.Errorf("exit %d: %s", exit, errs)
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the import does not end")
 	}
 }

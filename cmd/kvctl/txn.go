@@ -178,7 +178,7 @@ func (s *statements) runOnce(name, script string, options []client.TxnOption) er
 	if s.tx == nil {
 		return nil
 	}
-	return s.commit(nil)
+	return s.within(func() error { return s.commit(nil) })
 }
 
 func (a *app) txnListCommand() *cobra.Command {

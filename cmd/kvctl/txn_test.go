@@ -5,10 +5,14 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/epochkv/epochkv/client"
 	"github.com/epochkv/epochkv/client/clienttest"
@@ -132,5 +136,34 @@ func TestOutputOfAScriptHasABound(t *testing.T) {
 		if code != want || (code == 0) != (out.Len() >= attemptBytesMax) || (code != 0) != strings.Contains(failed.String(), "1.0 MiB") {
 			t.Errorf("%d retries: exit code %d, %d bytes, %s", retries, code, out.Len(), &failed)
 		}
+	}
+}
+
+// TestATransactionEndsWithTheTimeout: a server that takes requests and answers none holds a script no longer up than other commands.
+func TestATransactionEndsWithTheTimeout(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}))
+	go func() { _ = silent.Serve(listener) }() // ends with Stop
+	defer silent.Stop()
+	ended := make(chan string, 1)
+	go func() {
+		var failed bytes.Buffer
+		a := &app{in: strings.NewReader("put k v\n"), out: &failed, err: &failed, getenv: func(string) string { return "" }}
+		code := a.run(t.Context(), []string{"txn", "-", "--timeout", "30ms", "--endpoint", listener.Addr().String()})
+		ended <- fmt.Sprintf("exit code %d, %s", code, &failed)
+	}()
+	select {
+	case got := <-ended:
+		if !strings.HasPrefix(got, fmt.Sprintf("exit code %d,", exitUnavailable)) {
+			t.Error(got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the script does not end")
 	}
 }

@@ -106,8 +106,9 @@ type statements struct {
 	client *client.Client
 	script bool // one transaction that the caller has begun
 
-	tx         *client.Txn // nil: none is open
-	wrote      bool        // a statement of tx writes
+	tx         *client.Txn        // nil: none is open
+	endTx      context.CancelFunc // breaks its stream
+	wrote      bool               // a statement of tx writes
 	savepoints map[string]uint64
 	at         past // outside transactions
 }
@@ -139,7 +140,10 @@ func (s *statements) execute(line string) error {
 		return usageError{fmt.Errorf("usage: %s", v.usage)}
 	}
 	s.app.writing = false
-	return v.run(s, words[1:])
+	if s.tx == nil || words[0] == "scan" { // which takes as long as its output is taken
+		return v.run(s, words[1:])
+	}
+	return s.within(func() error { return v.run(s, words[1:]) })
 }
 
 // names lists the verbs that may be used here.
@@ -390,7 +394,15 @@ func (s *statements) begin(words []string) error {
 // open begins a transaction.
 func (s *statements) open(options []client.TxnOption) (err error) {
 	s.savepoints, s.wrote, s.app.writing = map[string]uint64{}, false, false
-	s.tx, err = s.client.Begin(s.ctx, options...)
+	ctx, end := context.WithCancel(s.ctx)
+	s.endTx = end
+	err = s.within(func() (err error) {
+		s.tx, err = s.client.Begin(ctx, options...)
+		return err
+	})
+	if err != nil {
+		end()
+	}
 	return err
 }
 
@@ -428,6 +440,7 @@ func (s *statements) rollback(words []string) error {
 func (s *statements) abandon() {
 	if s.tx != nil {
 		s.tx.Rollback()
+		s.endTx()
 		s.tx = nil
 	}
 }
@@ -438,6 +451,7 @@ func (s *statements) commit([]string) error {
 	}
 	s.app.writing = s.wrote
 	epoch, err := s.tx.Commit()
+	s.endTx()
 	s.tx = nil
 	if err != nil {
 		return err
