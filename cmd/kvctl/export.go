@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 
@@ -90,7 +91,7 @@ func (a *app) export(cmd *cobra.Command, c *client.Client, f *exportFlags) error
 		return err
 	}
 	partial := fmt.Sprintf("%s.%016x.partial", name, rand.Uint64()) // its own: another export to the same name may be running
-	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	file, err := createLike(partial, name)
 	if err != nil {
 		return err
 	}
@@ -102,6 +103,23 @@ func (a *app) export(cmd *cobra.Command, c *client.Client, f *exportFlags) error
 		return errors.Join(err, os.Remove(partial))
 	}
 	return nil
+}
+
+// createLike creates a file with the mode of the one whose place it is to take, if there is one: that may be private.
+func createLike(name, model string) (*os.File, error) {
+	info, missing := os.Stat(model)
+	mode := fs.FileMode(0o666)
+	if missing == nil {
+		mode = info.Mode().Perm()
+	}
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil || missing != nil {
+		return file, err
+	}
+	if err := file.Chmod(mode); err != nil { // also what the umask has taken
+		return nil, errors.Join(err, file.Close(), os.Remove(name))
+	}
+	return file, nil
 }
 
 func (a *app) exportTo(cmd *cobra.Command, c *client.Client, f *exportFlags, out io.Writer) error {

@@ -115,6 +115,9 @@ func printable(text string) string {
 	return out.String()
 }
 
+// oneLine is text for a cell: names and labels are of any client, and change neither the terminal nor the rows of a table.
+func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", " ") }
+
 // written prints the epoch of a write.
 func (a *app) written(epoch client.Epoch) error {
 	switch a.formatOr(formatJSONL) {
@@ -217,7 +220,7 @@ func writeRows(w io.Writer, rows [][]string, widths []int) error {
 func writeFitted(w io.Writer, rows [][]string, widths []int, columns int) error {
 	for _, row := range rows {
 		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], utf8.RuneCountInString(oneLine(cell)))
 		}
 	}
 	widths = fitted(widths, columns)
@@ -225,7 +228,7 @@ func writeFitted(w io.Writer, rows [][]string, widths []int, columns int) error 
 	for _, row := range rows {
 		line.Reset()
 		for i, cell := range row {
-			cell = cut(cell, widths[i])
+			cell = cut(oneLine(cell), widths[i])
 			line.WriteString(cell)
 			if i < len(row)-1 {
 				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))

@@ -93,6 +93,9 @@ func TestALinkLeadsToTheFileThatIsReplaced(t *testing.T) {
 	if text, err := os.ReadFile(file); err != nil || string(text) == "old" || modeOf(t, link)&fs.ModeSymlink == 0 {
 		t.Errorf("%q, %v, %v", text, err, modeOf(t, link))
 	}
+	if mode := modeOf(t, file); mode != 0o600 { // what was private stays it
+		t.Errorf("the file has mode %v", mode)
+	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
 		t.Errorf("%v, %v", left, err)
 	}

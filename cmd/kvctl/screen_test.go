@@ -27,3 +27,14 @@ func TestSeveritiesHaveColoursForPeopleWhoWantThem(t *testing.T) {
 		}
 	}
 }
+
+// TestTablesShowTextsOfOthersOnOneLine: a label of a token is of any user, and an administrator lists it.
+func TestTablesShowTextsOfOthersOnOneLine(t *testing.T) {
+	var out bytes.Buffer
+	if err := (&app{out: &out}).writeTable([][]string{{"LABEL", "USER"}, {"\x1b[2Jgone\nroot", "ann"}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "LABEL             USER\n\\x1b[2Jgone root  ann\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}

@@ -110,7 +110,7 @@ func (a *app) showLive(lines []string) error {
 	var out strings.Builder
 	out.WriteString("\x1b[H") // to the first row
 	for _, line := range lines {
-		line = cut(strings.ReplaceAll(printable(line), "\n", " "), columns)
+		line = cut(oneLine(line), columns)
 		out.WriteString(a.painted(line) + "\x1b[K\n") // and erase the rest of the row
 	}
 	out.WriteString("\x1b[J") // and the rows below
