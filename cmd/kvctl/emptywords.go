@@ -10,7 +10,7 @@ import (
 )
 
 // An empty word is nearly always a shell variable that is not set. Without its option, or the name that it stands for, most commands mean
-// something else: another server, all keys, the files of a server instead of a copy, or the user who calls. So it is refused before anything is
+// something else: another server, all keys, the files of a server instead of a copy, or the user of the caller. So it is refused before anything is
 // sent, unless it has a meaning of its own.
 
 // emptyOptions are the options that may be empty: values, texts for people, and ranges of what is read; del has a rule of its own for these.
