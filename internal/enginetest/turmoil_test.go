@@ -27,7 +27,8 @@ var turmoilSeeds = flag.Int("turmoil.seeds", 12, "runs of TestTurmoil")
 // that are cancelled at any operation, snapshots that are read much later, a disk that becomes full and empty again, reads
 // that fail for a while, or pages that are damaged, caches of other sizes, writes and syncs that fail, crashes at any operation,
 // and restarts, in which operations fail, too. One goroutine does it, so a map tells what each read must find, and the log must
-// have every commit from its oldest epoch on. Of a write that a crash ended, all or nothing is there.
+// have every commit from its oldest epoch on. Of a write that a crash ended, all or nothing is there. A write with a request id
+// that is sent again is known until the cut-off has passed it.
 func TestTurmoil(t *testing.T) {
 	base := testseed.Base(t)
 	total := map[string]int{}
@@ -67,6 +68,7 @@ type uproar struct {
 	flips        int
 	trace        []string
 	acknowledged []keys.Epoch      // of puts
+	requests     []madeRequest     // those of puts that had an id
 	maybe        map[string]string // the state if what was under way happened; nil if nothing was
 }
 
@@ -86,6 +88,9 @@ func turmoil(t *testing.T, seed uint64, total map[string]int) {
 	u.o.Storage.FeatureLevel = keys.FeatureLevel(1 + u.rng.IntN(2))
 	if u.rng.IntN(2) == 0 {
 		u.o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 200 << 10}
+	}
+	if u.rng.IntN(2) == 0 {
+		u.o.RequestWindow = time.Duration(1+u.rng.IntN(100)) * time.Millisecond
 	}
 	u.mem.SetCapacity(256 << 20)
 	u.start()
@@ -254,6 +259,7 @@ func (u *uproar) step(withFaults bool) {
 	switch n := u.rng.IntN(100); {
 	case n < 38:
 		u.write()
+		u.repeat()
 	case n < 46:
 		u.deleteRange()
 	case n < 56:
@@ -314,6 +320,8 @@ func (u *uproar) ended(what string, err error, next map[string]string) {
 		u.total[what+" ended"]++
 	case u.faults && asDamage(err):
 		u.total["damaged"]++
+	case errors.As(err, new(*mvcc.RequestExpiredError)): // it waited longer than the window
+		u.total["refused"]++
 	default:
 		u.t.Fatalf("%s: %v", what, err)
 	}
@@ -342,9 +350,13 @@ func (u *uproar) write() {
 			}
 		}
 		maps.DeleteFunc(next, func(k, _ string) bool { return k[0] == '+' })
+		id := u.identify(&w)
 		epoch, err := commitAndWait(u.x, &w)
 		if u.ended("put", err, next); err == nil {
 			u.acknowledged = append(u.acknowledged, epoch)
+			if id != nil {
+				u.requests = append(u.requests, madeRequest{*id, epoch})
+			}
 		}
 		if err != nil {
 			return

@@ -44,12 +44,16 @@ type workload struct {
 	deletes  int // percent
 	live     []keys.Epoch
 	frontier keys.Epoch // the newest snapshot ever taken
+	records  *records   // the store's own, or nil
 }
 
 func (w *workload) key() string {
 	n := w.rng.IntN(w.keySpace)
 	if w.rng.IntN(10) == 0 {
 		n = w.rng.IntN(3)
+	}
+	if w.records != nil && w.rng.IntN(2) == 0 {
+		return w.records.key(n)
 	}
 	k := fmt.Sprintf("%c%0*d", 'a'+n%3, 1+n%17, n)
 	if n%50 == 7 {
@@ -113,10 +117,14 @@ func (w *workload) policy() Policy {
 			w.live = append(w.live, w.frontier)
 		}
 	}
-	if len(w.live) == 0 {
-		return Policy{MinVisible: w.frontier}
+	p := Policy{MinVisible: w.frontier}
+	if len(w.live) > 0 {
+		p = Policy{MinVisible: w.live[0], Snapshots: slices.Clone(w.live)}
 	}
-	return Policy{MinVisible: w.live[0], Snapshots: slices.Clone(w.live)}
+	if w.records != nil {
+		w.records.policy(w, &p)
+	}
+	return p
 }
 
 var modelSeeds = flag.Uint64("model.seeds", 28, "runs of the model test")

@@ -41,6 +41,7 @@ type damaged struct {
 	bad              map[page.ID]struct{}
 	skipped          []UnreadablePage
 	avoid            Avoided
+	onMerge          func(*MergeInput, *Result) // nil for nothing
 }
 
 // in is a merge that meets the bad pages.
@@ -83,7 +84,8 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 	outside := func() []Entry {
 		return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return d.covers(e.Key, e.Trailer) })
 	}
-	res, err := d.attempt(t, prepare(outside()))
+	in := prepare(outside())
+	res, err := d.attempt(t, in)
 	var found *UnreadableError
 	if errors.As(err, &found) {
 		d.checkUnreadable(t, found, prepare(outside()))
@@ -95,14 +97,18 @@ func (d *damaged) step(t *testing.T, entries []Entry, configure func(*MergeInput
 		for _, p := range found.Pages {
 			d.avoid[p.ID] = p.Upper
 		}
-		res, err = d.attempt(t, prepare(outside()))
+		in = prepare(outside())
+		res, err = d.attempt(t, in)
 	}
 	if err != nil {
 		t.Fatalf("with %d pages skipped, %d before: %v", len(d.skipped), len(known), err)
 	}
 	d.root = res.Root
+	if d.onMerge != nil {
+		d.onMerge(in, res)
+	}
 	inside := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !d.covers(e.Key, e.Trailer) })
-	in := d.s.mergeInput(d.repairTree, inside, policy)
+	in = d.s.mergeInput(d.repairTree, inside, policy)
 	in.Policy.RetainTombstones = true
 	d.repairTree = d.s.apply(t, in).Root
 }
@@ -135,6 +141,9 @@ func (d *damaged) compare(t *testing.T, live []keys.Epoch) (refused int) {
 	t.Helper()
 	for k := range d.m {
 		for _, e := range append([]keys.Epoch{d.frontier, d.epoch, keys.MaxEpoch}, live...) {
+			if d.records.lost(k, e, d.frontier) {
+				continue
+			}
 			want, ok := d.m.at(k, e)
 			alive := ok && want.kind.HasValue()
 			for _, src := range []Source{d.s, badSource{d.s, d.bad}} {
