@@ -11,7 +11,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfCrashesLosesNothing and TestChainOfCrashesBesideBulkLoads")
+var soakChains = flag.Int("soak.chains", 150, "chains of runs in TestChainOfCrashesLosesNothing and TestChainOfCrashesBesideBulkLoads; a tenth in TestChainOfRepairsGivesNoEpochTwice")
 
 // TestChainOfCrashesLosesNothing runs one log many times. Each run ends differently: the log is closed, the process is
 // killed, or the machine crashes. In most runs a write or a sync fails before, after which the kernel may count dirty
