@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -85,5 +87,38 @@ func TestNoUserIsChangedWithARightThatHasEnded(t *testing.T) {
 				t.Errorf("bob may %v", who.GetActions())
 			}
 		})
+	}
+}
+
+// TestPasswordsAreCheckedUntilNoRequestIsLeft: a login that has begun does not hold up a server that stops until its drain timeout, because
+// of a hash that is never computed; nor does a scrape with a password, whatever its time limit is.
+func TestPasswordsAreCheckedUntilNoRequestIsLeft(t *testing.T) {
+	h, _, _, _ := startWithUsers(t, vfs.NewMem())
+	held := make(chan struct{})
+	rule := h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: held})
+	release := sync.OnceFunc(func() { rule.Remove(); close(held) })
+	t.Cleanup(release)
+	put := make(chan error, 1)
+	go func() {
+		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Durability: pb.Durability_DURABILITY_SYNC})
+		put <- err
+	}()
+	eventually(t, "a request waits", func() bool { return rule.Fired() > 0 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- h.stop() }()
+	<-h.drain.begun
+	check := func() error {
+		ctx, cancel := context.WithTimeout(testContext(t), 20*time.Second)
+		defer cancel()
+		_, err := h.gate.users.Password(ctx, "ann", "ann's secret")
+		return err
+	}
+	for range 10 {
+		must(t, check())
+	}
+	release()
+	must(t, errors.Join(<-put, <-stopped))
+	if err := check(); !errors.Is(err, mvcc.ErrClosed) {
+		t.Errorf("after the end: %v", err)
 	}
 }

@@ -24,6 +24,15 @@ type drain struct {
 	console    consoleCalls
 	receivers  sync.WaitGroup // goroutines of streams, which end after their handlers
 	background sync.WaitGroup // the probe and the leases, which end with Run's context
+
+	requests   context.Context // ends when no request is left: for what they wait for. Constant after Open
+	noRequests context.CancelFunc
+}
+
+func (d *drain) init() {
+	d.begun = make(chan struct{})
+	d.requests, d.noRequests = context.WithCancel(context.Background())
+	d.console.init()
 }
 
 // shutDown drains the server: health reports it first, then the requests end. Requests that do not
@@ -113,6 +122,7 @@ func (s *Server) closeStore(drained <-chan struct{}) error {
 	go func() {
 		<-drained
 		s.drain.receivers.Wait()
+		s.drain.noRequests()
 		s.feed.stopArchive() // it uploads what the last requests have written
 		s.drain.background.Wait()
 		s.feed.feed.Close()

@@ -14,9 +14,9 @@ import (
 // itself is checked by lane, directPipeline and directKeepAlives.
 
 // beginUnary makes the access of a unary request whose message has not been decoded, and refuses callers that are not known.
-// While users are not checked it does nothing.
+// While users are not checked it does nothing, but for requests that may last until they are.
 func (s *Server) beginUnary(ctx context.Context, row *rpcRow) (context.Context, *access, error) {
-	if !s.gates() {
+	if !s.gates() && (row == nil || !row.lasts) {
 		return ctx, nil, nil
 	}
 	a := s.newAccess(ctx)

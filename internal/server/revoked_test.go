@@ -14,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -676,4 +677,37 @@ func TestTheFirstMessageOfABulkLoadIsCheckedAgain(t *testing.T) {
 	if !isDenial(err) {
 		t.Errorf("loaded %d keys: %v", loaded.Keys, err)
 	}
+}
+
+// TestWhatWaitsIsCheckedWithUsersThatAreCheckedMeanwhile: a request for a lock, which may wait for hours, gets it with a right only.
+func TestWhatWaitsIsCheckedWithUsersThatAreCheckedMeanwhile(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.gate.publish(nil)
+		c, name := clientsOf(h.conn), []byte("k")
+		mustGrantLease(t, c.lease, 1, time.Hour)
+		mustGrantLease(t, c.lease, 2, time.Hour)
+		held := mustLock(t, h, "k", 1)
+		for _, user := range []string{"nobody", "alice"} {
+			answered := make(chan error, 1)
+			go func() {
+				_, err := c.lock.AcquireLock(as(testContext(t), user), &pb.AcquireLockRequest{Name: name, LeaseId: 2, Wait: durationpb.New(time.Hour)})
+				answered <- err
+			}()
+			eventually(t, "it waits", func() bool { return h.leases.Stats().Waiters == 1 })
+			h.setUsers(only(grant("rwl", "k")))
+			if released, _, err := h.leases.Release(testContext(t), name, keys.Epoch(held)); err != nil || !released {
+				t.Fatal(released, err)
+			}
+			err := <-answered
+			if user == "alice" {
+				must(t, err)
+				continue
+			}
+			if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("%s: %v", user, err)
+			}
+			h.gate.publish(nil)
+			held = mustLock(t, h, "k", 1)
+		}
+	})
 }

@@ -25,6 +25,7 @@ type rpcRow struct {
 	class     audit.Class           // of its lines in the audit log; empty: its messages have lines, or none has
 	needs     string                // for the documentation
 
+	lasts  bool             // a unary request that may wait, or work, for long: it has an access also while users are not checked
 	lists  listKind         // where its answer comes from, if that may be large
 	counts telemetry.Method // in the metrics
 	rare   bool             // the metrics do not have it
@@ -72,7 +73,7 @@ var rpcTable = []rpcRow{
 	{method: pb.LeaseService_GetLease_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},
 	{method: pb.LeaseService_ListLeases_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 
-	{method: pb.LockService_AcquireLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfAcquireLock), needs: "lease the name, as if it were a key"},
+	{method: pb.LockService_AcquireLock_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: of(footprintOfAcquireLock), needs: "lease the name, as if it were a key"},
 	{method: pb.LockService_ReleaseLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfReleaseLock), needs: "lease the name"},
 	{method: pb.LockService_GetLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetLock), needs: "read the name"},
 	{method: pb.LockService_ObserveLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
@@ -91,7 +92,7 @@ var rpcTable = []rpcRow{
 	{method: pb.AdminService_SetConfig_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_ReloadConfig_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_ResizeCache_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
-	{method: pb.AdminService_Space_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve, footprint: of(footprintOfSpace), needs: "read all keys, for sizes by prefix"},
+	{method: pb.AdminService_Space_FullMethodName, lasts: true, class: audit.ClassRead, actions: auth.ActionObserve, footprint: of(footprintOfSpace), needs: "read all keys, for sizes by prefix"},
 	{method: pb.AdminService_GetConfig_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_ListWatches_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve, needs: "ranges are shown to users that may read them"},
 	{method: pb.AdminService_SlowRequests_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionDebug, needs: "the answer has the beginnings of keys"},
@@ -105,7 +106,7 @@ var rpcTable = []rpcRow{
 	{method: pb.BackupService_GetBackupStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.BackupService_ListBackups_FullMethodName, lists: listStored, class: audit.ClassRead, actions: auth.ActionBackup},
 	{method: pb.BackupService_VerifyBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
-	{method: pb.BackupService_PruneBackups_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
+	{method: pb.BackupService_PruneBackups_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
 
 	// AuthService authenticates its clients itself, also while users are not checked.
 	{method: pb.AuthService_Login_FullMethodName, class: audit.ClassAuth, open: true, needs: "nothing: a password is the credential"},

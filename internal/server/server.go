@@ -117,8 +117,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	}
 	tuneRuntime(&c, log)
 	s := &Server{configuration: configuration{config: c}, clock: clock{started: time.Now()}}
-	s.drain.begun = make(chan struct{})
-	s.drain.console.init()
+	s.drain.init()
 	s.observer.init(&c.SlowRequests)
 	s.observer.debug.Store(log.Enabled(ctx, slog.LevelDebug))
 	s.settings.init(c)
@@ -356,7 +355,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.drain.background.Go(func() { s.runProbe(ctx) })
 	}
 	s.drain.background.Go(func() { s.leases.Run(ctx) })
-	s.drain.background.Go(func() { s.gate.users.Run(ctx) })
+	s.drain.background.Go(func() { s.gate.users.Run(s.drain.requests) })
 	s.startArchive()
 	s.drain.background.Go(func() { s.runAutomaticBackups(ctx) })
 	s.drain.background.Go(func() { s.runDrills(ctx) })

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/argon2"
 
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // HashCost is what a password costs.
@@ -84,6 +85,7 @@ func (p *passwordHash) matches(password string) bool {
 // hasher computes hashes outside of the goroutines of requests.
 type hasher struct {
 	queue chan func()
+	ended chan struct{} // closed when nothing is hashed any more
 	cost  HashCost
 	dummy passwordHash // that no password has
 
@@ -91,13 +93,14 @@ type hasher struct {
 }
 
 func newHasher(cost HashCost) *hasher {
-	h := &hasher{queue: make(chan func(), hashQueue), cost: cost}
+	h := &hasher{queue: make(chan func(), hashQueue), ended: make(chan struct{}), cost: cost}
 	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
 	return h
 }
 
 // run hashes, and calls other beside, until ctx ends.
 func (h *hasher) run(ctx context.Context, other func()) {
+	defer close(h.ended)
 	var running sync.WaitGroup
 	for range hashers {
 		running.Go(func() {
@@ -118,7 +121,8 @@ func (h *hasher) run(ctx context.Context, other func()) {
 // retryHash is the advice to a client whose password found a full queue.
 const retryHash = time.Second
 
-// do executes a job on a hasher's goroutine. A job whose client has left meanwhile is not executed.
+// do executes a job on a hasher's goroutine. A job whose client has left meanwhile is not executed. After the end of run the error is
+// mvcc.ErrClosed.
 func (h *hasher) do(ctx context.Context, job func()) error {
 	done := make(chan struct{})
 	select {
@@ -140,6 +144,8 @@ func (h *hasher) do(ctx context.Context, job func()) error {
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	case <-h.ended:
+		return mvcc.ErrClosed
 	}
 }
 
