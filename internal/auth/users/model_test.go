@@ -241,6 +241,8 @@ func (l *life) outcomes(changes []*change, errs []error, unknown bool) (all []*w
 			switch kind := kindOf(errs[i]); {
 			case kind == kindOf(err):
 				follow(next, others)
+			case kind == auth.ErrUnauthenticated.Error() && err == nil && changes[i].first != nil && len(changes) > 1:
+				follow(w, others) // the password was replaced meanwhile, by itself: it has another hash
 			case kind == failed:
 				follow(w, others)
 				if unknown && err == nil {
