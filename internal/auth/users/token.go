@@ -69,13 +69,13 @@ func (m *Manager) CreateToken(ctx context.Context, n NewToken) (secret string, i
 	h := hashToken(secret)
 	k := &token{live: &auth.Token{User: n.User, Expires: n.Expires}, label: n.Label, session: n.session, created: now}
 	err = m.change(ctx, func(d *draft) error {
-		if d.next.users[n.User] == nil {
-			return &NotFoundError{Kind: "user", Name: n.User}
-		}
-		if n.session {
+		if n.session { // first: a user that is unknown since has the answer of one that was
 			if err := d.stillHas(n.User, n.hash); err != nil {
 				return err
 			}
+		}
+		if d.next.users[n.User] == nil {
+			return &NotFoundError{Kind: "user", Name: n.User}
 		}
 		if err := d.limitBy(n.Maker, k); err != nil {
 			return err
