@@ -92,8 +92,8 @@ func TestUnreadAnswersEndTheirConnection(t *testing.T) {
 				_, err := h.kv.Get(ctx, getLarge)
 				return err == nil
 			})
-			for range 10 {
-				if _, err := h.kv.Get(ctx, getLarge); err != nil {
+			for range 10 { // on a busy machine this client, too, may take its answer too slowly
+				if _, err := h.kv.Get(ctx, getLarge); err != nil && status.Code(err) != codes.Unavailable {
 					t.Error(err)
 				}
 			}
