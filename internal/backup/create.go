@@ -20,8 +20,9 @@ import (
 
 // Source is the store that is copied.
 type Source interface {
-	// PinCopy pins the newest durable state, after a checkpoint if that state is older than maxAge. See storage.CopyState.
-	PinCopy(ctx context.Context, lifetime, maxAge time.Duration) (*storage.CopyState, error)
+	// PinCopy pins the newest durable state, after a checkpoint if later commits exist: what was acknowledged before is in it.
+	// See storage.CopyState.
+	PinCopy(ctx context.Context, lifetime time.Duration) (*storage.CopyState, error)
 }
 
 // Options configure a backup. Zero fields take the default named beside them.
@@ -58,8 +59,6 @@ const (
 	damagedMax       = 100_000
 
 	pinLifetimeDefault = 2 * time.Minute
-	// rootAgeMax is how old the state of a backup may be without a checkpoint. What was acknowledged before the backup was asked for is in it.
-	rootAgeMax = time.Duration(0)
 )
 
 // pin is the part of a pinned state that the job renews.
@@ -86,7 +85,7 @@ func (e *DamagedPageError) Unwrap() error { return e.Damage }
 func Create(ctx context.Context, source Source, store objectstore.Store, o Options) (*Manifest, error) {
 	o.PartBytes = cmp.Or(o.PartBytes, partBytesDefault)
 	o.pinLifetime = cmp.Or(o.pinLifetime, pinLifetimeDefault)
-	state, err := source.PinCopy(ctx, o.pinLifetime, rootAgeMax)
+	state, err := source.PinCopy(ctx, o.pinLifetime)
 	if err != nil {
 		return nil, err
 	}

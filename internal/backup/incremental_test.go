@@ -221,7 +221,7 @@ func TestBaseOfARolledBackCheckpoint(t *testing.T) {
 
 func (f *fixture) pinned() State {
 	f.t.Helper()
-	s, err := f.store.PinCopy(context.Background(), time.Minute, time.Hour)
+	s, err := f.store.PinCopy(context.Background(), time.Minute)
 	check(f.t, err)
 	defer s.Release()
 	info, err := s.Info()
@@ -384,7 +384,7 @@ func TestUnknownChangesAreNoticed(t *testing.T) {
 	table := tableOf(t, f.target, m)
 	table[len(table)/2].sum++
 	forged := f.forge(m, table)
-	s, err := f.store.PinCopy(t.Context(), time.Minute, time.Hour)
+	s, err := f.store.PinCopy(t.Context(), time.Minute)
 	check(t, err)
 	if s.Pages.Checkpoint() != m.State.Checkpoint {
 		t.Skip("a checkpoint in the background came between")

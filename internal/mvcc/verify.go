@@ -24,16 +24,13 @@ func (s *Store) Space(ctx context.Context, o inspect.SpaceOptions) (*inspect.Spa
 	return inspect.Space(ctx, s.engine, o)
 }
 
-// PinCopy pins the newest durable state for a copy, after a checkpoint if that state is older than maxAge and later commits
-// exist. See storage.CopyState.
-func (s *Store) PinCopy(ctx context.Context, lifetime, maxAge time.Duration) (*storage.CopyState, error) {
+// PinCopy pins the newest durable state for a copy, after a checkpoint if later commits exist. See storage.CopyState.
+func (s *Store) PinCopy(ctx context.Context, lifetime time.Duration) (*storage.CopyState, error) {
 	if s.lifecycle.closing.Load() {
 		return nil, ErrClosed
 	}
-	if s.engine.StateAge() > maxAge {
-		if err := s.Checkpoint(ctx); err != nil {
-			return nil, err
-		}
+	if err := s.Checkpoint(ctx); err != nil {
+		return nil, err
 	}
 	return s.engine.PinCopy(ctx, lifetime)
 }

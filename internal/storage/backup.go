@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"sync"
 	"time"
 
@@ -51,14 +50,6 @@ type CopyState struct {
 type QuarantineFile struct {
 	Number  int // of the two files
 	Content []byte
-}
-
-// StateAge is the time since the last checkpoint of this process; the largest duration before the first one.
-func (e *Engine) StateAge() time.Duration {
-	if last := e.counters.lastCheckpoint.Load(); last != 0 {
-		return time.Since(time.Unix(0, last))
-	}
-	return math.MaxInt64
 }
 
 // PinCopy pins the newest durable state for a copy. The pin ends a lifetime after the last call of Renew. It waits for the

@@ -11,7 +11,6 @@ import (
 type counters struct {
 	rotations, refused, stalls, stallNanos atomic.Uint64
 	checkpoints, checkpointNanos           atomic.Uint64
-	lastCheckpoint                         atomic.Int64 // when the last checkpoint ended, in Unix nanoseconds; zero before the first
 	checkpointBuckets                      [CheckpointBuckets]atomic.Uint64
 	leafPages, innerPages                  atomic.Uint64 // written
 	versionsDropped, tombstonesDropped     atomic.Uint64
@@ -42,7 +41,6 @@ type CheckpointStats struct {
 // checkpointed counts a checkpoint that took d.
 func (c *counters) checkpointed(d time.Duration) {
 	c.checkpoints.Add(1)
-	c.lastCheckpoint.Store(time.Now().UnixNano())
 	c.checkpointNanos.Add(uint64(d))
 	i := 0
 	for i < CheckpointBuckets-1 && d >= CheckpointBound(i) {
