@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -102,6 +103,22 @@ func (h *harness) login(name, password string) (auth.Identity, string) {
 	id, err := h.Bearer("Bearer " + secret)
 	must(h.t, err)
 	return id, secret
+}
+
+// damage replaces a record by one that cannot be read.
+func (h *harness) damage(key []byte) {
+	h.t.Helper()
+	h.overwrite(key, []byte("damaged"))
+}
+
+// overwrite replaces a record.
+func (h *harness) overwrite(key, value []byte) {
+	h.t.Helper()
+	w := &mvcc.Write{Durability: mvcc.DurabilitySync}
+	w.SetOwn()
+	w.Batch.SetRecord(keys.SpaceSystem, key, value)
+	_, err := h.store.OwnSession().Commit(context.Background(), w)
+	must(h.t, err)
 }
 
 // may is whether a user may read a key now.

@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/auth"
-	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -39,11 +37,7 @@ func TestUsersLogInWhileDamageHidesTheAdministrator(t *testing.T) {
 	must(t, h.CreateUser(ctx, User{Name: "bob"}, "bob's secret"))
 	ann, _ := h.login("ann", "ann's secret")
 	must(t, h.Enable(ctx, &ann))
-	w := &mvcc.Write{Durability: mvcc.DurabilitySync}
-	w.SetOwn()
-	w.Batch.SetRecord(keys.SpaceSystem, userKey("ann"), []byte("damaged"))
-	_, err := h.store.OwnSession().Commit(ctx, w)
-	must(t, err)
+	h.damage(userKey("ann"))
 	h.stop()
 
 	h = mustOpen(t, fs)

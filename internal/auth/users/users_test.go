@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/auth"
-	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -233,16 +231,11 @@ func TestBadInputIsRefused(t *testing.T) {
 
 // TestUnreadableRecordsGiveNoRights: a damaged user does not exist, and damaged settings mean that users are checked.
 func TestUnreadableRecordsGiveNoRights(t *testing.T) {
-	ctx, fs := context.Background(), vfs.NewMem()
+	fs := vfs.NewMem()
 	h := bootstrapped(t, fs)
 	_, secret := h.login("ann", "ann's secret")
-	x := h.store.OwnSession()
-	w := &mvcc.Write{Durability: mvcc.DurabilitySync}
-	w.SetOwn()
-	w.Batch.SetRecord(keys.SpaceSystem, settingsKey, []byte{2, 0, 0, 0})
-	w.Batch.SetRecord(keys.SpaceSystem, userKey("ann"), []byte("damaged"))
-	_, err := x.Commit(ctx, w)
-	must(t, err)
+	h.overwrite(settingsKey, []byte{2, 0, 0, 0})
+	h.damage(userKey("ann"))
 	h.stop()
 
 	h = mustOpen(t, fs)
@@ -264,11 +257,7 @@ func TestAUserWithARoleThatCannotBeReadIsChanged(t *testing.T) {
 	must(t, h.CreateRole(ctx, &Role{Name: "a", Grants: []auth.Grant{grant("a", "b")}}))
 	must(t, h.CreateRole(ctx, &Role{Name: "c", Grants: []auth.Grant{grant("c", "d")}}))
 	must(t, h.CreateUser(ctx, User{Name: "bob", Roles: []string{"a", "c"}}, "bob's secret"))
-	w := &mvcc.Write{Durability: mvcc.DurabilitySync}
-	w.SetOwn()
-	w.Batch.SetRecord(keys.SpaceSystem, roleKey("a"), []byte("damaged"))
-	_, err := h.store.OwnSession().Commit(ctx, w)
-	must(t, err)
+	h.damage(roleKey("a"))
 	h.stop()
 
 	h = mustOpen(t, fs)
