@@ -151,10 +151,7 @@ type durabilityProof struct {
 	end     int64      // after the last intact record, or after the bad one if its header is plausible; else its offset
 }
 
-// findProof searches for intact records of the segment after the bad record at pos, whose epoch would be
-// bad. The length of the bad record cannot be trusted, so findProof tries every offset at which a record
-// could start. It compares the epoch first, which must fit the distance, so that it computes few checksums
-// over old contents of a recycled file. It passes over what the device cannot read.
+// findProof searches for intact records of the segment after the bad record at pos, whose epoch would be bad.
 func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 	t, unreadable := durabilityProof{end: r.pos}, new(unreadableError)
 	head, err := r.at(r.pos, recordHeaderSize)
@@ -168,6 +165,20 @@ func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 			t.end = r.pos + int64(recordSpace(length))
 		}
 	}
+	err = r.later(bad, func(off int64, rec *record) error {
+		t.durable, t.end = max(t.durable, rec.durable), off+int64(rec.space)
+		return nil
+	})
+	return t, err
+}
+
+// later calls fn for the intact records of the segment after the bad record at pos, whose epoch would be bad. The length
+// of the bad record cannot be trusted, so later tries every offset at which a record could start. It compares the epoch
+// first, which must fit the distance, so that it computes few checksums over old contents of a recycled file. Clients may
+// have chosen these, so that a checksum must not take longer for a longer record (rangeSums). It passes over what the device
+// cannot read.
+func (r *segmentReader) later(bad keys.Epoch, fn func(off int64, rec *record) error) error {
+	unreadable, sums := new(unreadableError), rangeSums{file: r.file, size: r.size}
 	for off := r.pos + recordAlign; off+recordHeaderSize <= r.size; off += recordAlign {
 		head, err := r.at(off, recordHeaderSize)
 		if errors.As(err, &unreadable) {
@@ -175,7 +186,7 @@ func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 			continue
 		}
 		if err != nil || len(head) < recordHeaderSize {
-			return t, err
+			return err
 		}
 		reach := keys.Epoch((off - r.pos + recordHeaderSize - 1) / recordHeaderSize)
 		e := epochAt(head)
@@ -183,17 +194,35 @@ func (r *segmentReader) findProof(bad keys.Epoch) (durabilityProof, error) {
 		if (e <= bad || e-bad > reach) && !skipped {
 			continue
 		}
+		if plausible, err := r.plausible(&sums, off, head); err != nil {
+			return err
+		} else if !plausible {
+			continue
+		}
 		rec, ok, err := r.record(off)
 		if err != nil && !errors.As(err, &unreadable) {
-			return t, err
+			return err
 		}
-		if ok {
-			t.durable = max(t.durable, rec.durable)
-			t.end = off + int64(rec.space)
-			off = t.end - recordAlign
+		if !ok {
+			continue
 		}
+		if err := fn(off, &rec); err != nil {
+			return err
+		}
+		off += int64(rec.space) - recordAlign
 	}
-	return t, nil
+	return nil
+}
+
+// plausible reports whether a record may be at an offset, if head is its header: a long one only if its checksum matches.
+func (r *segmentReader) plausible(sums *rangeSums, off int64, head []byte) (bool, error) {
+	length, fits := recordLength(head, r.size-off)
+	if !fits || length <= pageSize {
+		return fits, nil
+	}
+	want := binary.LittleEndian.Uint32(head)
+	sum, ok, err := sums.sum(sumSeed(r.seed, length), off+epochOffset, off+int64(recordSpace(length)))
+	return ok && sum == want, err
 }
 
 func epochAt(head []byte) keys.Epoch {
