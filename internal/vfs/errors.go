@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"syscall"
 )
 
@@ -14,15 +15,29 @@ func (e noSpaceError) Error() string        { return e.errno.Error() }
 func (e noSpaceError) Unwrap() error        { return e.errno }
 func (e noSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
-// pathError adds the file and the operation to an error, and makes the errors of a full device match ErrNoSpace. It
-// returns nil for nil. An error that already names a file keeps that name.
+// deviceError is an errno of a block that the device cannot read. It matches ErrDevice, and also the errno itself.
+type deviceError struct{ errno syscall.Errno }
+
+func (e deviceError) Error() string        { return e.errno.Error() }
+func (e deviceError) Unwrap() error        { return e.errno }
+func (e deviceError) Is(target error) bool { return target == ErrDevice }
+
+// deviceErrnos are the errors of a read without the page cache, which returns what the block layer says: that the medium is damaged, that the
+// device refuses the block, and that its checksum is wrong. With the page cache all of them are EIO.
+var deviceErrnos = []syscall.Errno{syscall.ENODATA, syscall.EREMOTEIO, syscall.EILSEQ}
+
+// pathError adds the file and the operation to an error, and makes the errors of a full device match ErrNoSpace, and those of a
+// block that cannot be read ErrDevice. It returns nil for nil. An error that already names a file keeps that name.
 func pathError(op Op, name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	var errno syscall.Errno
-	if errors.As(err, &errno) && (errno == syscall.ENOSPC || errno == syscall.EDQUOT) {
+	switch known := errors.As(err, &errno); {
+	case known && (errno == syscall.ENOSPC || errno == syscall.EDQUOT):
 		err = noSpaceError{errno}
+	case known && op == OpRead && slices.Contains(deviceErrnos, errno):
+		err = deviceError{errno}
 	}
 	var named *fs.PathError
 	if errors.As(err, &named) {

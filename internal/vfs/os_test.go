@@ -20,6 +20,15 @@ func TestErrorsNameTheFileAndMatchTheirMeaning(t *testing.T) {
 			t.Errorf("%v matches neither ErrNoSpace nor itself", err)
 		}
 	}
+	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENODATA, syscall.EREMOTEIO, syscall.EILSEQ} {
+		err := pathError(OpRead, "a/b", errno)
+		if !errors.Is(err, ErrDevice) || !errors.Is(err, errno) {
+			t.Errorf("%v of a read matches neither ErrDevice nor itself", err)
+		}
+	}
+	if err := pathError(OpOpen, "a/b", syscall.EILSEQ); errors.Is(err, ErrDevice) {
+		t.Errorf("%v of an open matches ErrDevice", err)
+	}
 	_, err := NewOS().Open(filepath.Join(t.TempDir(), "absent"), ReadOnly)
 	var named *fs.PathError
 	if !errors.As(err, &named) || filepath.Base(named.Path) != "absent" || !errors.Is(err, fs.ErrNotExist) {

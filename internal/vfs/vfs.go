@@ -37,7 +37,8 @@ var (
 	ErrLocked = errors.New("vfs: locked by another process")
 	// ErrNoSpace means the device or quota is full. OS errors ENOSPC and EDQUOT match it.
 	ErrNoSpace = errors.New("vfs: no space left on device")
-	// ErrDevice is the kernel's error for a block that the device cannot read or write.
+	// ErrDevice is the kernel's error for a block that the device cannot read or write. What a read without the page cache returns for one
+	// matches it, too.
 	ErrDevice error = syscall.EIO
 	// ErrCrashed is the error of every operation of a crashed in-memory file system.
 	ErrCrashed = errors.New("vfs: file system crashed")
