@@ -48,6 +48,23 @@ func TestSampleConfigurationShowsDefaults(t *testing.T) {
 	}
 }
 
+// TestUnitStartsTheServerUntilItServes: with the limit that systemd has by default, five starts that fail within ten seconds leave the server down.
+func TestUnitStartsTheServerUntilItServes(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/systemd/kvserver.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit, service, ok := strings.Cut(string(text), "\n[Service]\n")
+	if !ok || !strings.Contains(service, "\nRestart=on-failure\n") || strings.Contains(service, "\nStartLimit") {
+		t.Errorf("the service is not started again, or has a limit in the wrong section:\n%s", service)
+	}
+	for _, line := range []string{"StartLimitIntervalSec=0", "Wants=network-online.target", "After=network-online.target"} {
+		if !strings.Contains(unit, "\n"+line+"\n") {
+			t.Errorf("the unit has no line %s", line)
+		}
+	}
+}
+
 // TestManifestsNameOptionsThatExist reads what the manifests of containers pass to the server.
 func TestManifestsNameOptionsThatExist(t *testing.T) {
 	tls := writeFiles(t)
