@@ -128,37 +128,12 @@ func (o *S3Options) credentials() *credentials.Credentials {
 		return credentials.NewStaticV4(o.AccessKey, o.SecretKey, "")
 	}
 	most := cmp.Or(o.credentialsTime, credentialsTimeout)
-	providers := []credentials.Provider{&credentials.EnvAWS{}, boundedProvider{&credentials.FileAWSCredentials{}, most}}
+	providers := []credentials.Provider{&credentials.EnvAWS{}, newBoundedProvider(&credentials.FileAWSCredentials{}, most)}
 	if o.endpoint() == awsEndpoint {
-		providers = append(providers, boundedProvider{&credentials.IAM{}, most})
+		providers = append(providers, newBoundedProvider(&credentials.IAM{}, most))
 	}
 	return credentials.NewChainCredentials(providers)
 }
-
-// credentialsTimeout bounds how long a service may take to give credentials out: less than --close-timeout.
-const credentialsTimeout = 10 * time.Second
-
-// boundedProvider asks a service for credentials for a bounded time, and not for as long as the service likes: the library asks on behalf of all
-// requests, without the context of any, and holds a lock in which other requests wait, whatever their contexts say.
-type boundedProvider struct {
-	credentials.Provider
-	most time.Duration
-}
-
-// RetrieveWithCredContext implements credentials.Provider.
-func (p boundedProvider) RetrieveWithCredContext(asked *credentials.CredContext) (credentials.Value, error) {
-	var bounded credentials.CredContext
-	if asked != nil {
-		bounded = *asked
-	}
-	ctx, cancel := context.WithTimeout(cmp.Or(bounded.Context, context.Background()), p.most)
-	defer cancel()
-	bounded.Context = ctx
-	return p.Provider.RetrieveWithCredContext(&bounded)
-}
-
-// Retrieve implements credentials.Provider.
-func (p boundedProvider) Retrieve() (credentials.Value, error) { return p.RetrieveWithCredContext(nil) }
 
 func (b *bucket) String() string {
 	return "s3://" + b.name + strings.TrimSuffix("/"+b.prefix, "/")
