@@ -128,7 +128,7 @@ type changePrinter struct {
 	line   []byte
 
 	printed int  // lines
-	begun   bool // a snapshot
+	begun   bool // an entry of a snapshot was printed
 }
 
 // full reports whether as many lines were printed as there may be.
@@ -169,12 +169,10 @@ func (p *changePrinter) printAll(ctx context.Context, updates iter.Seq2[client.U
 }
 
 func (p *changePrinter) print(u *client.Update) error {
-	if u.Begin {
-		if p.begun { // else there is nothing that would not count
-			p.put(&change{epoch: u.Epoch, kind: changeBegin})
-		}
-		p.begun = true
+	if u.Begin && p.begun { // else there is nothing that would not count
+		p.put(&change{epoch: u.Epoch, kind: changeBegin})
 	}
+	p.begun = p.begun || len(u.Snapshot) > 0 // also of one that goes on with a token of an earlier run
 	for i := range u.Snapshot {
 		e := &u.Snapshot[i]
 		p.put(&change{epoch: e.Epoch, kind: "snapshot", event: client.Event{Kind: client.EventSet, Key: e.Key, Value: e.Value}})
