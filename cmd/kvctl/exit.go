@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 
@@ -75,12 +76,12 @@ type reportedError struct {
 	Reason   string            `json:"reason,omitempty"` // docs/errors.md lists them
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Advice   string            `json:"advice,omitempty"`
-	Unknown  bool              `json:"outcome_unknown,omitempty"` // the write may have happened
+	Unknown  bool              `json:"outcome_unknown,omitempty"` // the write or the change may have happened
 }
 
 // reportJSON says what went wrong as one line of JSON on standard error.
 func (a *app) reportJSON(err error, text, advice string) {
-	r := reportedError{Message: text, Exit: exitCode(err), Advice: advice, Unknown: a.writeUnknown(err)}
+	r := reportedError{Message: text, Exit: exitCode(err), Advice: advice, Unknown: a.unknown(err) != ""}
 	if e, ok := errors.AsType[*client.Error](err); ok {
 		r.Code, r.Metadata = e.Code.String(), e.Metadata
 		if e.Reason != kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED {
@@ -149,21 +150,38 @@ func exitCodeOf(e *client.Error) int {
 // singleWrites are the verbs that make one write, and fail only with it or before it.
 var singleWrites = []string{"put", "del", "cas", "incr", "touch", "persist", "restore-key"}
 
-// writeUnknown reports whether a write may have happened although it has an error: its answer was lost, or that of an attempt before.
-func (a *app) writeUnknown(err error) bool {
+// changes are the commands that change something else than keys with one request, and fail only with it or before it.
+var changes = []string{
+	"auth enable", "auth disable", "user bootstrap", "user create", "user update", "user delete", "user password", "role create", "role update", "role delete",
+	"token create", "token revoke", "lease grant", "lease revoke", "holds take", "holds renew", "holds end", "backup create", "backup prune", "upgrade finalize",
+}
+
+// unknown is what may have happened although it has an error, because its answer was lost, or that of an attempt before: a write, a change, or
+// nothing.
+func (a *app) unknown(err error) string {
 	e, ok := errors.AsType[*client.Error](err)
-	return ok && e.OutcomeUnknown() && (a.writing || a.verb != nil && slices.Contains(singleWrites, a.verb.Name()))
+	switch {
+	case !ok || !e.OutcomeUnknown():
+		return ""
+	case a.writing || a.verb != nil && slices.Contains(singleWrites, a.verb.Name()):
+		return "write"
+	case a.verb != nil && slices.Contains(changes, strings.TrimPrefix(a.verb.CommandPath(), "kvctl ")):
+		return "change"
+	}
+	return ""
 }
 
 // advice is what the user can do about an error, or nothing.
 func (a *app) advice(err error) string {
-	advice := a.adviceAbout(err)
+	advice, unknown := a.adviceAbout(err), a.unknown(err)
 	e, ok := errors.AsType[*client.Error](err)
 	switch {
-	case !ok || !a.writeUnknown(err) || e.Code == codes.DeadlineExceeded || e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:
+	case !ok || unknown == "" || e.Code == codes.DeadlineExceeded || e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:
 		return advice
 	case e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED && advice != "":
-		return advice + " If an attempt had reached the server, the write may have happened."
+		return advice + " If an attempt had reached the server, the " + unknown + " may have happened."
+	case unknown == "change":
+		return "An attempt was not answered, so the change may or may not have happened. Look at what there is once the server is healthy again."
 	}
 	return "An attempt was not answered, so the write may or may not have happened. Read the key once the server is healthy again."
 }

@@ -3,10 +3,13 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -56,5 +59,63 @@ func TestAdviceTellsOfAWriteThatMayHaveHappened(t *testing.T) {
 	unanswered.FailNext(slices.Repeat([]error{lost}, 20)...)
 	if code, _, errs := kvctl(t.Context(), unanswered, "put", "k", "v", "-o", "json"); code != exitUnavailable || !strings.Contains(errs, may) || !strings.Contains(errs, `"outcome_unknown":true`) {
 		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+// TestAdviceTellsOfAChangeThatMayHaveHappened: the same of what changes no keys, of which only some requests are repeated.
+func TestAdviceTellsOfAChangeThatMayHaveHappened(t *testing.T) {
+	lost := status.Error(codes.Unavailable, "the test cuts the connection")
+	leaves := clienttest.NewError(codes.Unavailable, kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, "the test says so")
+	const may, nothing = "the change may", "nothing was written"
+	for _, test := range []struct {
+		args      string
+		first     error
+		want, not string
+	}{
+		{"role update reader --grant r:", lost, may, nothing},
+		{"user delete bob", lost, may, nothing},
+		{"user delete bob", leaves, nothing, may},
+		{"user list", lost, "shutting down", may},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			t.Parallel() // the pauses between attempts
+			_, errs, code := runWith(t, nil, append(strings.Fields(test.args), "-o", "json", "--endpoint", refusingServer(t, test.first, leaves))...)
+			unknown := strings.Contains(errs, `"outcome_unknown":true`)
+			if code != exitUnavailable || !strings.Contains(errs, test.want) || strings.Contains(errs, test.not) || unknown != (test.want == may) {
+				t.Errorf("after %v: exit code %d, %s", test.first, code, errs)
+			}
+		})
+	}
+}
+
+// refusingServer ends the first call with one error, and all others with another.
+func refusingServer(t *testing.T, first, others error) (endpoint string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls atomic.Int64
+	g := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
+		if calls.Add(1) == 1 {
+			return first
+		}
+		return others
+	}))
+	go func() { _ = g.Serve(listener) }() // ends with Stop
+	t.Cleanup(g.Stop)
+	return listener.Addr().String()
+}
+
+// TestChangesAreCommands that exist.
+func TestChangesAreCommands(t *testing.T) {
+	var paths []string
+	for _, cmd := range commands(newExampleRoot()) {
+		paths = append(paths, strings.TrimPrefix(cmd.CommandPath(), "kvctl "))
+	}
+	for _, name := range append(slices.Clone(changes), singleWrites...) {
+		if !slices.Contains(paths, name) {
+			t.Errorf("there is no command %s", name)
+		}
 	}
 }
