@@ -181,6 +181,7 @@ func (a *app) addContext(all *contexts, name string) error {
 		return usageError{fmt.Errorf("a context %q exists already, or the name is empty; remove it first, or choose another name", name)}
 	}
 	added := serverContext{Endpoint: a.endpoint, tlsSettings: a.tls}
+	added.Token = "" // of the environment: it may be for another server, and kvctl login gets one for this one
 	if err := added.absolute(); err != nil {
 		return err
 	}

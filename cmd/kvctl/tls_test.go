@@ -201,6 +201,13 @@ func TestContextsKeepHowToConnect(t *testing.T) {
 	env["KVCTL_INSECURE"] = "true"
 	want(0, "secure", "--context", "prod", "get", "k")
 	delete(env, "KVCTL_INSECURE")
+	env["KVCTL_TOKEN"] = "epochkv_of_another_server"
+	want(0, "", "context", "add", "without", "--endpoint", plain)
+	delete(env, "KVCTL_TOKEN")
+	if text, err := os.ReadFile(file); err != nil || strings.Contains(string(text), "epochkv_") {
+		t.Errorf("a context has the token of the environment, which is for another server: %s, %v", text, err)
+	}
+	want(0, "", "context", "remove", "without")
 	want(exitUsage, "no context", "--context", "nowhere", "get", "k")
 	want(0, "", "context", "remove", "local")
 	want(exitError, "no context", "context", "use", "local")
