@@ -22,7 +22,7 @@ func (a *app) loginCommand() *cobra.Command {
 		Short: "Get a token for a user's password",
 		Long: `Exchange a password, which is read from the terminal or from standard input, for a token. The token is kept in the context that the command uses,
 in a file of mode 0600, and later commands send it. Without a context, or with --print, it is printed instead: put it into a file for --token-file, or into KVCTL_TOKEN.`,
-		Example: "  kvctl login ann\n  kvctl login ann --print < password > token\n  kvctl --token-file token status",
+		Example: "  kvctl login ann\n  (umask 077; kvctl login ann --print < password > token)\n  kvctl --token-file token status",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			password, err := a.readSecret(cmd.Context(), "Password of "+args[0])
@@ -36,7 +36,7 @@ in a file of mode 0600, and later commands send it. Without a context, or with -
 					return err
 				}
 				if show || a.chosen == "" {
-					return a.print("%s\n", token)
+					return a.printToken(token)
 				}
 				if err := a.keepToken(token); err != nil {
 					return err

@@ -201,3 +201,24 @@ func has(t *testing.T, out string, all ...string) {
 		}
 	}
 }
+
+// TestATokenInAFileOfOthersIsReported: a shell makes the file with the rights that its umask leaves.
+func TestATokenInAFileOfOthersIsReported(t *testing.T) {
+	for mode, want := range map[os.FileMode]bool{0o600: false, 0o644: true, 0o640: true} {
+		file, err := os.OpenFile(filepath.Join(t.TempDir(), "token"), os.O_WRONLY|os.O_CREATE, 0o600)
+		if err == nil {
+			err = file.Chmod(mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs bytes.Buffer
+		err = (&app{out: file, err: &errs}).printToken("epochkv_token")
+		if reported := strings.Contains(errs.String(), "chmod 600"); err != nil || reported != want || strings.Contains(errs.String(), "epochkv_") {
+			t.Errorf("%v: %v, %s", mode, err, &errs)
+		}
+		if err := file.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

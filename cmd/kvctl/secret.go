@@ -76,3 +76,18 @@ func (a *app) readNewPassword(ctx context.Context, user string) (string, error) 
 	}
 	return password, err
 }
+
+// printToken prints a token, and says if other accounts can read the file that it goes to.
+func (a *app) printToken(token string) error {
+	if err := a.print("%s\n", token); err != nil {
+		return err
+	}
+	file, ok := a.out.(*os.File)
+	if !ok {
+		return nil
+	}
+	if info, err := file.Stat(); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0 {
+		_, _ = fmt.Fprintf(a.err, "kvctl: other accounts may read the file with the token (mode %v); chmod 600 takes that away, and umask 077 before\n", info.Mode().Perm())
+	}
+	return nil
+}

@@ -16,7 +16,7 @@ func (a *app) tokenCommand() *cobra.Command {
 		Use:     "token",
 		Short:   "Manage tokens",
 		Long:    `Make, list and revoke tokens, your own or with the action "users" those of others. A token is shown once; the server keeps its SHA-256.`,
-		Example: "  kvctl token create --user exporter --label nightly > token\n  kvctl token list\n  kvctl token revoke 3f2a9c0d1e4b5a67",
+		Example: "  (umask 077; kvctl token create --user exporter --label nightly > token)\n  kvctl token list\n  kvctl token revoke 3f2a9c0d1e4b5a67",
 	}
 	group.AddCommand(a.tokenCreateCommand(), a.tokenListCommand(), &cobra.Command{
 		Use:     "revoke ID",
@@ -38,7 +38,7 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 		Use:     "create",
 		Short:   "Make a token, and print it",
 		Long:    `Make a token for a program, and print it. It is not stored, and cannot be shown again.`,
-		Example: "  umask 077; kvctl token create --user exporter --label nightly --lifetime 2160h > token",
+		Example: "  (umask 077; kvctl token create --user exporter --label nightly --lifetime 2160h > token)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("lifetime") {
@@ -49,7 +49,7 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.print("%s\n", made.GetToken())
+				return a.printToken(made.GetToken())
 			})
 		},
 	}
