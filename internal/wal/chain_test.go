@@ -29,8 +29,9 @@ func TestChainOfCrashesLosesNothing(t *testing.T) {
 // chained is a log with many runs.
 type chained struct {
 	ledger
-	mem *vfs.Mem
-	rng *rand.Rand
+	mem     *vfs.Mem
+	rng     *rand.Rand
+	lineage keys.Lineage // zero for segments of version 1
 }
 
 func runChain(rng *rand.Rand) error {
@@ -59,7 +60,7 @@ func (c *chained) live() error {
 	case 2:
 		faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 1 + c.rng.IntN(30), Fault: vfs.Torn})
 	}
-	rec, err := Recover(faulty, testDir, c.after, Proof{}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
+	rec, err := Recover(faulty, testDir, c.after, Proof{Lineage: c.lineage}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
 	if err != nil {
 		if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
 			return err
@@ -70,7 +71,9 @@ func (c *chained) live() error {
 		return fmt.Errorf("the log ends at %d", rec.Last)
 	}
 	c.acked = rec.Last
-	a, err := startLog(testOptions2(faulty), rec)
+	opts := testOptions2(faulty)
+	opts.Lineage = c.lineage
+	a, err := startLog(opts, rec)
 	if err != nil {
 		return nil //nolint:nilerr // the run ended in its start, which is allowed
 	}

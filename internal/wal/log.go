@@ -138,20 +138,30 @@ func completeRecovery(fs vfs.FS, dataDir string, rec Recovery) error {
 			return fmt.Errorf("wal: remove a close record that names a segment without records: %w", err)
 		}
 	}
+	for i := range rec.uncut {
+		if err := truncate(fs, &rec.uncut[i]); err != nil {
+			return fmt.Errorf("wal: truncate what an interrupted repair has left: %w", err)
+		}
+	}
 	if rec.Torn == nil {
 		return nil
 	}
-	f, err := fs.Open(rec.Torn.File, vfs.ReadWrite)
-	if err != nil {
-		return fmt.Errorf("wal: %w", err)
-	}
-	if err = f.Truncate(rec.Torn.Offset); err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := truncate(fs, rec.Torn); err != nil {
 		return fmt.Errorf("wal: truncate the torn tail: %w", err)
 	}
 	return nil
+}
+
+// truncate removes the end of a file.
+func truncate(fs vfs.FS, t *TornTail) error {
+	f, err := fs.Open(t.File, vfs.ReadWrite)
+	if err != nil {
+		return err
+	}
+	if err = f.Truncate(t.Offset); err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // replaceCloseRecord replaces the close record of a segment of an earlier run.
@@ -195,10 +205,7 @@ func (l *Log) adopt(rec Recovery) {
 	end := rec.Last
 	for i := len(old) - 1; i >= 0; i-- {
 		s := &rec.Segments[i]
-		size := s.Bytes
-		if rec.Torn != nil && rec.Torn.File == s.File { // Open has truncated it: most of its blocks are gone
-			size = rec.Torn.Offset
-		}
+		size := rec.sizeOf(s)
 		if s.File == rec.tail.file { // a bulk load may have taken epochs after its last record
 			end = min(end, max(rec.tail.next, 1)-1)
 		}
@@ -216,6 +223,19 @@ func (l *Log) adopt(rec Recovery) {
 		}
 	}
 	l.recordFailure(l.preallocator.removeScheduled())
+}
+
+// sizeOf is the size of a segment's file after Open, which may have truncated it: then most of its blocks are gone.
+func (rec *Recovery) sizeOf(s *SegmentInfo) int64 {
+	if rec.Torn != nil && rec.Torn.File == s.File {
+		return rec.Torn.Offset
+	}
+	for i := range rec.uncut {
+		if rec.uncut[i].File == s.File {
+			return rec.uncut[i].Offset
+		}
+	}
+	return s.Bytes
 }
 
 func randomIdentity() uint64 {

@@ -222,3 +222,25 @@ func TestCloseRecordProvesNothingAboutRecordsOfItsOwnWrite(t *testing.T) {
 		t.Fatalf("%d records, %+v", len(got.bodies), rec)
 	}
 }
+
+// TestSkippedEpochsAreKnownWhileTheLogHasTheirRecord: also to a replay that begins after them.
+func TestSkippedEpochsAreKnownWhileTheLogHasTheirRecord(t *testing.T) {
+	fs, rec, _ := smallLog(t, 60, true)
+	patch(t, fs, rec.Segments[1].File, headerPage+3, []byte{0xee})
+	dropped, err := Repair(fs, testDir, 0, Proof{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := mustStart(t, testOptions(fs, SegmentBytesMin))
+	e, err := a.put(bodyOf(1, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, a.log)
+	for _, after := range []keys.Epoch{0, dropped.From - 1, e - 1, e} {
+		found, _ := mustReplay(t, fs, after)
+		if !slices.ContainsFunc(found.Skipped, func(r keys.EpochRange) bool { return r.First == dropped.From }) {
+			t.Errorf("after epoch %d: %+v, and the repair has dropped those from %d on", after, found.Skipped, dropped.From)
+		}
+	}
+}

@@ -14,14 +14,17 @@ import (
 )
 
 // TestChainOfRepairsGivesNoEpochTwice runs one log many times, and damages it between two runs: a bit, the end or the whole of a file, or a
-// page that the device cannot read. A log that is refused is repaired, which a crash may interrupt. Each run has the records before the damage,
-// and no epoch is given out twice.
+// page that the device cannot read until the next start. A log that is refused is repaired, which a crash may interrupt. Each run has the records
+// before the damage, and no epoch is given out twice.
 func TestChainOfRepairsGivesNoEpochTwice(t *testing.T) {
 	seed := testSeed(t)
 	repaired := 0
 	for chain := range uint64(max(*soakChains/10, 1)) {
 		c := &repairChain{chained: chained{mem: vfs.NewMem(), rng: rand.New(rand.NewPCG(seed, chain))}}
 		c.seen = map[keys.Epoch]uint64{}
+		if chain%2 == 1 {
+			c.lineage = testLineage
+		}
 		for c.run = 1; c.run <= 10; c.run++ {
 			if err := c.step(); err != nil {
 				t.Fatalf("chain %d, run %d, acknowledged %d, after %d: %v", chain, c.run, c.acked, c.after, err)
@@ -58,28 +61,38 @@ func (c *repairChain) step() error {
 		if page != nil {
 			fs.Inject(*page)
 		}
-		rec, err := Recover(fs, testDir, c.after, Proof{}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
+		rec, err := Recover(fs, testDir, c.after, Proof{Lineage: c.lineage}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
 		if err == nil {
 			c.acked = rec.Last // damage at the very end cannot be told from a torn record
-			return nil
+			return c.start(fs, rec)
 		}
 		if !errors.Is(err, ErrCorrupt) {
 			return err
 		}
-		if err := c.repair(fs, page == nil, err); err != nil {
+		if err := c.repair(fs, err); err != nil {
 			return err
 		}
 	}
 	return errors.New("the log is still damaged after twenty repairs")
 }
 
-// repair repairs a log that was refused, perhaps until a crash: not if a page cannot be read, because a repair that was interrupted may
-// leave what is there, which later runs can read again.
-func (c *repairChain) repair(fs vfs.FS, crashes bool, cause error) error {
-	if crashes && c.rng.IntN(2) == 0 {
+// start opens a log, and closes it at once.
+func (c *repairChain) start(fs vfs.FS, rec Recovery) error {
+	opts := testOptions2(fs)
+	opts.Lineage = c.lineage
+	a, err := startLog(opts, rec)
+	if err != nil {
+		return err
+	}
+	return a.log.Close()
+}
+
+// repair repairs a log that was refused, perhaps until a crash.
+func (c *repairChain) repair(fs vfs.FS, cause error) error {
+	if c.rng.IntN(2) == 0 {
 		c.mem.CrashAt(c.mem.Mutations() + 1 + c.rng.Int64N(12))
 	}
-	dropped, err := Repair(fs, testDir, c.after, Proof{})
+	dropped, err := Repair(fs, testDir, c.after, Proof{Lineage: c.lineage})
 	if c.mem.Crashed() {
 		c.mem = c.mem.Crash(c.rng.Uint64(), vfs.Survival(c.rng.IntN(3)))
 		return nil
@@ -146,4 +159,57 @@ func (c *repairChain) ofRepair(s SegmentInfo) (is bool) {
 		return nil
 	})
 	return is || err != nil
+}
+
+// TestAStartCompletesAnInterruptedRepair: a repair of a page that cannot be read is interrupted at each of its operations, the log goes on, and the page
+// can be read again.
+func TestAStartCompletesAnInterruptedRepair(t *testing.T) {
+	for _, lineage := range []keys.Lineage{{}, testLineage} {
+		opts := testOptions(vfs.NewMem(), 2*SegmentBytesMin)
+		opts.Lineage = lineage
+		a := mustStart(t, opts)
+		for i := range 80 {
+			if _, err := a.put(bodyOf(uint64(i), 500)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		whole := opts.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
+		rec, _ := mustReplay(t, whole, 0)
+		bad := rec.Segments[1]
+		for crash, interrupted := int64(1), true; interrupted; crash++ {
+			mem := whole.Crash(1, vfs.SurviveProcess)
+			unreadable := func() *vfs.Faulty {
+				faulty := vfs.NewFaulty(mem)
+				faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: path.Base(bad.File), Fault: vfs.Unreadable, Bytes: headerPage + pageSize})
+				return faulty
+			}
+			mem.CrashAt(mem.Mutations() + crash)
+			_, err := Repair(unreadable(), testDir, 0, Proof{Lineage: lineage})
+			if interrupted = mem.Crashed(); interrupted {
+				mem = mem.Crash(1, vfs.SurviveAll)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			mem.CrashAt(0)
+			if _, err := Repair(unreadable(), testDir, 0, Proof{Lineage: lineage}); err != nil { // it does nothing to a log that a replay accepts
+				t.Fatal(err)
+			}
+			opts.FS = unreadable()
+			if rec, err = Recover(opts.FS, testDir, 0, Proof{Lineage: lineage}, func(Commit) error { return nil }); err != nil {
+				t.Fatalf("after a crash at operation %d: %v", crash, err)
+			}
+			a, err := startLog(opts, rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := a.put(bodyOf(1, 100))
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustClose(t, a.log)
+			if rec, err := Recover(mem, testDir, 0, Proof{Lineage: lineage}, func(Commit) error { return nil }); err != nil || rec.Last != e {
+				t.Errorf("lineage %v, crash at operation %d: the log ends at epoch %d, %v; want %d", lineage, crash, rec.Last, err, e)
+			}
+		}
+	}
 }

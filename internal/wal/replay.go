@@ -30,6 +30,7 @@ type Recovery struct {
 
 	after        keys.Epoch // at which replay began
 	tail         tail
+	uncut        []TornTail // what an interrupted repair has left: see replayer.notCut
 	terms        terms
 	resynced     bool // the replayed records are on the device: see Recover
 	lastNumber   uint64
@@ -81,7 +82,8 @@ type SegmentInfo struct {
 	version   uint32
 	number    uint64
 	identity  uint64
-	limitTerm keys.Term // of Limit
+	skipped   keys.EpochRange // by its skip record, as far as that can be read; zero without one
+	limitTerm keys.Term       // of Limit
 	history
 }
 
@@ -216,8 +218,13 @@ func (r *replayer) run(files []SegmentInfo) error {
 	if err != nil || start == len(files) {
 		return err
 	}
+	for i := range files[:start] { // what they skipped is not in the tree
+		if s := &files[i]; s.skipped.Last != 0 {
+			r.rec.Skipped = append(r.rec.Skipped, s.skipped)
+		}
+	}
 	r.suppress(files[start:])
-	expected := files[start].First
+	expected, before := files[start].First, TornTail{}
 	r.rec.terms.begin(max(expected, 1)-1, files[start].previousTerm)
 	for i := range files[start:] {
 		s, last := &files[start+i], start+i == len(files)-1
@@ -229,6 +236,9 @@ func (r *replayer) run(files []SegmentInfo) error {
 		}
 		if expected, err = r.segment(s, last); err != nil {
 			return err
+		}
+		if r.notCut(s, &before); !r.rec.tail.closed {
+			before = TornTail{File: s.File, Offset: r.rec.tail.offset, Bytes: s.Bytes - r.rec.tail.offset}
 		}
 		expected = max(expected, r.after+1) // no earlier epoch is needed, whether epochs were skipped there (Log.Skip) or not
 		if last || files[start+i+1].Damage != nil || files[start+i+1].First == expected {
@@ -243,6 +253,15 @@ func (r *replayer) run(files []SegmentInfo) error {
 		return corruption(s.File, r.reader.pos, expected, "a later segment proves that this record was durable")
 	}
 	return r.join()
+}
+
+// notCut notes what is after the end of the segment before s, if a repair has made s. The repair was interrupted before it cut the damaged
+// record there. What cannot be read now may be readable later, and would be taken for a part of the history again.
+func (r *replayer) notCut(s *SegmentInfo, before *TornTail) {
+	if repaired := s.skipped.Last-s.skipped.First >= EpochWindow; repaired && before.Bytes > 0 {
+		r.rec.uncut = append(r.rec.uncut, *before)
+	}
+	*before = TornTail{}
 }
 
 // suppress lets replay pass nothing on if a later header cannot be read: that segment may supersede what is before it. The
@@ -502,5 +521,19 @@ func (s *SegmentInfo) readHeader(fs vfs.FS) (started bool, err error) {
 		return false, nil
 	}
 	s.version, s.First, s.identity, s.history = h.version, h.first, h.identity, h.history
+	s.readSkip(f)
 	return true, nil
+}
+
+// readSkip fills in what the segment skips. A skip record that cannot be read is not looked at here.
+func (s *SegmentInfo) readSkip(f vfs.File) {
+	var rec [skipSpace]byte
+	if _, err := f.ReadAt(rec[:], headerPage); err != nil {
+		return
+	}
+	if one, ok := decodeRecord(rec[:], seedOf(s.identity)); ok && one.flags == flagSkip && one.epoch == s.First {
+		if next, err := skipTo(s, headerPage, &one); err == nil {
+			s.skipped = keys.EpochRange{First: one.epoch, Last: next - 1}
+		}
+	}
 }
