@@ -16,11 +16,10 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
-// abandonRepairTree makes a store that skips a leaf, and abandons the repair tree for its mirror as a merge does that fails afterwards.
-// It returns the pages of the abandoned tree, whose root can be damaged so that the pages below it are not known.
-func abandonRepairTree(t *testing.T, damaged bool) (b *bench, abandoned []page.ID) {
+// openSkipping makes a store that skips a leaf, with a repair tree of several pages.
+func openSkipping(t *testing.T) *bench {
 	t.Helper()
-	b = newBench(t)
+	b := newBench(t)
 	b.put(0, 300, 60)
 	b.checkpoint()
 	b.damageLastLeaf()
@@ -32,6 +31,14 @@ func abandonRepairTree(t *testing.T, damaged bool) (b *bench, abandoned []page.I
 		b.commit(&w)
 	}
 	b.checkpoint()
+	return b
+}
+
+// abandonRepairTree abandons the repair tree of openSkipping for its mirror as a merge does that fails afterwards. It
+// returns the pages of the abandoned tree, whose root can be damaged so that the pages below it are not known.
+func abandonRepairTree(t *testing.T, damaged bool) (b *bench, abandoned []page.ID) {
+	t.Helper()
+	b = openSkipping(t)
 	e := b.engine
 	root, mirror := e.checkpoints.skippedPages.Roots()
 	if root.Level == 0 || mirror.Empty() {

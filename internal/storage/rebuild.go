@@ -34,14 +34,15 @@ const (
 // A page never changes while it is live, and the pages of a pinned state are not used again. So a lost node that is still in
 // the tree when the checkpoint merges has the children that the search has found.
 type rebuilds struct {
-	requests chan struct{}      // capacity 1: a node may be lost
-	ready    *readyRebuild      // guarded by checkpointState.mu
-	waiting  atomic.Bool        // ready is not nil: a checkpoint has something to do
-	later    atomic.Bool        // a checkpoint could not write the nodes: the search is repeated after one that succeeds
-	done     atomic.Uint64      // nodes rebuilt
-	reads    atomic.Uint64      // pages read by searches
-	mu       sync.Mutex         // a leaf
-	refused  map[page.ID]string // guarded by mu: nodes that stay lost, and why; nil without any
+	requests     chan struct{}      // capacity 1: a node may be lost
+	ready        *readyRebuild      // guarded by checkpointState.mu
+	mirrorFailed bool               // no mirror of the repair tree can be built, until the next start; guarded by checkpointState.mu
+	waiting      atomic.Bool        // ready is not nil: a checkpoint has something to do
+	later        atomic.Bool        // a checkpoint could not write the nodes: the search is repeated after one that succeeds
+	done         atomic.Uint64      // nodes rebuilt
+	reads        atomic.Uint64      // pages read by searches
+	mu           sync.Mutex         // a leaf
+	refused      map[page.ID]string // guarded by mu: nodes that stay lost, and why; nil without any
 }
 
 // readyRebuild is what a search has found, for the next checkpoint.
@@ -261,16 +262,18 @@ func (e *Engine) reportRebuild(r *Rebuild) {
 	}
 }
 
-// rebuildIn lets a whole merge rebuild the nodes that are ready. It returns the repair tree that the merge has: what the
-// repair tree has for their keys becomes input of the tree.
+// rebuildIn lets a whole merge rebuild the nodes that are ready, or a repair tree that has lost its mirror. It returns the
+// repair tree that the merge has: what the repair tree has for the keys of rebuilt nodes becomes input of the tree.
 func (e *Engine) rebuildIn(
 	ctx context.Context, batch *blob.Batch, in *btree.MergeInput, job *mergeJob,
 ) (b *nodeRebuild, known *repairtree.Tree, err error) {
 	known = e.checkpoints.skippedPages
-	if !job.rebuilds(e) {
+	switch {
+	case job.rebuilds(e):
+		in.Rebuilt = e.rebuilds.ready.nodes
+	case !job.rebuildsMirror(e):
 		return nil, known, nil
 	}
-	in.Rebuilt = e.rebuilds.ready.nodes
 	b = &nodeRebuild{back: known.GiveBack(&e.pager.Reader, func(id page.ID) bool { return isRebuilt(in.Rebuilt, id) })}
 	if b.copies, err = b.back.Copies(ctx, e.blobs, batch.Store); err != nil {
 		return nil, nil, err
@@ -306,6 +309,20 @@ func (b *nodeRebuild) copiesForMirror() map[page.Ref]page.Ref {
 // rebuilds reports whether the merge writes the nodes that are ready.
 func (j *mergeJob) rebuilds(e *Engine) bool {
 	return e.rebuilds.ready != nil && j.span == nil && !j.recovering
+}
+
+// rebuildsMirror reports whether the merge builds a repair tree and its mirror anew, because there is no mirror.
+func (j *mergeJob) rebuildsMirror(e *Engine) bool {
+	return e.checkpoints.skippedPages.LacksMirror() && !e.rebuilds.mirrorFailed && j.span == nil && !j.recovering
+}
+
+// giveUpMirror makes a merge go on without a new mirror, after an attempt to build one failed, and reports whether it was one.
+func (e *Engine) giveUpMirror(ctx context.Context, job *mergeJob, err error) bool {
+	if err == nil || ctx.Err() != nil || !job.rebuildsMirror(e) || e.pager.Err() != nil {
+		return false
+	}
+	e.rebuilds.mirrorFailed = true
+	return true
 }
 
 func isRebuilt(nodes []btree.RebuiltNode, id page.ID) bool {

@@ -114,6 +114,10 @@ func (s *Tree) Without(root btree.Root) (next *Tree, ok bool) {
 // Abandoned reports whether a tree was abandoned that the next merge frees.
 func (s *Tree) Abandoned() bool { return s != nil && len(s.unused) > 0 }
 
+// LacksMirror reports whether a repair tree has no mirror, because one of the two was abandoned or because it is from before
+// there were mirrors. GiveBack builds both anew.
+func (s *Tree) LacksMirror() bool { return s != nil && !s.mirrored() }
+
 // mirrored reports whether a merge builds a mirror: a repair tree has one from its beginning or not at all.
 func (s *Tree) mirrored() bool { return s.root.Empty() || !s.mirror.Empty() }
 
