@@ -35,7 +35,7 @@ var writers = harness.Axis{Name: "writers", Points: []int{1, 2, 4, 8}}
 // writes are single and batched puts under both durabilities, into stores that are empty before.
 func writes() []harness.Scenario {
 	return []harness.Scenario{
-		putAsync(), mutex("w4-append-4MiB", 4<<20), mutex("w4-append-64MiB", 64<<20), mutexSync(), mutexSliced(), mutexSlicedMerging(), putSyncLone(), putSync(), batchAsync(), batchSync(),
+		putAsync(), mutex("w4-append-4MiB", 4<<20), mutex("w4-append-64MiB", 64<<20), mutexSync(), mutexSliced(), mutexSlicedMerging(), putLargerThanMemory(), putSyncLone(), putSync(), batchAsync(), batchSync(),
 	}
 }
 

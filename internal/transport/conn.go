@@ -95,6 +95,10 @@ const (
 	windowMax    = math.MaxInt32 // HTTP/2's
 	firstWindow  = 65535         // HTTP/2's default
 	emptyDataMax = 1_000
+
+	// burstMax is how many requests are executed before answers are sent although more requests have come, so
+	// that a client with a single connection works on answers while the server works on requests.
+	burstMax = 32
 )
 
 var (
@@ -160,17 +164,20 @@ func (c *Conn) start() {
 func (c *Conn) serve() {
 	lane := laneHolder{client: c.client}
 	defer lane.rest()
-	for {
+	for executed := 0; ; {
 		f, complete, err := c.in.next()
 		if complete {
 			var work execution
-			if work, err = c.handle(f); err == nil && work.request.stream != nil && !c.execute(lane.take(), work) {
-				c.flush()
-				return // another goroutine has the role
+			if work, err = c.handle(f); err == nil && work.request.stream != nil {
+				if !c.execute(lane.take(), work) {
+					c.flush()
+					return // another goroutine has the role
+				}
+				executed++
 			}
 		}
-		if err == nil && (!complete || c.crowded) {
-			c.crowded = false
+		if err == nil && (!complete || c.crowded || executed == burstMax) {
+			c.crowded, executed = false, 0
 			lane.rest()
 			if !c.rest() {
 				c.close(errAllSent)
