@@ -42,11 +42,14 @@ type connection struct {
 	sessions atomic.Int64               // that its reads hold while they wait; see heldSessions
 	walks    atomic.Int64               // sessions of the walks of its watches
 
-	mu      sync.Mutex // a leaf; guards the counts of answers
+	mu      sync.Mutex // a leaf; guards the counts of answers and pages
 	answers int64
 	waiting int64 // the part of answers that waits for the transport
 	charges uint64
 	ended   bool // the connection has closed, and nothing is counted any more
+
+	pageScans uint64 // scans that have ended before their pages were sent
+	pageBytes int64  // of them
 }
 
 // peer is the address of the client.
@@ -219,14 +222,15 @@ func (c *connection) answerBytes() int64 {
 	return c.answers
 }
 
-// end releases the charges of all answers of the connection: the transport discards them without a
+// end releases the charges of all answers of the connection, and the room of its pages: the transport discards them without a
 // notification.
 func (c *connection) end(a *admission) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
 	a.words[shareAnswers].word.Add(-(c.charges<<admissionShift + uint64(c.answers)))
-	c.answers, c.waiting, c.charges = 0, 0, 0
+	a.words[shareScans].word.Add(-(c.pageScans<<admissionShift + uint64(c.pageBytes)))
+	c.answers, c.waiting, c.charges, c.pageScans, c.pageBytes = 0, 0, 0, 0, 0
 }
 
 // AuthType implements credentials.AuthInfo.

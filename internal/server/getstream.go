@@ -31,14 +31,14 @@ func (s *kvService) GetStream(req *pb.GetStreamRequest, stream grpc.ServerStream
 		var charge *memoryCharge
 		if counted, ok := answer.(*chargedMessage); ok {
 			charge = counted.charge
-			defer charge.release()
 			transport.RequireProgress(ctx)
 		}
 		return sendParts(stream, found, charge)
 	})
 }
 
-// sendParts sends an answer in chunks. The last one takes the charge to the transport.
+// sendParts sends an answer in chunks. The last one takes the charge to the transport, which may send it long after the request has ended. If it is
+// small, little waits then: the transport takes it only when most of what is before it has been sent.
 func sendParts(stream grpc.ServerStream, found *pb.GetResponse, charge *memoryCharge) error {
 	part := pb.GetStreamResponse{
 		Found: found.Found, Epoch: found.Epoch, ReadEpoch: found.ReadEpoch, ExpiresAtMs: found.ExpiresAtMs, Size: uint64(len(found.Value)),
@@ -46,10 +46,16 @@ func sendParts(stream grpc.ServerStream, found *pb.GetResponse, charge *memoryCh
 	for rest := found.Value; ; {
 		n := min(len(rest), getStreamChunkBytes)
 		part.Chunk, rest = rest[:n], rest[n:]
-		if len(rest) == 0 && charge != nil {
-			return stream.SendMsg(&chargedMessage{encoder: &part, charge: charge})
+		last, message := len(rest) == 0, any(&part)
+		takesCharge := last && charge != nil && n >= countedBytesMin
+		if takesCharge {
+			message = &chargedMessage{encoder: &part, charge: charge}
 		}
-		if err := stream.SendMsg(&part); err != nil || len(rest) == 0 {
+		err := stream.SendMsg(message)
+		if err != nil || last && !takesCharge {
+			charge.release()
+		}
+		if err != nil || last {
 			return err
 		}
 		part.Reset()

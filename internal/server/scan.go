@@ -91,6 +91,7 @@ type scanMemory struct {
 	arenaBytes int    // of all arenas of the page
 	size       int    // of the page when it is encoded, at most, but for the key in its token
 	full       bool   // the page before was as large as a page may be
+	pages      scanPages
 }
 
 // scanTokens is what a scan keeps for its resume tokens.
@@ -141,7 +142,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	sc := &scan{
 		server: s, at: keys.Epoch(req.SnapshotEpoch), atTime: req.SnapshotTimeUs, bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit, tokens: req.Tokens,
 		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly, Limit: scanLimit(req.Limit)},
-		pageBytes: scanPageBytesDefault,
+		pageBytes: scanPageBytesDefault, scanMemory: scanMemory{pages: scanPages{admission: &s.admission}},
 	}
 	if req.PageBytes > 0 {
 		sc.pageBytes = int(min(req.PageBytes, scanPageBytesMax))
@@ -248,7 +249,7 @@ func (sc *scan) end() {
 		sc.collected.Store(&d)
 	}
 	sc.executor.release()
-	sc.server.admission.leave(sc.access.conn, shareScans, sc.held)
+	sc.pages.end(sc.access.conn, sc.held)
 }
 
 // sendPage sends the next page, and reports whether there are more to send.
@@ -275,11 +276,24 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 // send sends the page. The first page does not wait for the client, and its scan is not slowed down by clock reads.
 func (sc *scan) send(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 	if !sc.later {
-		return stream.Send(&sc.page)
+		return sc.sendCounted(stream)
 	}
 	start := sc.server.clock.now()
-	err := stream.Send(&sc.page)
+	err := sc.sendCounted(stream)
 	sc.details.client += sc.server.clock.now() - start
+	return err
+}
+
+// sendCounted sends the page, which counts until the transport has sent it.
+func (sc *scan) sendCounted(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	if sc.size < pageCountedMin || sc.access.conn == nil {
+		return stream.Send(&sc.page)
+	}
+	page := sc.pages.add(pb.BufferBytes(sc.size + len(sc.last)))
+	err := stream.SendMsg(&pageMessage{encoder: &sc.page, page: page})
+	if err != nil {
+		page.counted.sent()
+	}
 	return err
 }
 

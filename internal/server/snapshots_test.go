@@ -119,11 +119,15 @@ func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	at := uint64(h.store.Visible())
 	h.put(t, "000", "newer")
 	eventually(t, "min-visible moves on", func() bool { return h.store.MinVisible() > 64 })
-	eventually(t, "the scan gives back what it holds", func() bool {
-		requests, bytes, _ := h.admission.inflight()
-		return requests == 0 && bytes == 0 && h.store.Stats().Snapshots.Leases == 0
+	eventually(t, "the scan gives back what it holds of the store", func() bool {
+		stats := h.store.Stats()
+		return stats.SessionsOpen == 0 && stats.Snapshots.Leases == 0
 	})
 	wantGone(t, untilError(stream), "timeout", at)
+	eventually(t, "its pages have been sent", func() bool {
+		requests, bytes, _ := h.admission.inflight()
+		return requests == 0 && bytes == 0
+	})
 	if log := h.log.String(); !strings.Contains(log, "a snapshot is ended because its client takes nothing") {
 		t.Errorf("the log does not tell:\n%s", log)
 	}

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc/mem"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// scanPages are the pages of one scan that the transport has, and has not sent yet. A scan may end long before its last page is sent: the
+// transport takes a page at once, and its client decides when it goes out. So the room of an ended scan in its share shrinks to these pages, and
+// is given back with the last of them, or when its connection ends.
+type scanPages struct {
+	admission *admission
+
+	mu    sync.Mutex // before the connection's
+	bytes int        // of the pages
+	ended bool       // the scan has ended; its room in its share is that of conn
+	room  int
+	conn  *connection
+}
+
+// pageCountedMin is the size of the smallest page that is counted. Smaller ones are bounded like other small answers of streams. A page is
+// encoded with at least a fifth of the size that its scan counts, so that the library gives back the buffer of each page that is counted.
+const pageCountedMin = 8 << 10
+
+// add counts a page of so many bytes until it is sent.
+func (p *scanPages) add(bytes int) *scanPage {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes += bytes
+	page := &scanPage{counted: &countedPage{pages: p, bytes: bytes}}
+	runtime.AddCleanup(page, (*countedPage).sent, page.counted)
+	return page
+}
+
+// end ends the scan of a connection, which was admitted with so many bytes.
+func (p *scanPages) end(conn *connection, room int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bytes == 0 {
+		p.admission.leave(conn, shareScans, room)
+		return
+	}
+	p.ended, p.room, p.conn = true, min(room, p.bytes), conn
+	p.admission.shrink(conn, shareScans, room, p.room)
+	conn.keepPages(p.admission, p.room)
+}
+
+func (p *scanPages) sent(bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bytes -= bytes; p.ended && p.bytes == 0 {
+		p.conn.leavePages(p.admission, p.room)
+	}
+}
+
+// scanPage is a page until it is sent. Like memoryCharge it is the pool of the buffer into which the page is encoded.
+type scanPage struct{ counted *countedPage }
+
+// countedPage is the part of a scanPage that outlives it, for the cleanup.
+type countedPage struct {
+	pages *scanPages
+	bytes int
+	over  atomic.Bool
+}
+
+func (c *countedPage) sent() {
+	if !c.over.Swap(true) {
+		c.pages.sent(c.bytes)
+	}
+}
+
+// Get implements mem.BufferPool.
+func (p *scanPage) Get(length int) *[]byte { return pb.Buffers.Get(length) }
+
+// Put implements mem.BufferPool.
+func (p *scanPage) Put(b *[]byte) {
+	pb.Buffers.Put(b)
+	p.counted.sent()
+}
+
+// pageMessage is a page whose encoding is counted.
+type pageMessage struct {
+	encoder
+	page *scanPage
+}
+
+// BufferPool is the pool from which the codec takes the page's buffer.
+func (m *pageMessage) BufferPool() mem.BufferPool { return m.page }
+
+// Sent implements transport.Counted.
+func (m *pageMessage) Sent() { m.page.counted.sent() }
+
+// keepPages counts the room of a scan that has ended before its pages were sent.
+func (c *connection) keepPages(a *admission, room int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		a.leave(c, shareScans, room)
+		return
+	}
+	c.pageScans++
+	c.pageBytes += int64(room)
+}
+
+// leavePages gives that back, unless the connection has ended.
+func (c *connection) leavePages(a *admission, room int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.pageScans--
+	c.pageBytes -= int64(room)
+	a.leave(c, shareScans, room)
+}

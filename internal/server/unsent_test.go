@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// TestWhatWaitsAfterItsRequestHasEndedIsCounted: the transport has the last page of a scan, and the last part of a value, when their requests have
+// ended. They count until they are sent: clients that take nothing get no more of them than fit into their shares, and all is given back when they
+// are gone.
+func TestWhatWaitsAfterItsRequestHasEndedIsCounted(t *testing.T) {
+	for name, test := range map[string]struct {
+		method  telemetry.Method
+		request any
+		share   share
+	}{
+		"scans of one page": {telemetry.MethodScan, &pb.ScanRequest{Limit: 1}, shareScans},
+		"streamed values":   {telemetry.MethodGetStream, &pb.GetStreamRequest{Key: []byte("large/000")}, shareAnswers},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const requests = 150
+			h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes, c.MessageTimeout = 64*config.MiB, time.Hour })
+			h.putLarge(t, 1, 200<<10)
+			before := liveHeap()
+			ctx, cancel := context.WithCancel(testContext(t))
+			defer cancel()
+			conns := []*grpc.ClientConn{h.dialDeaf(t), h.dialDeaf(t), h.dialDeaf(t)}
+			for i := range requests {
+				ask(ctx, t, conns[i%len(conns)], test.method.String(), test.request)
+			}
+			eventually(t, "all requests have ended", func() bool { return h.observer.requests.Totals(test.method).Count == requests })
+			word := &h.admission.words[test.share]
+			held, grown := word.word.Load()&admissionBytes, liveHeap()-before
+			t.Logf("%d KiB are counted, the heap grew by %d KiB", held>>10, grown>>10)
+			if held < word.limit.bytes/4 || held > word.limit.bytes {
+				t.Errorf("%d bytes that wait are counted; the share has %d", held, word.limit.bytes)
+			}
+			if h.observer.requests.Totals(test.method).Failed == 0 {
+				t.Error("no request was refused")
+			}
+			for _, conn := range conns {
+				if err := conn.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "everything is given back", func() bool { return word.word.Load() == 0 })
+		})
+	}
+}
+
+// TestPagesOfAScanAreCountedUntilTheLastIsSent, in whichever order the scan, its pages and its connection end.
+func TestPagesOfAScanAreCountedUntilTheLastIsSent(t *testing.T) {
+	const room, large, small = 100 << 10, 60 << 10, 20 << 10
+	var a admission
+	a.init(8, 1<<20)
+	word := &a.words[shareScans].word
+	begin := func() (*connection, *scanPages) {
+		conn := new(connection)
+		if !a.enter(conn, shareScans, room) {
+			t.Fatal("a scan is refused")
+		}
+		return conn, &scanPages{admission: &a}
+	}
+	want := func(what string, requests, bytes uint64) {
+		t.Helper()
+		if got := word.Load(); got>>admissionShift != requests || got&admissionBytes != bytes {
+			t.Errorf("%s: %d scans with %d bytes are counted, want %d with %d", what, got>>admissionShift, got&admissionBytes, requests, bytes)
+		}
+	}
+	conn, pages := begin()
+	first, second := pages.add(large), pages.add(small)
+	first.counted.sent()
+	want("a page is sent", 1, room)
+	pages.end(conn, room)
+	want("the scan has ended", 1, small)
+	second.counted.sent()
+	second.counted.sent() // also by the cleanup
+	want("its last page is sent", 0, 0)
+
+	conn, pages = begin()
+	first, second = pages.add(large), pages.add(large)
+	pages.end(conn, room)
+	want("the pages have more than the scan", 1, room)
+	first.counted.sent()
+	want("one of them is sent", 1, room)
+	conn.end(&a)
+	want("the connection has ended", 0, 0)
+	second.counted.sent()
+	want("its last page is discarded", 0, 0)
+
+	conn, pages = begin()
+	first = pages.add(large)
+	conn.end(&a)
+	pages.end(conn, room)
+	want("the scan ends after its connection", 0, 0)
+	first.counted.sent()
+	want("and its page", 0, 0)
+}
