@@ -182,9 +182,16 @@ func (l *Log) Release(admitted int) {
 }
 
 // Write queues a line. admitted is what Admit has made room for; 0 if it was not called.
-func (l *Log) Write(e *Event, admitted int) {
+func (l *Log) Write(e *Event, admitted int) { l.enqueue(e, admitted, admitted > 0) }
+
+// WriteLate is Write for a request that Admit has admitted, and that has given its room back because it lasts. Its line finds room whatever the queue
+// has: as many requests last at once as there are streams.
+func (l *Log) WriteLate(e *Event) { l.enqueue(e, 0, true) }
+
+// enqueue queues a line, which is never dropped if it has room.
+func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	if l.options.Full != FullBlock {
-		admitted = 0 // Admit has made no room
+		admitted, room = 0, false // Admit has made no room
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +199,7 @@ func (l *Log) Write(e *Event, admitted int) {
 	before := len(l.queue)
 	l.queue = e.append(l.queue, l.options.Keys)
 	size := len(l.queue) - before
-	full := l.bytes > 0 && l.bytes+size > l.options.QueueBytes && admitted == 0
+	full := l.bytes > 0 && l.bytes+size > l.options.QueueBytes && !room
 	if l.closed || full {
 		l.queue = l.queue[:before]
 		l.dropped++

@@ -95,3 +95,35 @@ func TestCloseDoesNotWaitForADeviceForEver(t *testing.T) {
 		t.Error("Close waits for a device that does not answer")
 	}
 }
+
+// TestLinesOfRequestsThatLastAreNotDropped: they have given their room back, and the queue may be full when they end.
+func TestLinesOfRequestsThatLastAreNotDropped(t *testing.T) {
+	o := options(t)
+	o.Full, o.QueueBytes, o.patience = FullBlock, 600, time.Hour
+	l, entered, release := withStuckDevice(t, o)
+	for range 3 { // requests that last
+		if err := l.Admit(t.Context(), 500); err != nil {
+			t.Fatal(err)
+		}
+		l.Release(500)
+	}
+	if err := l.Admit(t.Context(), 500); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(event(1), 500)
+	<-entered
+	if err := l.Admit(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		l.WriteLate(event(2 + i))
+	}
+	l.Write(event(5), 300)
+	release()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Verify([]string{o.Path}); err != nil || r.Lines != 7 || r.Dropped || l.Stats().QueueBytes != 0 {
+		t.Errorf("%+v, %v, %+v", r, err, l.Stats())
+	}
+}

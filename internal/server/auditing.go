@@ -70,6 +70,7 @@ type auditNote struct {
 	writes   []string
 	more     int  // ranges beside these
 	admitted int  // bytes of room for the line
+	late     bool // the request lasts, and has given its room back; its line is written all the same
 	executed bool // the request was not refused before it was executed
 	denied   bool // the caller is not known, or lacks a right
 	written  bool // a stream that is refused at a later message ends twice: its check says so, and its handler
@@ -104,7 +105,10 @@ func (s *Server) noteRequest(ctx context.Context, a *access, class audit.Class, 
 		}
 		return n, refused
 	}
-	n.admitted = bytes
+	if n.admitted = bytes; refused == nil && row != nil && row.lasts { // while it waits for a lock, for instance, others need the room
+		au.log.Release(bytes)
+		n.admitted, n.late = 0, true
+	}
 	return n, refused
 }
 
@@ -227,6 +231,10 @@ func (s *Server) writeAudit(conn *connection, e *requestEnd, d *details, now tim
 	}
 	if class == audit.ClassWrite && n.executed && (e.code == codes.Internal || e.code == codes.Canceled || e.code == codes.DeadlineExceeded) {
 		line.Code = "Unknown"
+	}
+	if n.late {
+		au.log.WriteLate(&line)
+		return
 	}
 	au.log.Write(&line, n.admitted)
 }

@@ -25,7 +25,7 @@ type rpcRow struct {
 	class     audit.Class           // of its lines in the audit log; empty: its messages have lines, or none has
 	needs     string                // for the documentation
 
-	lasts  bool             // a unary request that may wait, or work, for long: it has an access also while users are not checked
+	lasts  bool             // the request may wait, or work, for long: a unary one has an access also while users are not checked
 	lists  listKind         // where its answer comes from, if that may be large
 	counts telemetry.Method // in the metrics
 	rare   bool             // the metrics do not have it
@@ -47,16 +47,16 @@ func indexRows() map[string]*rpcRow {
 
 var rpcTable = []rpcRow{
 	{method: pb.KVService_Get_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGet), needs: "read the key"},
-	{method: pb.KVService_GetStream_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetStream), needs: "read the key"},
+	{method: pb.KVService_GetStream_FullMethodName, lasts: true, class: audit.ClassRead, footprint: of(footprintOfGetStream), needs: "read the key"},
 	{method: pb.KVService_Put_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfPut), needs: "write the key; lease it, if the request names a lease; read the keys of preconditions"},
 	{method: pb.KVService_Delete_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfDelete), needs: "write the key; read the keys of preconditions"},
 	{method: pb.KVService_BatchGet_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfBatchGet), needs: "read each key"},
 	{method: pb.KVService_BatchWrite_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfBatchWrite), needs: "write each key; lease those with a lease; read the keys of preconditions"},
 	{method: pb.KVService_DeleteRange_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfDeleteRange), needs: "write and read the whole range: the answer has a count; read the keys of preconditions"},
-	{method: pb.KVService_Scan_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfScan), needs: "read the whole range, also to count, and with a resume token"},
+	{method: pb.KVService_Scan_FullMethodName, lasts: true, class: audit.ClassRead, footprint: of(footprintOfScan), needs: "read the whole range, also to count, and with a resume token"},
 	{method: pb.KVService_Invoke_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfInvoke), needs: "read and write the key; read the keys of preconditions"},
 	{method: pb.KVService_InvokeAll_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfInvokeAll), needs: "read and write each key; read the keys of preconditions"},
-	{method: pb.KVService_BulkLoad_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfBulkLoad), needs: "write each key"},
+	{method: pb.KVService_BulkLoad_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: of(footprintOfBulkLoad), needs: "write each key"},
 	{method: pb.KVService_Pipeline_FullMethodName, itself: true, footprint: of(footprintOfPipelined), needs: "for each message what the same request needs elsewhere"},
 
 	{method: pb.TransactionService_Execute_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfExecute), needs: "read the keys and ranges of conditions; for the operations of both branches what the same request needs elsewhere"},
@@ -69,14 +69,14 @@ var rpcTable = []rpcRow{
 
 	{method: pb.LeaseService_GrantLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
 	{method: pb.LeaseService_RevokeLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; write every key of the lease, and lease the names of its locks"},
-	{method: pb.LeaseService_KeepAlive_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
+	{method: pb.LeaseService_KeepAlive_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
 	{method: pb.LeaseService_GetLease_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},
 	{method: pb.LeaseService_ListLeases_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 
 	{method: pb.LockService_AcquireLock_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: of(footprintOfAcquireLock), needs: "lease the name, as if it were a key"},
 	{method: pb.LockService_ReleaseLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfReleaseLock), needs: "lease the name"},
 	{method: pb.LockService_GetLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetLock), needs: "read the name"},
-	{method: pb.LockService_ObserveLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
+	{method: pb.LockService_ObserveLock_FullMethodName, lasts: true, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
 	{method: pb.LockService_ListLocks_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
 
 	{method: pb.AdminService_Status_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
@@ -84,7 +84,7 @@ var rpcTable = []rpcRow{
 	{method: pb.AdminService_EndTransaction_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_ListSnapshots_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_EndSnapshot_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
-	{method: pb.AdminService_Verify_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
+	{method: pb.AdminService_Verify_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup},
 	{method: pb.AdminService_Checkpoint_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_FinalizeUpgrade_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_Clock_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionObserve, footprint: of(footprintOfClock), needs: "`operate`, to accept the system's clock"},
@@ -102,10 +102,10 @@ var rpcTable = []rpcRow{
 	{method: pb.AdminService_TakeHold_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 	{method: pb.AdminService_EndHold_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionOperate},
 
-	{method: pb.BackupService_CreateBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "a backup has all keys"},
+	{method: pb.BackupService_CreateBackup_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "a backup has all keys"},
 	{method: pb.BackupService_GetBackupStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.BackupService_ListBackups_FullMethodName, lists: listStored, class: audit.ClassRead, actions: auth.ActionBackup},
-	{method: pb.BackupService_VerifyBackup_FullMethodName, class: audit.ClassAdmin, actions: auth.ActionBackup},
+	{method: pb.BackupService_VerifyBackup_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup},
 	{method: pb.BackupService_PruneBackups_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
 
 	// AuthService authenticates its clients itself, also while users are not checked.
