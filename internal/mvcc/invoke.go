@@ -189,7 +189,7 @@ func (x *Session) InvokeRequest(
 // store into memory.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read := x.buffers.invoked[:0], 0
+	buf, read, small := x.buffers.invoked[:0], 0, 0
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -203,6 +203,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			return err
 		}
 		read += len(old)
+		if small, err = x.admitSmall(small, len(old)); err != nil {
+			return err
+		}
 		had, err := x.Metadata()
 		if err != nil {
 			return ofKey(err, x.key)

@@ -94,10 +94,22 @@ func (s *Store) snapshotGone(e keys.Epoch) *SnapshotGoneError {
 // largeValueMin is the size from which AdmitLarge treats a value as large.
 const largeValueMin = 64 << 10
 
-// AdmitLarge sets the function that is called before a large value is read and copied. Its error
+// AdmitLarge sets the function that is called before a large value is read and copied, and for the values of InvokeAll together. Its error
 // ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
 // the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
+
+// admitSmall is what AdmitLarge is for values that are not large, and are kept together: it admits them when they are as much as a large one. It
+// returns how many bytes are not admitted yet, of which small were before.
+func (x *Session) admitSmall(small, bytes int) (int, error) {
+	if bytes >= largeValueMin { // it was admitted
+		return small, nil
+	}
+	if small += bytes; small < largeValueMin {
+		return small, nil
+	}
+	return 0, x.admitted(small)
+}
 
 // Permit sets the function that a commit calls once it holds its latches, before it reads or changes anything, and once more
 // when it has its epoch: a permission that ended before the epoch was reserved permits nothing, however long the commit waited

@@ -209,6 +209,9 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		if size += len(req.Keys[i]) + len(v.Data); size > batchGetBytesMax && left < n {
 			return errAnswerFull
 		}
+		if err := c.admitGrowing(size); err != nil {
+			return err
+		}
 		r := out.Results[i]
 		r.Unread, r.Found, r.Epoch = false, v.Found, uint64(v.Epoch)
 		r.Value = values.copy(r.Value[:0], v.Data, left)

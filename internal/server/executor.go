@@ -185,6 +185,18 @@ func (c *executor) admitAnswer(bytes int) (err error) {
 	return err
 }
 
+// admitStep is how far an answer grows before it is counted again.
+const admitStep = 64 << 10
+
+// admitGrowing counts an answer of small values while it grows, in steps: of many that are made at once, each could otherwise become as large as an
+// answer may be before the first of them is counted.
+func (c *executor) admitGrowing(bytes int) error {
+	if bytes < c.heldBytes+admitStep {
+		return nil
+	}
+	return c.admitAnswer(bytes)
+}
+
 // takeCharge hands the charge of the request's large values over to count the answer, for
 // admission.chargeAnswer.
 func (c *executor) takeCharge() *memoryCharge {

@@ -150,7 +150,7 @@ func toRangeCondition(r *pb.RangeCondition, i int) (c mvcc.RangeCondition, err e
 func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
 	size := 0
 	for i, o := range list {
-		r, err := executeOperation(ctx, t, o, name, i)
+		r, err := executeOperation(ctx, t, o, name, i, func(bytes int) error { return c.admitGrowing(size + bytes) })
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)
 		}
@@ -180,13 +180,13 @@ func wroteAll(n int) []*pb.OperationResult {
 	return results
 }
 
-func executeOperation(ctx context.Context, t *mvcc.Txn, o *pb.Operation, list string, i int) (*pb.OperationResult, error) {
+func executeOperation(ctx context.Context, t *mvcc.Txn, o *pb.Operation, list string, i int, admit func(bytes int) error) (*pb.OperationResult, error) {
 	switch is := o.GetOperation().(type) {
 	case *pb.Operation_Get:
 		m, err := txnGet(t, is.Get)
 		return &pb.OperationResult{Result: &pb.OperationResult_Get{Get: m}}, err
 	case *pb.Operation_Scan:
-		m, err := txnScan(ctx, t, is.Scan)
+		m, err := txnScan(ctx, t, is.Scan, admit)
 		return &pb.OperationResult{Result: &pb.OperationResult_Scan{Scan: m}}, err
 	case *pb.Operation_Write:
 		return wroteResult, txnWrite(t, is.Write, fmt.Sprintf("%s[%d].write", list, i))

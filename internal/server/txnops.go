@@ -9,7 +9,8 @@ import (
 )
 
 // The functions in this file are the operations that Transact and Execute share. Each executes one
-// operation in an open transaction and returns a message that aliases no other memory.
+// operation in an open transaction and returns a message that aliases no other memory. Those with many values count them while they are read:
+// admit is executor.admitGrowing, with what was read before.
 
 func txnGet(t *mvcc.Txn, req *pb.KeyReadRequest) (*pb.GetResponse, error) {
 	v, err := t.Get(nil, req.GetKey())
@@ -22,7 +23,7 @@ func txnGet(t *mvcc.Txn, req *pb.KeyReadRequest) (*pb.GetResponse, error) {
 	}, err
 }
 
-func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits) (*pb.BatchGetResponse, error) {
+func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits, admit func(bytes int) error) (*pb.BatchGetResponse, error) {
 	if n := len(req.Keys); n > limits.BatchOps {
 		return nil, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
@@ -42,14 +43,20 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits) (*pb.Bat
 			return nil, fmt.Errorf("keys[%d]: %w", i, err)
 		}
 		size += len(key) + len(v.Data)
+		if err := admit(size); err != nil {
+			return nil, err
+		}
 		out.Results = append(out.Results, &pb.BatchGetResult{Found: v.Found, Value: v.Data, Epoch: uint64(v.Epoch), ExpiresAtMs: f.ExpiresAt})
 	}
 	return out, nil
 }
 
+// entryMemory is what an entry of a page takes in memory beside its key and value.
+const entryMemory = 192
+
 // txnScan returns one page. It reads no further than the page's last entry, so that later keys do
 // not count as read.
-func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.RangeReadResponse, error) {
+func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest, admit func(bytes int) error) (*pb.RangeReadResponse, error) {
 	b, err := toBounds(req.GetRange())
 	if err != nil {
 		return nil, err
@@ -76,6 +83,9 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest) (*pb.Ra
 		}
 		out.Entries = append(out.Entries, e)
 		size += entryBytes(e.Key, e.Value)
+		if err := admit(size + len(out.Entries)*entryMemory); err != nil {
+			return nil, err
+		}
 		if size >= pageBytes || uint64(len(out.Entries)) == req.Limit {
 			out.More = true
 			break

@@ -526,11 +526,11 @@ func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactRes
 		out.Response = &pb.TransactResponse_Get{Get: m}
 		return err
 	case *pb.TransactRequest_BatchGet:
-		m, err := txnBatchGet(c.txn, r.BatchGet, &c.server.limits)
+		m, err := txnBatchGet(c.txn, r.BatchGet, &c.server.limits, c.executor.admitGrowing)
 		out.Response = &pb.TransactResponse_BatchGet{BatchGet: m}
 		return err
 	case *pb.TransactRequest_Scan:
-		m, err := txnScan(c.row.ctx, c.txn, r.Scan)
+		m, err := txnScan(c.row.ctx, c.txn, r.Scan, c.executor.admitGrowing)
 		out.Response = &pb.TransactResponse_Scan{Scan: m}
 		return err
 	case *pb.TransactRequest_Write:

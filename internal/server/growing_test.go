@@ -1,0 +1,107 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+)
+
+// TestAnswersAreCountedWhileTheyGrow: of many answers of small values that are made at once, none becomes as large as an answer may be before it is
+// counted. One for which there is no room is refused before its values are in memory.
+func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
+	const values, size, room = 64, 40 << 10, 512 << 10
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	h.putLarge(t, values, size)
+	ctx := testContext(t)
+	var keys [][]byte
+	for i := range values {
+		keys = append(keys, fmt.Appendf(nil, "large/%03d", i))
+	}
+	invocations := new(pb.InvokeAllRequest)
+	for _, key := range keys {
+		invocations.Invocations = append(invocations.Invocations, &pb.Invocation{Key: key, Operation: &pb.Invocation_Touch{Touch: true}, TtlMs: 3_600_000, ReturnOld: true})
+	}
+	scan := &pb.RangeReadRequest{PageBytes: scanPageBytesMax}
+	txns := pb.NewTransactionServiceClient(h.conn)
+	for name, read := range map[string]func() error{
+		"batch": func() error {
+			_, err := h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: keys})
+			return err
+		},
+		"invocations": func() error {
+			_, err := h.kv.InvokeAll(ctx, invocations)
+			return err
+		},
+		"one-shot transaction": func() error {
+			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Scan{Scan: scan}}}})
+			return err
+		},
+		"scan in a transaction": func() error {
+			return inTransaction(ctx, txns, &pb.TransactRequest{Request: &pb.TransactRequest_Scan{Scan: scan}})
+		},
+		"batch in a transaction": func() error {
+			return inTransaction(ctx, txns, &pb.TransactRequest{Request: &pb.TransactRequest_BatchGet{BatchGet: &pb.BatchReadRequest{Keys: keys}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := read(); err != nil {
+				t.Fatalf("while there is room: %v", err)
+			}
+			other := new(connection)
+			held, err := h.admission.charge(other, int(h.admission.words[shareAnswers].limit.bytes)-room, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer held.release()
+			eventually(t, "the answers before have been sent", func() bool { return h.admission.words[shareAnswers].word.Load()>>admissionShift == 1 })
+			taken := uint64(math.MaxUint64)
+			for range 3 { // something else in the process may take memory, too
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				err = read()
+				runtime.ReadMemStats(&after)
+				if status.Code(err) != codes.ResourceExhausted {
+					t.Errorf("without room: %v", err)
+				}
+				taken = min(taken, after.TotalAlloc-before.TotalAlloc)
+			}
+			most := uint64(4 * room)
+			if name == "invocations" { // old values, new ones and the batch, in buffers that double
+				most *= 3
+			}
+			if t.Logf("%d KiB were taken for an answer that is refused", taken>>10); taken > most {
+				t.Errorf("want at most %d KiB", most>>10)
+			}
+		})
+	}
+}
+
+// inTransaction sends one request in a transaction of its own, and returns the error in its answer.
+func inTransaction(ctx context.Context, txns pb.TransactionServiceClient, request *pb.TransactRequest) error {
+	stream, err := txns.Transact(ctx)
+	if err != nil {
+		return err
+	}
+	for _, req := range []*pb.TransactRequest{{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{ReadOnly: true}}}, request} {
+		if err := stream.Send(req); err != nil {
+			return err
+		}
+		out, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if e := out.GetError(); e != nil {
+			return status.ErrorProto(e)
+		}
+	}
+	return errors.Join(stream.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: new(pb.RollbackRequest)}}), stream.CloseSend())
+}
