@@ -68,7 +68,7 @@ var handOverAfter = time.Millisecond
 
 // newDirect makes the direct transport, which serves all other methods through their handlers.
 func (s *Server) newDirect() *transport.Services {
-	services := &transport.Services{Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: messageBytesMax(&s.config), Unary: s.unary}
+	services := &transport.Services{Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: answerBytesMax, Unary: s.unary}
 	s.direct.readers.goroutines = &s.drain.receivers
 	s.direct.waiting.init(int64(s.config.Inflight()))
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -76,7 +77,11 @@ func Options() []grpc.ServerOption {
 	}
 }
 
-// messageBytesMax is the largest message: a full batch and what encoding adds to each of its
+// answerBytesMax is the largest message to a client: as much as its length can say. What bounds answers is what is read for them. They may have values
+// from before the limits were lowered, and two of them.
+const answerBytesMax = math.MaxInt32
+
+// messageBytesMax is the largest message to the server: a full batch and what encoding adds to each of its
 // operations.
 func messageBytesMax(c *config.Config) int {
 	const perOperation, fixed = 24, 1 << 20
@@ -93,7 +98,7 @@ func (s *Server) newGRPC() {
 		grpc.Creds(s.connections.credentials(s.endpoints.tls.grpc)),
 		grpc.UnaryInterceptor(s.unary),
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
-		grpc.MaxSendMsgSize(messageBytesMax(&s.config)),
+		grpc.MaxSendMsgSize(answerBytesMax),
 		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
 		grpc.MaxHeaderListSize(headerBytesMax),
 		grpc.ConnectionTimeout(handshakeTimeout),
