@@ -8,10 +8,12 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// consoleState is what the console needs. It is constant after Open.
+// consoleState is what the console needs. It is constant after Open, but for the counts.
 type consoleState struct {
 	methods inProcess
 	samples *console.Samples // nil without a console
+
+	browsers connection // counts the answers that wait for browsers: together they have no more of the share of answers than one client
 }
 
 // newConsole makes the handler of the console, or nil if there is none.
@@ -20,10 +22,10 @@ func (s *Server) newConsole() http.Handler {
 		return nil
 	}
 	s.endpoints.console.samples = console.NewSamples(s.consoleCounters)
-	return console.Handler(console.Options{
+	return untilTaken(console.Handler(console.Options{
 		Call: s.callForConsole, Samples: s.endpoints.console.samples, Checked: s.usersAreChecked,
 		Changes: s.config.Console == config.ConsoleFull,
-	})
+	}))
 }
 
 // usersAreChecked reports whether requests need rights.

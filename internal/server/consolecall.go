@@ -93,16 +93,56 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	}
 	call := &inProcessCall{server: s, ctx: ctx, method: "/" + method, request: encoded, answer: answer, json: []byte(`{"messages":[`)}
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, trailers{call})
-	if m.stream != nil {
-		err = m.stream(m.service, call)
-		return append(call.json, "]}"...), errOfCall(err)
-	}
-	out, err := m.unary(m.service, call.ctx, call.RecvMsg, s.unary)
+	text, err := call.execute(m)
 	if err != nil {
+		call.held.release()
 		return nil, errOfCall(err)
 	}
-	text, err := call.marshal(out)
-	return text, errOfCall(err)
+	if held, ok := r.Context().Value(browserKey{}).(*[]*memoryCharge); ok {
+		*held = append(*held, call.held)
+	}
+	return text, nil
+}
+
+// browserKey is where the context of an HTTP request has the charges of the answers that are made for it.
+type browserKey struct{}
+
+// untilTaken lets the answers that are made for a request count until the browser has taken them.
+func untilTaken(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var held []*memoryCharge
+		defer func() {
+			for _, c := range held {
+				c.release()
+			}
+		}()
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), browserKey{}, &held)))
+	})
+}
+
+// execute returns the answer in JSON.
+func (c *inProcessCall) execute(m inProcessMethod) ([]byte, error) {
+	if m.stream != nil {
+		err := m.stream(m.service, c)
+		return append(c.json, "]}"...), err
+	}
+	out, err := m.unary(m.service, c.ctx, c.RecvMsg, c.server.unary)
+	if err != nil {
+		return nil, err
+	}
+	text, err := c.marshal(out)
+	if err == nil {
+		err = c.count(len(text))
+	}
+	return text, err
+}
+
+// count counts the answer in JSON, as one of all browsers together.
+func (c *inProcessCall) count(bytes int) (err error) {
+	if c.held, err = c.server.admission.grow(c.held, &c.server.endpoints.console.browsers, bytes); err != nil {
+		return statusOf(err).Err()
+	}
+	return nil
 }
 
 // messagesOf makes an empty request and an empty answer of a method.
@@ -151,6 +191,7 @@ type inProcessCall struct {
 	request []byte // encoded; nil once it was received
 	answer  proto.Message
 	json    []byte
+	held    *memoryCharge // of the answer in JSON
 	sent    int
 }
 
@@ -169,6 +210,9 @@ func (c *inProcessCall) SendMsg(m any) error {
 	}
 	if len(c.json)+len(text) > consoleAnswerMax {
 		return errAnswerTooLarge
+	}
+	if err := c.count(len(c.json) + len(text)); err != nil {
+		return err
 	}
 	if c.sent++; c.sent > 1 {
 		c.json = append(c.json, ',')

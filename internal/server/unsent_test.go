@@ -2,6 +2,10 @@ package server
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -102,4 +106,44 @@ func TestPagesOfAScanAreCountedUntilTheLastIsSent(t *testing.T) {
 	want("the scan ends after its connection", 0, 0)
 	first.counted.sent()
 	want("and its page", 0, 0)
+}
+
+// stuckBrowser is a browser that takes nothing until it is released.
+type stuckBrowser struct {
+	http.ResponseWriter
+	released <-chan struct{}
+}
+
+func (b stuckBrowser) Write(p []byte) (int, error) {
+	<-b.released
+	return len(p), nil
+}
+
+// TestAnswersThatWaitForBrowsersAreCounted: an answer of the console is in memory until its browser has taken it, and those of all browsers together
+// have no more room than the answers of one client.
+func TestAnswersThatWaitForBrowsersAreCounted(t *testing.T) {
+	const browsers = 4
+	h := mustStart(t, func(c *config.Config) {
+		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 16*config.MiB, 8*config.MiB, 8*config.MiB
+	})
+	h.putLarge(t, 20, 50<<10) // 1.3 MiB in JSON
+	word, released := &h.admission.words[shareAnswers], make(chan struct{})
+	var waiting sync.WaitGroup
+	for range browsers {
+		waiting.Go(func() {
+			r := h.authorize(httptest.NewRequest(http.MethodPost, "http://127.0.0.1/console/api/call/epochkv.v1.KVService/Scan", strings.NewReader("{}")))
+			r.Header.Set("X-Epochkv-Console", "1")
+			h.endpoints.http.Handler.ServeHTTP(stuckBrowser{httptest.NewRecorder(), released}, r)
+		})
+	}
+	scans := func() telemetry.Totals { return h.observer.requests.Totals(telemetry.MethodScan) }
+	eventually(t, "all requests have ended", func() bool { return scans().Count == browsers })
+	if held := word.word.Load() & admissionBytes; held < 1<<20 || held > word.limit.bytes || scans().Failed == 0 {
+		t.Errorf("%d bytes of answers are counted, %d of %d requests were refused", held, scans().Failed, browsers)
+	}
+	close(released)
+	waiting.Wait()
+	if word.word.Load() != 0 {
+		t.Error("answers that were taken are counted")
+	}
 }
