@@ -109,7 +109,7 @@ newest one, and makes a full backup if there is none.`,
 	flags.StringVar(&request.Base, "base", "", "`ID` of the backup on which this one is based, or latest (default: a full backup)")
 	flags.StringVar(&bandwidth, "bandwidth", "", "read at most so much per second, as `SIZE`: 50MiB for instance (default: as fast as it goes)")
 	flags.BoolVar(&request.KeepGoing, "keep-going", false, "complete the backup although pages are damaged; it is marked, and never a base")
-	flags.BoolVar(&request.ReadAll, "read-all", false, "with --base, read and check all pages of the store, also those that cannot have changed since")
+	flags.BoolVar(&request.ReadAll, "read-all", false, "read and check everything: with --base also the pages that cannot have changed since, and the parts that the target has already")
 	_ = cmd.MarkFlagRequired("to")
 	return cmd
 }

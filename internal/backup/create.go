@@ -30,7 +30,7 @@ type Options struct {
 	Base      string         // id of the base of an incremental backup, or LatestBase; a full one
 	Bandwidth int64          // most bytes read per second; no limit
 	KeepGoing bool           // complete the backup although pages are damaged
-	ReadAll   bool           // an incremental backup reads all live pages, also those that cannot have changed since its base
+	ReadAll   bool           // read all live pages, also those that cannot have changed since the base, and parts that exist; see readsParts
 	PartBytes int64          // pages in a part before compression, about; 64 MiB
 	Workers   int            // goroutines that compress; half of the processors, and all while Idle
 	Idle      func() bool    // nothing else needs the processors now; nil: it is not known

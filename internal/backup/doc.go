@@ -27,8 +27,9 @@
 //   - the manifest has a digest over the checksums of all live pages, those of the base included. A restore compares it with
 //     what is in the restored file, so that no wrong base and no missing page passes. A verification compares it with the page table, and that
 //     with the pages and with the table of the base;
-//   - no object is changed. A part that exists is not sent again, so that an interrupted backup continues;
-//   - an object is deleted only by Prune, and a part only while no backup runs and no restore does.
+//   - no object is changed. A part that exists is not sent again, so that an interrupted backup continues. A damaged one is deleted and sent
+//     again, where it is read: see readsParts;
+//   - other objects are deleted only by Prune, and a part only while no backup runs and no restore does.
 //
 // The superblock's own pages are not copied. A restored file has the state's superblock and a second one after it, as an empty
 // checkpoint leaves them, with the same store id and lineage. The caller gives it new ones.

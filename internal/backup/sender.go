@@ -2,7 +2,11 @@ package backup
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"io"
+	"strings"
 
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
@@ -70,6 +74,9 @@ func (s *sender) close() error {
 func (s *sender) store(part *finishedPart) error {
 	j := s.job
 	has, err := hasPart(s.ctx, j.store, j.dir, &part.info)
+	if err == nil && has && j.readsParts() {
+		has, err = j.isIntact(s.ctx, &part.info)
+	}
 	if err != nil {
 		return err
 	}
@@ -87,6 +94,34 @@ func (s *sender) store(part *finishedPart) error {
 	j.kept.Add(1)
 	j.keptParts = append(j.keptParts, part.info)
 	return nil
+}
+
+// readsParts reports whether parts that exist are read. A store of objects has checksums of its own, and returns no damaged object; a file in a
+// directory may be anything.
+func (j *job) readsParts() bool {
+	return j.options.ReadAll || strings.HasPrefix(j.store.String(), "file://")
+}
+
+// isIntact reads a part that exists. A damaged one is deleted, so that it is sent again: otherwise each later backup of the same pages would have
+// it, and no backup that is made could be restored. The backups that name it are mended as well.
+func (j *job) isIntact(ctx context.Context, part *Part) (bool, error) {
+	name := partName(j.dir, part.SHA256)
+	r, err := (&renewing{j.store, j.pin}).Read(ctx, name, 0, -1)
+	if errors.Is(err, objectstore.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	h := sha256.New()
+	n, err := io.Copy(h, io.LimitReader(r, part.Bytes+1))
+	if err = errors.Join(err, r.Close()); err != nil {
+		return false, err
+	}
+	if n == part.Bytes && hex.EncodeToString(h.Sum(nil)) == part.SHA256 {
+		return true, nil
+	}
+	return false, j.store.Delete(ctx, name)
 }
 
 // hasPart reports whether a target has a part. One that is too short was written by a target that breaks its promises; it is

@@ -37,7 +37,8 @@ type CreateBackupRequest struct {
 	Bandwidth uint64 `protobuf:"varint,3,opt,name=bandwidth,proto3" json:"bandwidth,omitempty"`
 	// Complete the backup although pages are damaged. It is marked, and is never a base.
 	KeepGoing bool `protobuf:"varint,4,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`
-	// An incremental backup reads all pages of the store, also those that cannot have changed since its base.
+	// Everything is read: by an incremental backup all pages of the store, also those that cannot have changed since its base, and the parts
+	// that the target has already. A damaged part is sent again. In a directory parts are read in any case.
 	ReadAll       bool `protobuf:"varint,5,opt,name=read_all,json=readAll,proto3" json:"read_all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
