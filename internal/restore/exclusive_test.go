@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/archive"
@@ -78,5 +79,36 @@ func TestDirectoryThatCannotBeReplacedIsRefusedAtOnce(t *testing.T) {
 		if !errors.Is(err, ErrDirNotEmpty) {
 			t.Errorf("%s: %v", dir, err)
 		}
+	}
+}
+
+// TestARestoreByRootBelongsToTheOwnerOfTheDirectory that it replaces, or else of the one that it is in: the server of another account
+// opens what is restored.
+func TestARestoreByRootBelongsToTheOwnerOfTheDirectory(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root creates files for others")
+	}
+	b := newBench(t)
+	b.commits(3)
+	b.archived()
+	const account = 61234
+	parent := t.TempDir()
+	empty := filepath.Join(parent, "empty")
+	check(t, os.Mkdir(empty, 0o700))
+	check(t, os.Chown(empty, account, account))
+	owned := t.TempDir()
+	check(t, os.Chown(owned, account, account))
+	for _, dir := range []string{empty, filepath.Join(owned, "new"), filepath.Join(owned, "deeper", "new")} {
+		_, err := Run(t.Context(), Options{Store: b.target, Dir: dir, PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()})
+		check(t, err)
+		check(t, filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+			check(t, err)
+			info, err := os.Lstat(name)
+			check(t, err)
+			if uid := info.Sys().(*syscall.Stat_t).Uid; uid != account {
+				t.Errorf("%s belongs to %d", name, uid)
+			}
+			return nil
+		}))
 	}
 }

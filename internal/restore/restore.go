@@ -195,22 +195,28 @@ func DeviceOf(info fs.FileInfo) uint64 {
 	return 0
 }
 
-// makePartial makes the unfinished directory. Only one restore can do so.
-func makePartial(partial string) error {
-	if err := os.MkdirAll(filepath.Dir(partial), 0o700); err != nil {
-		return err
+// makePartial makes the unfinished directory. Only one restore can do so. If root restores, the store belongs to the account of the
+// empty directory that it replaces, or of the one that it is in: a server without privileges must be able to open it.
+func makePartial(dir string) (partial string, err error) {
+	partial = dir + partialSuffix
+	parent := filepath.Dir(dir)
+	if err := vfs.NewOS().MkdirAll(parent); err != nil {
+		return "", err
 	}
-	err := os.Mkdir(partial, 0o700)
-	if errors.Is(err, fs.ErrExist) {
-		return inUse(partial)
+	like := dir
+	if _, err := os.Lstat(dir); err != nil {
+		like = parent
 	}
-	return err
+	if err = vfs.MkdirLike(partial, like); errors.Is(err, fs.ErrExist) {
+		err = inUse(partial)
+	}
+	return partial, err
 }
 
 // build makes the store under another name, and renames it when it is complete.
 func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err error) {
-	partial := o.Dir + partialSuffix
-	if err := makePartial(partial); err != nil {
+	partial, err := makePartial(o.Dir)
+	if err != nil {
 		return err
 	}
 	defer func() {

@@ -11,30 +11,42 @@ import (
 // What root creates in a directory of another account belongs to that account, as the directory does. A server that runs without
 // privileges must be able to open what an offline tool, which an operator runs as root, has left in its data directory.
 
-// ownerOf is the account of the directory in which a name is, if root creates the name and the account is another one.
-func ownerOf(name string) (uid, gid int, other bool) {
+// ownerOf is the account of a directory, if root creates something for it and the account is another one.
+func ownerOf(dir string) (uid, gid int, other bool) {
 	if os.Geteuid() != 0 {
 		return 0, 0, false
 	}
-	var dir unix.Stat_t
-	if err := unix.Stat(filepath.Dir(name), &dir); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Stat(dir, &stat); err != nil {
 		return 0, 0, false
 	}
-	return int(dir.Uid), int(dir.Gid), dir.Uid != 0
+	return int(stat.Uid), int(stat.Gid), stat.Uid != 0
 }
 
 // giveFile gives a file that was just created to the account of its directory.
 func giveFile(name string, fd int) error {
-	uid, gid, other := ownerOf(name)
+	uid, gid, other := ownerOf(filepath.Dir(name))
 	if !other {
 		return nil
 	}
 	return given(retry(func() error { return unix.Fchown(fd, uid, gid) }))
 }
 
+// MkdirLike makes a directory that does not exist. If root makes it, it belongs to the account of another one, which it is to replace.
+func MkdirLike(dir, like string) error {
+	if err := os.Mkdir(dir, dirMode); err != nil {
+		return err
+	}
+	uid, gid, other := ownerOf(like)
+	if !other {
+		return nil
+	}
+	return given(os.Lchown(dir, uid, gid))
+}
+
 // giveDir is giveFile for a directory. It follows no link that another program has put in its place.
 func giveDir(name string) error {
-	uid, gid, other := ownerOf(name)
+	uid, gid, other := ownerOf(filepath.Dir(name))
 	if !other {
 		return nil
 	}
