@@ -138,7 +138,7 @@ func (e *Engine) AwaitReserve(ctx context.Context) error {
 // covers reports whether the free pages suffice for the memtables and three quarters of the reserve.
 func (e *Engine) covers(unmerged int64) bool {
 	free, want := e.pager.FreeBytes()
-	return free >= want-want/4+unmerged
+	return free >= want-want/4+unmerged && !e.pager.Hollow()
 }
 
 // fillPages fills the part of the data file: the reserve, and the pages that the memtables will need. A quarter of the

@@ -44,13 +44,13 @@ type Pager struct {
 	onFree, onAbort func(page.ID) // constant after Open
 
 	// Readable at any time.
-	reusableAll atomic.Uint64                                      // argument of the largest ReuseAllFreed
-	reusable    atomic.Pointer[reuse]                              // argument of the last ReuseFreed
-	failure     atomic.Pointer[error]                              // what stopped the pager
-	fileSize    atomic.Int64                                       // bytes; written under growMu or by the goroutine that has set open
-	open        atomic.Bool                                        // a checkpoint or Shrink is running
-	stats       atomic.Pointer[spaceCounts]                        // as of the end of the last checkpoint
-	reserve     atomic.Int64                                       // bytes of free pages that the file should hold
+	reusableAll atomic.Uint64               // argument of the largest ReuseAllFreed
+	reusable    atomic.Pointer[reuse]       // argument of the last ReuseFreed
+	failure     atomic.Pointer[error]       // what stopped the pager
+	fileSize    atomic.Int64                // bytes; written under growMu or by the goroutine that has set open
+	open        atomic.Bool                 // a checkpoint or Shrink is running
+	stats       atomic.Pointer[spaceCounts] // as of the end of the last checkpoint
+	reserve     pageReserve
 	resynced    atomic.Bool                                        // the newest superblock is certainly on the device
 	written     struct{ pages, submissions, synced atomic.Uint64 } // synced: pages by the begin of the last sync
 

@@ -83,7 +83,7 @@ func (p *Pager) Shrink() error {
 	step := p.growStep(need)
 	p.growMu.Lock()
 	defer p.growMu.Unlock()
-	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.Load())
+	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.bytes.Load())
 	if p.fileSize.Load() > to+step {
 		err := p.file.Truncate(to)
 		if errors.Is(err, vfs.ErrNoSpace) {
