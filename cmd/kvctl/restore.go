@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/restore"
@@ -18,7 +19,7 @@ import (
 type restoreFlags struct {
 	from, lineage, history, dir, at string
 	epoch                           uint64
-	latest, keep, plan              bool
+	latest, keep, plan, damaged     bool
 }
 
 func (a *app) restoreCommand() *cobra.Command {
@@ -48,7 +49,13 @@ are ended, and all access tokens are revoked unless --keep-tokens is given.`,
 			if err != nil {
 				return err
 			}
-			return a.printRestored(report, f.plan)
+			if err := a.printRestored(report, f.plan); err != nil {
+				return err
+			}
+			if n := len(report.Damages); n > 0 {
+				return fmt.Errorf("%w: the store was restored, and has %d damages, as kvctl verify tells; the first is of page %d", errDamaged, n, report.Damages[0].Page)
+			}
+			return nil
 		},
 	}
 	flags := cmd.Flags()
@@ -60,12 +67,13 @@ are ended, and all access tokens are revoked unless --keep-tokens is given.`,
 	flags.StringVar(&f.lineage, "lineage", "", "the `LINEAGE` of the store, if URL has several")
 	flags.StringVar(&f.history, "history", "", "the `FILE` of the log archive that the wanted history ends with, if copies of one store were archived to one place")
 	flags.BoolVar(&f.keep, "keep-tokens", false, "do not revoke the access tokens that existed then, among them tokens that were revoked since")
+	flags.BoolVar(&f.damaged, "allow-damaged", false, "take a backup that was made with --keep-going, too: what its damaged pages had is lost, reads of it are errors, and the exit code is 8")
 	flags.BoolVar(&f.plan, "plan", false, "only show what would be restored")
 	return cmd
 }
 
 func (f *restoreFlags) options() (o restore.Options, err error) {
-	o.Dir, o.History, o.KeepTokens, o.PlanOnly = f.dir, f.history, f.keep, f.plan
+	o.Dir, o.History, o.KeepTokens, o.PlanOnly, o.AllowDamaged = f.dir, f.history, f.keep, f.plan, f.damaged
 	targets := 0
 	for _, given := range []bool{f.at != "", f.epoch != 0, f.latest} {
 		if given {
@@ -89,10 +97,12 @@ func (f *restoreFlags) options() (o restore.Options, err error) {
 			return o, usageError{fmt.Errorf("--to-time %q: %w", f.at, err)}
 		}
 	}
-	if f.lineage != "" {
+	if backup.IsOldest(f.lineage) {
+		o.Oldest = f.lineage
+	} else if f.lineage != "" {
 		raw, err := hex.DecodeString(f.lineage)
 		if err != nil || len(raw) != len(o.Lineage) {
-			return o, usageError{fmt.Errorf("--lineage %q is not a lineage; expected 32 hexadecimal digits", f.lineage)}
+			return o, usageError{fmt.Errorf("--lineage %q is not a lineage; expected 32 hexadecimal digits, for a store that was not finalized after store-", f.lineage)}
 		}
 		o.Lineage = keys.Lineage(raw)
 	}
@@ -133,6 +143,7 @@ type restoreReport struct {
 	StoreID     string  `json:"store_id,omitempty"`
 	Tokens      int     `json:"tokens_revoked"`
 	Holds       int     `json:"holds_ended"`
+	Damages     int     `json:"damages,omitempty"`
 	TookSeconds float64 `json:"took_seconds"`
 }
 
@@ -140,7 +151,7 @@ func (a *app) printRestored(r *restore.Report, plan bool) error {
 	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 		out := restoreReport{
 			Lineage: r.Lineage.String(), Base: r.Base.ID, BaseEpoch: uint64(r.Base.Epoch), Files: r.Files, BulkLoads: r.Loads, FileBytes: r.FileBytes, Epoch: uint64(r.Reached.Epoch),
-			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, TookSeconds: r.Took.Seconds(),
+			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, Damages: len(r.Damages), TookSeconds: r.Took.Seconds(),
 		}
 		if !plan {
 			out.NewLineage, out.StoreID = r.NewLineage.String(), hex.EncodeToString(r.StoreID[:])

@@ -135,15 +135,25 @@ func (m *Manifest) SHA256() string { return m.name[strings.LastIndexByte(m.name,
 // Dir is the directory of a lineage in a target. A store of the oldest feature level has none, and uses its identity.
 func Dir(lineage keys.Lineage, storeID [16]byte) string {
 	if lineage == (keys.Lineage{}) {
-		return "store-" + hex.EncodeToString(storeID[:])
+		return oldestPrefix + hex.EncodeToString(storeID[:])
 	}
 	return lineage.String()
+}
+
+// oldestPrefix begins the directory of a store without a lineage.
+const oldestPrefix = "store-"
+
+// IsOldest reports whether a directory is that of a store of the oldest feature level, which has no lineage and no log archive.
+func IsOldest(dir string) bool {
+	id, ok := strings.CutPrefix(dir, oldestPrefix)
+	raw, err := hex.DecodeString(id)
+	return ok && err == nil && len(raw) == len(storage.CopyInfo{}.StoreID)
 }
 
 // dir is the directory to which the manifest belongs.
 func (m *Manifest) dir() string {
 	if strings.Trim(m.State.Lineage, "0") == "" {
-		return "store-" + m.State.StoreID
+		return oldestPrefix + m.State.StoreID
 	}
 	return m.State.Lineage
 }

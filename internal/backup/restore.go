@@ -49,6 +49,9 @@ func RestoreBase(ctx context.Context, store objectstore.Store, m *Manifest, fsys
 			return errors.Join(err, r.Abort())
 		}
 	}
+	if err := restoring.clearDamaged(m); err != nil {
+		return errors.Join(err, r.Abort())
+	}
 	file, err := restoring.quarantine(m)
 	if err != nil {
 		return errors.Join(err, r.Abort())
@@ -120,6 +123,18 @@ func (r *restoration) restore(m *Manifest) error {
 		}
 		return err
 	})
+}
+
+// clearDamaged writes zeros over the pages that the backup lacks. A base may have older pages with these ids, which are intact, and would be taken for
+// those that are lost.
+func (r *restoration) clearDamaged(m *Manifest) error {
+	zeros := make([]byte, m.State.PageSize)
+	for _, id := range m.Damaged {
+		if err := r.into.WritePages(page.ID(id), zeros); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *restoration) quarantine(m *Manifest) (*storage.QuarantineFile, error) {

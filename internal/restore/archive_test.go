@@ -408,6 +408,51 @@ func TestRestoreTakesTheNewestBackupBeforeTheTarget(t *testing.T) {
 	}
 }
 
+// TestRestoreGoesBackToABackupThatIsWhole: if a part of the newest backup is damaged or missing, the one before it and the log lead to the same state.
+// A drill fails, and so does a restore that has no other way.
+func TestRestoreGoesBackToABackupThatIsWhole(t *testing.T) {
+	b := newBench(t)
+	b.commits(15)
+	whole, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
+	check(t, err)
+	b.commits(15)
+	base, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
+	check(t, err)
+	b.commits(15)
+	m, err := backup.Create(t.Context(), b.store, b.target, backup.Options{Base: base.ID})
+	check(t, err)
+	b.commits(15)
+	b.archived()
+	at := b.arch.Status().Archived
+	part := func(m *backup.Manifest) string { return b.lineage().String() + "/base/parts/" + m.Parts[0].SHA256 }
+	for _, round := range []struct {
+		name string
+		do   func()
+		from string
+	}{
+		{"all are whole", func() {}, m.ID},
+		{"a part is damaged", func() {
+			b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: part(m), Kind: objectstore.ReadFlipped, Bytes: 100, Sticky: true})
+		}, base.ID},
+		{"a part is missing", func() { check(t, b.target.Delete(t.Context(), part(base))) }, whole.ID},
+		{"all are damaged, the archive has everything", func() { check(t, b.target.Delete(t.Context(), part(whole))) }, ""},
+	} {
+		round.do()
+		r, got, err := b.restore(archive.Target{Epoch: at})
+		check(t, err)
+		if got != b.state(at) || r.Base.ID != round.from || r.Reached.Epoch != at {
+			t.Fatalf("%s: epoch %d is restored from %q as epoch %d with another state", round.name, at, r.Base.ID, r.Reached.Epoch)
+		}
+		if _, err := b.drill(nil); (err != nil) != (round.from != m.ID) {
+			t.Fatalf("%s: a drill: %v", round.name, err)
+		}
+	}
+	check(t, b.target.Delete(t.Context(), b.objects()[0])) // the first commits
+	if _, _, err := b.restore(archive.Target{Epoch: at}); !errors.Is(err, backup.ErrDamaged) || !strings.Contains(err.Error(), m.ID) {
+		t.Fatalf("nothing is whole: %v", err)
+	}
+}
+
 // TestFileOfAnotherHistoryIsNotJoined: a file with the right name, of the same lineage, whose link is another record, is not part of a
 // plan, whatever its epochs are.
 func TestFileOfAnotherHistoryIsNotJoined(t *testing.T) {

@@ -12,9 +12,10 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Bases are the backups of a history, without those that lack damaged pages. A manifest that cannot be read hides no other backup.
-func Bases(ctx context.Context, store objectstore.Store, lineage keys.Lineage) ([]Base, error) {
-	all, broken, err := backup.List(ctx, store, backup.Dir(lineage, [16]byte{}))
+// Bases are the backups in the directory of a history, without those that lack damaged pages unless they are allowed. A manifest that cannot be read hides no other
+// backup.
+func Bases(ctx context.Context, store objectstore.Store, dir string, allowDamaged bool) ([]Base, error) {
+	all, broken, err := backup.List(ctx, store, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -23,7 +24,7 @@ func Bases(ctx context.Context, store objectstore.Store, lineage keys.Lineage) (
 	}
 	var list []Base
 	for _, m := range all {
-		if len(m.Damaged) > 0 {
+		if len(m.Damaged) > 0 && !allowDamaged {
 			continue
 		}
 		p := archive.Point{Epoch: keys.Epoch(m.State.Epoch), Term: keys.Term(m.State.Term)}
@@ -31,7 +32,7 @@ func Bases(ctx context.Context, store objectstore.Store, lineage keys.Lineage) (
 			p.Time = time.UnixMicro(m.State.CommitTimeUs)
 		}
 		list = append(list, Base{Point: p, ID: m.ID, PageSize: m.State.PageSize, Write: func(ctx context.Context, dir string) error {
-			return backup.RestoreBase(ctx, store, m, vfs.NewOS(), dir, backup.RestoreOptions{})
+			return backup.RestoreBase(ctx, store, m, vfs.NewOS(), dir, backup.RestoreOptions{AllowDamaged: allowDamaged})
 		}})
 	}
 	return list, nil

@@ -1,6 +1,7 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -38,10 +40,11 @@ func Unreachable(err error) bool {
 
 // choose finds the newest base of a history from which the target can be reached, and the files that lead there.
 func choose(ctx context.Context, o *Options) (base Base, plan *archive.Plan, err error) {
-	bases, err := Bases(ctx, o.Store, o.Lineage)
+	bases, err := Bases(ctx, o.Store, o.backups(), o.AllowDamaged)
 	if err != nil {
 		return base, nil, fmt.Errorf("list the backups: %w", err)
 	}
+	bases = slices.DeleteFunc(bases, func(b Base) bool { return o.damaged[b.ID] })
 	for {
 		base, plan, err = planFrom(ctx, o, bases)
 		other := new(archive.BaseError)
@@ -95,23 +98,37 @@ func noBase(bases []Base, t archive.Target) error {
 	return e
 }
 
-// chooseLineage is the lineage that was named, or the only one.
-func chooseLineage(ctx context.Context, o *Options) (keys.Lineage, error) {
-	if o.Lineage != (keys.Lineage{}) {
-		return o.Lineage, nil
+// chooseHistory sets the history that is restored, unless it was named: the only one of the target. A store that was finalized has a lineage, and
+// perhaps backups from before.
+func chooseHistory(ctx context.Context, o *Options) error {
+	if o.Lineage != (keys.Lineage{}) || o.Oldest != "" {
+		return nil
 	}
-	all, err := archive.Lineages(ctx, o.Store)
+	lineages, err := archive.Lineages(ctx, o.Store)
+	if err != nil {
+		return err
+	}
+	dirs, err := backup.Dirs(ctx, o.Store)
+	if err != nil {
+		return err
+	}
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return !backup.IsOldest(dir) })
+	names := make([]string, 0, len(lineages))
+	for _, l := range lineages {
+		names = append(names, l.String())
+	}
 	switch {
-	case err != nil:
-		return keys.Lineage{}, err
-	case len(all) == 0:
-		return keys.Lineage{}, fmt.Errorf("restore: %s has neither backups nor a log archive", o.Store)
-	case len(all) > 1:
-		names := make([]string, 0, len(all))
-		for _, l := range all {
-			names = append(names, l.String())
-		}
-		return keys.Lineage{}, fmt.Errorf("restore: %s has the histories of several stores; name one with --lineage: %s", o.Store, strings.Join(names, ", "))
+	case len(lineages) == 1:
+		o.Lineage = lineages[0]
+	case len(lineages) == 0 && len(dirs) == 1:
+		o.Oldest = dirs[0]
+	case len(lineages)+len(dirs) == 0:
+		return fmt.Errorf("restore: %s has neither backups nor a log archive", o.Store)
+	default:
+		return fmt.Errorf("restore: %s has the histories of several stores; name one with --lineage: %s", o.Store, strings.Join(append(names, dirs...), ", "))
 	}
-	return all[0], nil
+	return nil
 }
+
+// backups is the directory of the history's backups.
+func (o *Options) backups() string { return cmp.Or(o.Oldest, backup.Dir(o.Lineage, [16]byte{})) }

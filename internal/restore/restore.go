@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
@@ -49,6 +50,7 @@ type Base struct {
 type Options struct {
 	Store      objectstore.Store
 	Lineage    keys.Lineage // zero: the only one that the store has
+	Oldest     string       // in place of Lineage: the directory of the backups of a store of the oldest feature level, which has none
 	Target     archive.Target
 	History    string // name of the archive file with which the wanted history ends, if two copies of a store were archived to one place
 	Dir        string // must not exist, or be empty
@@ -58,6 +60,11 @@ type Options struct {
 	PageSize   int   // of a store without a base; as storage.Options.PageSize
 	Progress   func(Progress)
 	Contents   *Contents // what the restored store must have at the target, an epoch; nil: it is not compared
+	NewestBase bool      // fail if the newest backup before the target is damaged; otherwise the one before it is taken
+	// AllowDamaged lets a backup that was made with damaged pages be the base. What they had is lost, and reads of it are errors.
+	AllowDamaged bool
+
+	damaged map[string]bool // ids of backups that are not taken
 }
 
 // Progress says how far a restore is.
@@ -79,8 +86,9 @@ type Report struct {
 	Checkpoints int
 	NewLineage  keys.Lineage
 	StoreID     [16]byte
-	Tokens      int // that were revoked
-	Holds       int // that were ended
+	Tokens      int              // that were revoked
+	Holds       int              // that were ended
+	Damages     []inspect.Damage // of the restored store, if damaged pages are allowed
 	Took        time.Duration
 }
 
@@ -108,10 +116,10 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		return nil, errOtherEpoch
 	}
 	o.Progress(Progress{Step: "plan"})
-	if o.Lineage, err = chooseLineage(ctx, &o); err != nil {
+	if err := chooseHistory(ctx, &o); err != nil {
 		return nil, err
 	}
-	if !o.PlanOnly { // before the plan: nothing of it is deleted meanwhile
+	if !o.PlanOnly && o.Oldest == "" { // before the plan: nothing of it is deleted meanwhile
 		leased, end, err := keepLease(ctx, &o)
 		if err != nil {
 			return nil, err
@@ -119,17 +127,49 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		defer end()
 		ctx = leased
 	}
-	base, plan, err := choose(ctx, &o)
-	if err != nil {
-		return nil, err
+	r, err = fromBases(ctx, &o)
+	if r != nil && !o.PlanOnly {
+		r.Took = time.Since(began)
 	}
-	r = &Report{Lineage: o.Lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
-	if o.PlanOnly {
-		return r, nil
-	}
-	err = build(ctx, &o, plan, r)
-	r.Took = time.Since(began)
 	return r, err
+}
+
+// fromBases restores from the newest base from which the target can be reached. The state is the same whichever base it is, so a damaged backup
+// is left out: the one before it leads there, too, if the archive has the log since then.
+func fromBases(ctx context.Context, o *Options) (*Report, error) {
+	o.damaged = map[string]bool{}
+	var damage error
+	for {
+		base, plan, err := choose(ctx, o)
+		if err != nil {
+			return nil, cmp.Or(damage, err)
+		}
+		r := &Report{Lineage: o.Lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
+		if o.PlanOnly {
+			return r, nil
+		}
+		err = build(ctx, o, plan, r)
+		broken := (*baseError)(nil)
+		if o.NewestBase || !errors.As(err, &broken) || !broken.damaged() {
+			return r, err
+		}
+		o.damaged[base.ID], damage = true, cmp.Or(damage, err)
+		o.Progress(Progress{Step: fmt.Sprintf("the backup is damaged, and one before it is looked for (%v)", err), Epoch: base.Epoch})
+	}
+}
+
+// baseError means that a base could not be restored.
+type baseError struct {
+	id    string
+	cause error
+}
+
+func (e *baseError) Error() string { return fmt.Sprintf("restore base %s: %v", e.id, e.cause) }
+func (e *baseError) Unwrap() error { return e.cause }
+
+// damaged reports whether the backup lacks something, or something of it is not what was written.
+func (e *baseError) damaged() bool {
+	return errors.Is(e.cause, backup.ErrDamaged) || errors.Is(e.cause, backup.ErrNoBackup)
 }
 
 // keepLease keeps the objects of an archive from being deleted until end is called. An archive that cannot be written, such as a
@@ -227,7 +267,7 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 	o.Progress(Progress{Step: "base", Epoch: r.Base.Epoch})
 	if r.Base.Write != nil {
 		if err := r.Base.Write(ctx, partial); err != nil {
-			return fmt.Errorf("restore base %s: %w", r.Base.ID, err)
+			return &baseError{r.Base.ID, err}
 		}
 	}
 	if err := replay(ctx, o, plan, r, partial); err != nil {
@@ -298,11 +338,11 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 	}
 	session := store.OwnSession()
 	defer session.Close()
-	if r.Holds, err = deleteRecords(ctx, session, keys.SystemHold); err != nil {
+	if r.Holds, err = o.deleteRecords(ctx, session, keys.SystemHold); err != nil {
 		return fmt.Errorf("end holds: %w", err)
 	}
 	if !o.KeepTokens {
-		if r.Tokens, err = deleteRecords(ctx, session, keys.SystemToken); err != nil {
+		if r.Tokens, err = o.deleteRecords(ctx, session, keys.SystemToken); err != nil {
 			return fmt.Errorf("revoke tokens: %w", err)
 		}
 	}
@@ -313,7 +353,7 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 	if err != nil {
 		return err
 	}
-	if !report.OK() {
+	if r.Damages = report.Damages; !report.OK() && !o.AllowDamaged {
 		return fmt.Errorf("restore: the restored store is damaged: %s", report.Damages[0].Reason)
 	}
 	return nil
@@ -322,17 +362,21 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 // deleteMax bounds the records that one commit deletes.
 const deleteMax = 1000
 
-// deleteRecords deletes the records of the store with a first byte, by commits of the origin RESTORE.
-func deleteRecords(ctx context.Context, x *mvcc.Session, first byte) (n int, err error) {
+// deleteRecords deletes the records of the store with a first byte, by commits of the origin RESTORE. Records on damaged pages are lost.
+func (o *Options) deleteRecords(ctx context.Context, x *mvcc.Session, first byte) (n int, err error) {
+	var hidden func(lower, upper []byte, err error)
+	if o.AllowDamaged {
+		hidden = func(_, _ []byte, _ error) {}
+	}
 	for {
 		w := &mvcc.Write{Durability: mvcc.DurabilitySync, Origin: batch.OriginRestore}
 		w.SetOwn()
 		count := 0
-		err := x.ScanSystem(ctx, []byte{first}, []byte{first + 1}, func(key, _ []byte, _ keys.Epoch) bool {
+		err := x.ScanReadable(ctx, []byte{first}, []byte{first + 1}, func(key, _ []byte, _ keys.Epoch) bool {
 			w.Batch.DeleteRecord(keys.SpaceSystem, key)
 			count++
 			return count < deleteMax
-		})
+		}, hidden)
 		if err != nil || count == 0 {
 			return n, err
 		}

@@ -77,14 +77,17 @@ func (r *replayer) restore(records func(apply func(c wal.Commit, continues bool)
 	return r.merge()
 }
 
-// beginLineage makes the state that was restored that of a store of its own. Both superblocks get it.
+// beginLineage makes the state that was restored that of a store of its own. Both superblocks get it. At the oldest feature level a store has no
+// lineage, but an identity.
 func (e *Engine) beginLineage(r *replayer) (out Restored, err error) {
-	_, _ = rand.Read(out.Lineage[:]) // never fails: it ends the program instead
-	_, _ = rand.Read(out.StoreID[:])
+	_, _ = rand.Read(out.StoreID[:]) // never fails: it ends the program instead
 	state := e.pager.State()
 	state.Epoch = r.newest
 	setEpochHistory(&state, r.term, r.commitTime)
-	setNewLineage(&state, out.Lineage)
+	if featureLevel(&state) > keys.FeatureLevelOldest {
+		_, _ = rand.Read(out.Lineage[:])
+		setNewLineage(&state, out.Lineage)
+	}
 	e.pager.SetStoreID(out.StoreID)
 	for range 2 {
 		if err := e.commitState(state); err != nil {
