@@ -120,8 +120,12 @@ func hasBase(all []*backup.Manifest, epoch keys.Epoch) bool {
 // errArchiveNotConnected means that it is not known yet whether the archive is one of this store.
 var errArchiveNotConnected = errors.New("the log archive is not connected")
 
-// backUpForArchive makes a full backup, unless one that was made meanwhile will do. An archive that refuses this store gets none.
+// backUpForArchive makes a full backup, unless one that was made meanwhile will do. An archive that refuses this store gets none. On a
+// full disk, which gives up log and so needs a backup, it is made when there is space again: see untilDiskFull.
 func (s *Server) backUpForArchive(ctx context.Context, reason string) error {
+	if err := s.store.DiskFull(); err != nil {
+		return err
+	}
 	if status := s.feed.archive.Status(); status.Refused {
 		return nil
 	} else if !status.Connected {
@@ -150,6 +154,8 @@ func (s *Server) backUpForArchive(ctx context.Context, reason string) error {
 
 // backUpSince makes a full backup of an epoch or a later one. The newest state may be of a minute ago: a checkpoint comes first.
 func (s *Server) backUpSince(ctx context.Context, needed keys.Epoch) (*backup.Manifest, error) {
+	ctx, stop := s.untilDiskFull(ctx)
+	defer stop()
 	if err := s.store.Checkpoint(ctx); err != nil {
 		return nil, err
 	}
@@ -159,6 +165,35 @@ func (s *Server) backUpSince(ctx context.Context, needed keys.Epoch) (*backup.Ma
 		err = fmt.Errorf("the backup %s has epoch %d, epoch %d is needed", m.ID, m.Epoch(), needed)
 	}
 	return m, err
+}
+
+// diskFullEvery is how often a backup that was not asked for looks whether the disk is full.
+const diskFullEvery = time.Second
+
+// untilDiskFull is a context that ends, with the reason, when the disk is full. A backup keeps all pages of the state that it copies, and
+// these are the pages that deletions free: no write would be accepted again before it ends.
+func (s *Server) untilDiskFull(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		ticker := time.NewTicker(diskFullEvery)
+		defer ticker.Stop()
+		for {
+			if err := s.store.DiskFull(); err != nil {
+				cancel(err)
+			}
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-watched
+	}
 }
 
 // carryOver makes the newest backups of the target those that the metrics show, unless newer ones were made since.

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -122,6 +123,39 @@ func TestAutomaticBackupHasTheNewestEpoch(t *testing.T) {
 	if err != nil || m.Epoch() < needed {
 		t.Fatalf("%+v, %v", m, err)
 	}
+}
+
+// TestNoAutomaticBackupOnAFullDisk: it would keep the pages that deletions free. It is made when the disk has space again.
+func TestNoAutomaticBackupOnAFullDisk(t *testing.T) {
+	disk, dir := vfs.NewMem(), t.TempDir()
+	h := mustStartOn(t, disk, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond })
+	first := h.put(t, "k", "v")
+	awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= first })
+	ctx, stop := h.untilDiskFull(testContext(t))
+	defer stop()
+	if ctx.Err() != nil {
+		t.Fatalf("a disk with space: %v", context.Cause(ctx))
+	}
+	disk.SetCapacity(1)
+	value := make([]byte, 32<<10)
+	for i := 0; h.store.Shortage() == nil; i++ {
+		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: fmt.Appendf(nil, "large-%05d", i), Value: value, Durability: pb.Durability_DURABILITY_ASYNC})
+		if err != nil && i > 1000 {
+			t.Fatal(err)
+		}
+	}
+	<-ctx.Done()
+	if err := context.Cause(ctx); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatal(err)
+	}
+	if err := h.backUpForArchive(testContext(t), "the test"); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatalf("a backup on a full disk: %v", err)
+	}
+	disk.SetCapacity(0)
+	eventually(t, "a backup is made if it is needed", func() bool {
+		err := h.backUpForArchive(testContext(t), "the test")
+		return err == nil || errors.Is(err, errBackupRunning)
+	})
 }
 
 // removeAll deletes the objects of a target with a part of a name.
