@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -235,7 +236,8 @@ func (r Request) answerLarge(m Message, size int, release func()) bool {
 	return true
 }
 
-// Fail sends a status other than OK. It reports false like Answer.
+// Fail sends a status other than OK. It reports false like Answer. While the output is full, the status stays with its stream, which counts:
+// all requests of a connection may have waited for one sync.
 func (r Request) Fail(st *status.Status) bool {
 	c := r.conn
 	c.mu.Lock()
@@ -243,8 +245,24 @@ func (r Request) Fail(st *status.Status) bool {
 	if !r.openLocked() {
 		return false
 	}
-	c.failLocked(r.stream, st)
+	if len(c.out.buf) < outMax {
+		c.failLocked(r.stream, st)
+	} else {
+		c.endWithLocked(r.stream, st, nil)
+		c.queueLocked(r.stream)
+	}
 	return true
+}
+
+// endWithLocked ends a stream with a status and metadata, after what it has to send. Without headers it is one block.
+func (c *Conn) endWithLocked(s *stream, st *status.Status, md metadata.MD) {
+	block := []byte{}
+	if !s.answered {
+		s.answered, c.liveness.answered = true, true
+		block = append(block, hpackStatus200)
+		block = appendContentType(block, 0)
+	}
+	s.trailers, s.last = appendMetadata(appendStatus(block, st), md), true
 }
 
 // Flush sends what has been prepared, unless another goroutine does so.

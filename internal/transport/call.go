@@ -58,17 +58,20 @@ const (
 	httpUnsupported      = "415"
 )
 
+// echoMax is how many characters of a field a status repeats: clients accept some KiB of metadata.
+const echoMax = 100
+
 // callLocked begins to serve a stream through the handler of its method, or refuses it.
 func (c *Conn) callLocked(s *stream, l *headerList) {
 	switch {
 	case !l.isGRPC():
-		c.abortLocked(s, httpUnsupported, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", l.contentType))
+		c.abortLocked(s, httpUnsupported, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %.*q", echoMax, l.contentType))
 		return
 	case l.method != "POST":
-		c.abortLocked(s, httpMethodNotAllowed, status.Newf(codes.Internal, "the method of a gRPC request is POST, not %q", l.method))
+		c.abortLocked(s, httpMethodNotAllowed, status.Newf(codes.Internal, "the method of a gRPC request is POST, not %.*q", echoMax, l.method))
 		return
 	case l.encoding != "" && l.encoding != "identity":
-		c.failLocked(s, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %q", l.encoding))
+		c.failLocked(s, status.Newf(codes.Unimplemented, "grpc: Decompressor is not installed for grpc-encoding %.*q", echoMax, l.encoding))
 		return
 	}
 	m := c.server.services.methods[l.path]
@@ -177,7 +180,7 @@ func (k *call) fail(err error) error {
 		k.dropLocked()
 		k.stopLocked()
 		k.changed.Broadcast()
-		k.endWithLocked(st)
+		k.conn.endWithLocked(k.stream, st, k.trailer)
 		k.conn.queueLocked(k.stream)
 	}
 	k.conn.flushSoonLocked()
@@ -213,21 +216,10 @@ func (k *call) end(err error) {
 		if !s.answered && (st.Code() == codes.OK || len(k.header) > 0) {
 			k.sendHeaderLocked(nil)
 		}
-		k.endWithLocked(st)
+		c.endWithLocked(s, st, k.trailer)
 	}
 	c.queueLocked(s)
 	c.flushSoonLocked()
-}
-
-// endWithLocked ends the stream with a status and metadata. Without headers it is one block.
-func (k *call) endWithLocked(st *status.Status) {
-	s, block := k.stream, []byte{}
-	if !s.answered {
-		s.answered, k.conn.liveness.answered = true, true
-		block = append(block, hpackStatus200)
-		block = appendContentType(block, 0)
-	}
-	s.trailers, s.last = appendMetadata(appendStatus(block, st), k.trailer), true
 }
 
 // abortLocked refuses a request that is no request of gRPC.
@@ -249,7 +241,7 @@ func (c *Conn) deadlineLocked(s *stream, timeout string) bool {
 	}
 	d, ok := parseTimeout(timeout)
 	if !ok {
-		c.abortLocked(s, httpBadRequest, status.New(codes.Internal, fmt.Sprintf("malformed grpc-timeout: %q", timeout)))
+		c.abortLocked(s, httpBadRequest, status.New(codes.Internal, fmt.Sprintf("malformed grpc-timeout: %.*q", echoMax, timeout)))
 		return false
 	}
 	s.deadline = time.Now().Add(d)

@@ -52,7 +52,7 @@ type reader struct {
 	control    controlCount
 	emptyData  int  // empty data frames since the last other frame
 	handshaken bool // the client's first settings have come
-	crowded    bool // the output was full when the newest data frame was read
+	crowded    bool // the output was full when the newest data frame, or header block, was read
 }
 
 // streamTable is the streams of a connection.

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,6 +31,7 @@ const (
 	pathHeld   = "/test/Held"   // takes one message, and never asks for more
 	pathKiB    = "/test/KiB"    // answers with three of them
 	pathKiBs   = "/test/KiBs"   // answers each message with three of them
+	pathLater  = "/test/Later"  // is answered by the test
 )
 
 const largeBytes = 300 << 10
@@ -48,6 +50,16 @@ type service struct {
 	headers   atomic.Int64          // requests that were refused because of their metadata
 	causes    atomic.Pointer[error] // of the end of the newest connection that has ended
 	refuse    atomic.Bool           // Receive refuses
+
+	mu    sync.Mutex
+	later []Request // for pathLater
+}
+
+// waiting is the requests for pathLater.
+func (s *service) waiting() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.later
 }
 
 func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
@@ -55,7 +67,7 @@ func (s *service) Connect(*Conn) Client { s.clients.Add(1); return client{s} }
 type client struct{ *service }
 
 func (client) Fast(path string) int {
-	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5, pathKiB: 6, pathKiBs: 7}[path]
+	return map[string]int{pathEcho: 1, pathBlock: 2, pathStream: 3, pathLarge: 4, pathHeld: 5, pathKiB: 6, pathKiBs: 7, pathLater: 8}[path]
 }
 func (c client) Lane() Lane                   { c.lanes.Add(1); return lane(c) }
 func (c client) OpenStream(_, _ string) error { c.streams.Add(1); return nil }
@@ -129,6 +141,11 @@ func (l lane) Execute(r Request, message []byte) {
 		return
 	case 6:
 		r.Answer(threeKiB, nil)
+		return
+	case 8:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.later = append(l.later, r)
 		return
 	}
 	r.Answer(raw(bytes.Clone(message)), nil)

@@ -35,7 +35,7 @@ func (l *headerList) metadata() (metadata.MD, error) {
 		if strings.HasSuffix(f.Name, binarySuffix) {
 			decoded, err := decodeBinary(value)
 			if err != nil {
-				return nil, fmt.Errorf("malformed binary metadata %q in header %q: %w", value, f.Name, err)
+				return nil, fmt.Errorf("malformed binary metadata %.*q in header %.*q: %w", echoMax, value, echoMax, f.Name, err)
 			}
 			value = decoded
 		}

@@ -206,6 +206,7 @@ func (c *Conn) handleBlock(id uint32, block []byte, end bool) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.crowded = len(c.out.buf) >= outMax
 	if c.ended { // what was read before opens nothing: its end would not come
 		return errAllSent
 	}

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // TestClientThatStopsReadingLosesItsConnection: answers that fill the socket, and wait nowhere else,
@@ -40,10 +43,26 @@ func TestClientThatStopsReadingLosesItsConnection(t *testing.T) {
 // never return otherwise.
 func TestASocketThatTakesNothingEndsItsConnection(t *testing.T) {
 	s, server, _ := start(t, func(o *Options) { o.ProgressTimeout = 100 * time.Millisecond })
+	p := silent(t, server, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 8 << 10})
+	p.open(1, pathEndless)
+	eventually(t, "the connection has ended", func() bool {
+		_ = p.framer.WriteWindowUpdate(0, 1) // a sign of life
+		return s.clients.Load() == 0
+	})
+	if cause := *s.causes.Load(); !errors.Is(cause, ErrUnread) {
+		t.Errorf("the cause is %v", cause)
+	}
+}
+
+// silent is a client that has read the greeting, and reads no more unless its test does. Nothing is between it and the server that takes bytes.
+func silent(t *testing.T, server *Server, settings ...http2.Setting) *peer {
+	t.Helper()
 	ours, theirs := net.Pipe() // a write lasts until it is read
-	defer ours.Close()
+	t.Cleanup(func() { _ = ours.Close() })
+	_ = ours.SetDeadline(time.Now().Add(20 * time.Second))
 	server.serve(theirs)
 	p := &peer{Conn: ours, t: t, framer: http2.NewFramer(ours, ours)}
+	p.framer.ReadMetaHeaders = hpack.NewDecoder(headerTableBytes, nil)
 	p.encoder = hpack.NewEncoder(&p.block)
 	greeted := make(chan error, 1)
 	go func() { // until the server has nothing more to say
@@ -56,17 +75,81 @@ func TestASocketThatTakesNothingEndsItsConnection(t *testing.T) {
 		}
 	}()
 	_, _ = io.WriteString(ours, http2.ClientPreface)
-	_ = p.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 8 << 10})
+	_ = p.framer.WriteSettings(settings...)
 	if err := <-greeted; err != nil {
 		t.Fatal(err)
 	}
-	p.open(1, pathEndless)
-	eventually(t, "the connection has ended", func() bool {
-		_ = p.framer.WriteWindowUpdate(0, 1) // a sign of life
-		return s.clients.Load() == 0
+	return p
+}
+
+// waitsToBeSent is how many bytes of a connection's output wait, as soon as a client that takes nothing holds it up.
+func (c *Conn) waitsToBeSent(t *testing.T) (bytes int) {
+	t.Helper()
+	eventually(t, "the output is held up", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		bytes = c.out.writing + len(c.out.buf)
+		return c.out.writing > outMax/2
 	})
-	if cause := *s.causes.Load(); !errors.Is(cause, ErrUnread) {
-		t.Errorf("the cause is %v", cause)
+	return bytes
+}
+
+// TestRefusalsOfABurstAreSentInParts: a header block of a few bytes names a field of some KiB in the table, and its request is refused. The
+// answers to all of one read of the socket do not wait for the last of them, nor are they as long as what the client has sent.
+func TestRefusalsOfABurstAreSentInParts(t *testing.T) {
+	for name, field := range map[string][2]string{
+		"a deadline": {"grpc-timeout", strings.Repeat("\x80", 4000)}, "a content type": {"content-type", strings.Repeat("%", 4000)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, server, _ := start(t)
+			p := silent(t, server)
+			const post, http, root, newest = 0x83, 0x86, 0x84, hpackIndexed | hpackFirstDynamic
+			block := appendString(appendString([]byte{post, http, root, hpackIncremental}, field[0]), field[1])
+			burst := append(AppendFrameHeader(nil, len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, 1), block...)
+			for id := uint32(3); len(burst) < inputBytes; id += 2 {
+				block = []byte{post, http, root, newest}
+				burst = append(AppendFrameHeader(burst, len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, id), block...)
+			}
+			go func() { _, _ = p.Write(burst) }()
+			if n := onlyConn(t, server).waitsToBeSent(t); n > 2*outMax {
+				t.Errorf("%d bytes wait to be sent", n)
+			}
+			if f, err := p.framer.ReadFrame(); err != nil || f.Header().Length > 1000 {
+				t.Errorf("the first answer is %v, %v", f, err)
+			}
+		})
+	}
+}
+
+// TestRequestsThatFailTogetherCountUntilTheyAreTold: what has waited for one sync may fail at once, each request with a status of some KiB.
+func TestRequestsThatFailTogetherCountUntilTheyAreTold(t *testing.T) {
+	const requests = 100
+	s, server, _ := start(t)
+	p := silent(t, server)
+	for i := range uint32(requests) {
+		p.request(2*i+1, pathLater, 1)
+	}
+	eventually(t, "all wait", func() bool { return len(s.waiting()) == requests })
+	st := status.New(codes.FailedPrecondition, strings.Repeat("m", 4000))
+	for _, r := range s.waiting() {
+		if !r.Fail(st) || r.Fail(st) {
+			t.Error("a request does not fail once")
+		}
+	}
+	go s.waiting()[0].Flush()
+	c := onlyConn(t, server)
+	if n := c.waitsToBeSent(t); n > 2*outMax {
+		t.Errorf("%d bytes wait to be sent", n)
+	}
+	c.mu.Lock()
+	if sent := 2 * outMax / len(st.Message()); c.open < requests-sent {
+		t.Errorf("%d streams are open", c.open)
+	}
+	c.mu.Unlock()
+	for i := range uint32(requests) {
+		if got, _ := p.outcome(2*i + 1); got != "9" {
+			t.Errorf("stream %d ended with %s", 2*i+1, got)
+		}
 	}
 }
 
