@@ -22,8 +22,8 @@ type inbox struct {
 	taken    int    // messages
 }
 
-// spareBytesMax is the largest buffer that a call keeps for the next message.
-const spareBytesMax = 16 << 10
+// spareBytesMax is the largest buffer that a call keeps for the next message: as much as a message that is not counted.
+const spareBytesMax = receivedBytesMin
 
 var errTwoMessages = status.New(codes.Internal, "cardinality violation: received multiple request messages for non-client-streaming RPC")
 

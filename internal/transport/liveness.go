@@ -99,13 +99,13 @@ func (c *Conn) waitsLocked() bool {
 // have grown.
 const idleAfter = 100 * time.Millisecond
 
-// shrinkLocked gives back what a connection keeps to be used again.
+// shrinkLocked gives back what a connection keeps to be used again, also if it has streams, which may be idle, too.
 func (c *Conn) shrinkLocked() {
-	if c.out.flushing || len(c.out.buf) > 0 || c.open > 0 || len(c.streams) > 0 || len(c.senders) > 0 {
+	if c.out.flushing || len(c.out.buf) > 0 || len(c.senders) > 0 {
 		return
 	}
 	c.out.buf, c.out.spare, c.senders, c.free = nil, nil, nil, nil
-	if c.streamsMost > 0 {
+	if c.streamsMost > 0 && c.open == 0 && len(c.streams) == 0 {
 		c.streams, c.streamsMost = map[uint32]*stream{}, 0 // a map never gets smaller
 	}
 }

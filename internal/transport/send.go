@@ -65,6 +65,9 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		c.sendWindow -= n
 		s.sent += uint64(n)
 		s.moved, c.liveness.answered = c.liveness.now, true
+		if len(s.pending) == 0 && s.messages != nil {
+			s.pending = nil // what was sent may be large, and the stream idle for long
+		}
 		c.sentLocked(s)
 		if s.call != nil {
 			s.call.sentLocked()

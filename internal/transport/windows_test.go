@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"net"
 	"testing"
 	"time"
@@ -214,6 +215,36 @@ func TestIdleConnectionsKeepLittle(t *testing.T) {
 	p.request(1001, pathEcho, 1)
 	if st, _ := p.outcome(1001); st != "0" {
 		t.Errorf("status %s afterwards", st)
+	}
+}
+
+// TestIdleStreamsKeepLittle: what a stream of messages has sent does not stay in memory until its next answer.
+func TestIdleStreamsKeepLittle(t *testing.T) {
+	_, server, address := start(t, func(o *Options) { o.HandshakeTimeout = time.Second })
+	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	const messages = 15
+	p.open(1, pathKiBs)
+	_ = p.framer.WriteData(1, false, bytes.Repeat(prefixed(0), messages))
+	c, want := onlyConn(t, server), messages*(threeKiB.SizeVT()+grpcPrefixBytes)
+	eventually(t, "the answers wait", func() bool { n, _ := c.pendingOfStreams(); return n == want })
+	_ = p.framer.WriteWindowUpdate(1, windowMax/2)
+	for data := 0; data < want; {
+		f, err := p.framer.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok := f.(*http2.DataFrame); ok {
+			data += len(d.Data())
+		}
+	}
+	eventually(t, "their memory is given back", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.streams[1].pending == nil && cap(c.out.buf)+cap(c.out.spare)+cap(c.senders) == 0
+	})
+	_ = p.framer.WriteData(1, true, prefixed(0))
+	if st, n := p.outcome(1); st != "0" || n != want/messages {
+		t.Errorf("%d bytes and status %s afterwards", n, st)
 	}
 }
 
