@@ -271,6 +271,9 @@ func (c *Conn) fail(err error) {
 	var e connError
 	if errors.As(err, &e) {
 		c.mu.Lock()
+		if c.cause == nil { // before it is told: meanwhile the last stream may end, and the connection with it
+			c.cause = err
+		}
 		c.out.buf = appendGoAway(c.out.buf, c.lastStream, e.code, e.text)
 		c.draining, c.goneAway = true, true
 		for end := c.out.written + uint64(c.out.writing+len(c.out.buf)); c.out.flushing && c.out.written < end && !c.ended; {
@@ -279,9 +282,7 @@ func (c *Conn) fail(err error) {
 		if !c.out.flushing {
 			c.flushLocked()
 		}
-		if c.halfClosed = true; c.cause == nil {
-			c.cause = err
-		}
+		c.halfClosed = true
 		c.mu.Unlock()
 		linger(c.raw)
 	}
@@ -303,7 +304,9 @@ func linger(raw net.Conn) {
 // halfCloseLocked closes the sending side of a connection on which everything is sent. The reader
 // reads on, for a moment, for the reason that linger has.
 func (c *Conn) halfCloseLocked() {
-	c.halfClosed, c.cause = true, errAllSent
+	if c.halfClosed = true; c.cause == nil {
+		c.cause = errAllSent
+	}
 	c.mu.Unlock()
 	err := closeWrite(c.raw)
 	if err == nil {

@@ -77,6 +77,24 @@ func TestHostileConnectionsEndWithTheirKind(t *testing.T) {
 	}
 }
 
+// TestAViolationIsTheCauseThoughTheLastRequestEndsBesideIt: while the client is told, the last stream ends, and with it the connection.
+func TestAViolationIsTheCauseThoughTheLastRequestEndsBesideIt(t *testing.T) {
+	s, server, _ := start(t)
+	p := silent(t, server)
+	p.request(1, pathLater, 1)
+	eventually(t, "the request waits", func() bool { return len(s.waiting()) == 1 })
+	_ = p.framer.WriteRSTStream(5, http2.ErrCodeCancel)
+	c := onlyConn(t, server)
+	eventually(t, "the client is being told", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.out.writing > 0
+	})
+	s.waiting()[0].Answer(raw("answer"), nil)
+	go func() { _, _ = io.Copy(io.Discard, p.Conn) }()
+	mustEndWith(t, s, ViolationProtocol)
+}
+
 // unread asks for more than the windows allow, and opens none.
 func unread(p *peer) {
 	p.request(1, pathLarge, 1)
