@@ -1,6 +1,11 @@
 package server
 
-import "context"
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+)
 
 // Requests for leases, locks, users and the server itself are not admitted: a lease must be kept alive, and an operator served, in overload,
 // too. What bounds their answers is here.
@@ -47,8 +52,8 @@ func (l *lists) enter(ctx context.Context, row *rpcRow) (leave func(), err error
 
 // countAnswer counts the answer to a request that was not admitted, until it has been sent. A list may be refused instead.
 func (s *Server) countAnswer(ctx context.Context, row *rpcRow, out any, err error) (any, error) {
-	m, ours := out.(encoder)
-	if _, counted := out.(*chargedMessage); err != nil || !ours || counted || row == nil { // those of admitted requests are counted, or small
+	m := encoderOf(out)
+	if _, counted := out.(*chargedMessage); err != nil || m == nil || counted || row == nil { // those of admitted requests are counted, or small
 		return out, err
 	}
 	size := m.SizeVT()
@@ -56,8 +61,37 @@ func (s *Server) countAnswer(ctx context.Context, row *rpcRow, out any, err erro
 		return out, nil
 	}
 	held, err := s.admission.charge(connectionOf(ctx), size, row.lists == notListed)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, statusOf(err).Err()
+	case held == nil:
+		return out, nil
 	}
 	return held.of(m), nil
+}
+
+// encoderOf is how an answer encodes itself; nil if it is no message.
+func encoderOf(out any) encoder {
+	switch m := out.(type) {
+	case encoder:
+		return m
+	case proto.Message:
+		return reflected{m}
+	}
+	return nil
+}
+
+// reflected is a message for which no encoder was generated.
+type reflected struct{ proto.Message }
+
+// SizeVT implements encoder.
+func (m reflected) SizeVT() int { return proto.Size(m.Message) }
+
+// MarshalToSizedBufferVT implements encoder.
+func (m reflected) MarshalToSizedBufferVT(b []byte) (int, error) {
+	encoded, err := proto.MarshalOptions{}.MarshalAppend(b[:0], m.Message)
+	if err == nil && len(encoded) != len(b) {
+		err = fmt.Errorf("a message of %d bytes is encoded in %d", len(b), len(encoded))
+	}
+	return len(encoded), err
 }

@@ -1,13 +1,18 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -97,6 +102,33 @@ func TestUnreadListsAreGivenUp(t *testing.T) {
 			eventually(t, "some are refused", func() bool { return h.admission.refused.Load() > 0 })
 			eventually(t, "the room is given back", func() bool { _, _, answers := h.admission.inflight(); return answers == 0 })
 		})
+	}
+}
+
+// TestAnswersOfEveryMethodAreCounted, whether an encoder was generated for their message or not.
+func TestAnswersOfEveryMethodAreCounted(t *testing.T) {
+	h := mustStart(t)
+	conn := h.connections.admit(httpPeer("test"))
+	defer h.connections.release(conn)
+	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: httpPeer("test"), AuthInfo: conn})
+	for name, row := range rpcRows {
+		_, answer, err := messagesOf(strings.TrimPrefix(name, "/"))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		answer.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, countedBytesMin)))
+		out, err := h.countAnswer(ctx, row, answer, nil)
+		if _, _, counted := h.admission.inflight(); err != nil || counted != int64(proto.Size(answer)) {
+			t.Errorf("%s: %d bytes are counted for an answer of %d: %v", name, counted, proto.Size(answer), err)
+		}
+		buffers, err := h.codec().Marshal(out)
+		if err != nil || !bytes.Equal(buffers.Materialize(), mustMarshal(t, answer)) {
+			t.Errorf("%s: the answer is not encoded as it is: %v", name, err)
+		}
+		buffers.Free()
+		if _, _, counted := h.admission.inflight(); counted != 0 {
+			t.Fatalf("%s: %d bytes are counted when the answer was sent", name, counted)
+		}
 	}
 }
 
