@@ -41,8 +41,8 @@ type keepAliveMessages struct {
 	ttls []time.Duration
 }
 
-// keptIDsMax bounds what a stream keeps between messages: about 100 bytes an id.
-const keptIDsMax = 256
+// keptIDsMax bounds what a stream keeps between messages: about 100 bytes an id, 4 KiB with all.
+const keptIDsMax = 32
 
 // idBytesMax is the longest encoding of an id.
 const idBytesMax = 11
@@ -174,6 +174,9 @@ func (k *directKeepAlives) End(st *status.Status) { k.end(st) }
 
 // drain implements directStream.
 func (k *directKeepAlives) drain() { k.end(statusOf(errShuttingDown)) }
+
+// trim implements directStream: keptIDsMax bounds what the stream keeps.
+func (*directKeepAlives) trim() {}
 
 func (k *directKeepAlives) end(st *status.Status) {
 	if k.server.direct.streams.take(k.request) != nil {

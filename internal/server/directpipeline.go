@@ -29,6 +29,8 @@ type directPipeline struct {
 	counted   int64      // what they take, as waitingAnswers knows
 	reads     laterReads
 	executing bool
+	used      bool           // a request was executed since the last trim
+	trimmed   bool           // none was executed since the buffers were given back
 	held      bool           // no request is executed before some answers have been sent
 	ended     *status.Status // why no request follows; OK when the client has closed its side, nil while more may come
 	finished  bool
@@ -78,8 +80,19 @@ func (p *directPipeline) begin() bool {
 		p.finishLocked()
 		return false
 	}
-	p.executing = true
+	p.executing, p.used, p.trimmed = true, true, false
 	return true
+}
+
+// trim gives back the buffers of a pipeline that has executed nothing since the last trim.
+func (p *directPipeline) trim() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.executing && !p.used && !p.trimmed {
+		p.value, p.trimmed = nil, true
+		p.in.reset()
+	}
+	p.used = false
 }
 
 // serve executes a request, and answers it or lets its answer wait. It reports false if the

@@ -86,6 +86,7 @@ func (p *directPipeline) startAlone(r *laterRead) {
 func (p *directPipeline) nextAlone() {
 	p.server.drain.receivers.Go(func() {
 		p.mu.Lock()
+		p.reads.alone[0] = nil // which has the value that was read
 		p.reads.alone = p.reads.alone[1:]
 		var next *laterRead
 		if len(p.reads.alone) > 0 {

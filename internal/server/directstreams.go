@@ -1,7 +1,11 @@
 package server
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -21,6 +25,9 @@ type directStream interface {
 
 	// drain ends the stream, at once or when its answers are sent.
 	drain()
+
+	// trim is called now and then, for a stream to give back what it keeps if it is idle.
+	trim()
 }
 
 // directStreams are the open streams of messages of the direct transport.
@@ -103,12 +110,31 @@ func (q *directStreams) take(r transport.Request) directStream {
 func (q *directStreams) drain() {
 	q.mu.Lock()
 	q.draining = true
-	all := make([]directStream, 0, len(q.all))
-	for _, s := range q.all {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Values(q.all))
 	q.mu.Unlock()
 	for _, s := range all {
 		s.drain()
+	}
+}
+
+// trimEvery is how often streams are trimmed. Tests change it.
+var trimEvery = time.Second
+
+// trimAll trims the streams now and then, until ctx ends: thousands of them may be idle, each with buffers of its largest messages.
+func (q *directStreams) trimAll(ctx context.Context) {
+	ticker := time.NewTicker(trimEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		q.mu.Lock()
+		all := slices.Collect(maps.Values(q.all))
+		q.mu.Unlock()
+		for _, s := range all {
+			s.trim()
+		}
 	}
 }

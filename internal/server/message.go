@@ -70,6 +70,7 @@ func (r *pipelineRequest) decode(data []byte, size int) error {
 	if whole {
 		r.received = 0
 		r.msg.Reset()
+		r.batchWrite.BatchWrite = new(pb.BatchWriteRequest) // each of its mutations has the buffers of the largest one that was in its place
 	}
 	r.msg.Id, r.msg.Request = 0, nil
 	r.choose(peekKind(data), whole)

@@ -70,6 +70,37 @@ func mustMarshal(t *testing.T, m proto.Message) []byte {
 	return data
 }
 
+// TestReusedBatchesKeepAsMuchAsFewMessages: the buffers of each mutation are used again, and must not become those of the largest one that a
+// client has ever sent in its place.
+func TestReusedBatchesKeepAsMuchAsFewMessages(t *testing.T) {
+	const places, large = 80, 30 << 10
+	var r pipelineRequest
+	r.init()
+	for i := range places {
+		batch := new(pb.BatchWriteRequest)
+		for place := range places {
+			m := &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte("k"), Value: []byte("v")}
+			if place == i {
+				m.Value = make([]byte, large)
+			}
+			batch.Mutations = append(batch.Mutations, m)
+		}
+		data := mustMarshal(t, &pb.PipelineRequest{Request: &pb.PipelineRequest_BatchWrite{BatchWrite: batch}})
+		if err := r.decode(data, len(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept, list := 0, r.batchWrite.BatchWrite.Mutations
+	for _, m := range list[:cap(list)] {
+		if m != nil {
+			kept += cap(m.Value)
+		}
+	}
+	if kept > 2*(resetEvery+large) {
+		t.Errorf("%d bytes are kept", kept)
+	}
+}
+
 // TestReusedRequestsForgetEveryField decodes a request with all fields, and then one with none, into the same message: of a
 // pipeline, and of a lane of the direct transport. With a precondition and without one a put takes different ways.
 func TestReusedRequestsForgetEveryField(t *testing.T) {

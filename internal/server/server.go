@@ -351,6 +351,7 @@ func (s *Server) Run(ctx context.Context) error {
 	serving.Go(func() { s.watchConditions(ctx) })
 	serving.Go(func() { s.watchTLS(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, &s.log) })
+	serving.Go(func() { s.direct.streams.trimAll(ctx) })
 	if s.config.ProbeInterval > 0 {
 		s.drain.background.Go(func() { s.runProbe(ctx) })
 	}
