@@ -2,11 +2,13 @@ package server
 
 import (
 	"errors"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -183,13 +185,29 @@ func (c boundedCodec) check(found contents, bytes int, v any) error {
 		}
 		return nil
 	}
-	if most := 2*watchRangesMax*c.limits.KeyBytes + plainBytes; bytes > most {
+	most := c.plainMessageMax()
+	if isForeign(v) {
+		most = foreignMessageMax
+	}
+	if bytes > most {
 		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
 	}
 	if found.most > 2*leaseListMax {
 		return &mvcc.LimitError{What: "batch operations", Limit: leaseListMax, Got: found.most}
 	}
 	return nil
+}
+
+// plainMessageMax is the largest message without operations.
+func (c boundedCodec) plainMessageMax() int { return 2*watchRangesMax*c.limits.KeyBytes + plainBytes }
+
+// foreignMessageMax is the largest message to a service that is not ours: of gRPC's health and reflection, which every client may call. It
+// names a service or a symbol. An answer of reflection repeats all of it, twice.
+const foreignMessageMax = 4 << 10
+
+func isForeign(message any) bool {
+	m, ok := message.(proto.Message)
+	return ok && !strings.HasPrefix(string(m.ProtoReflect().Descriptor().FullName()), "epochkv.")
 }
 
 // plainBytes is room for what a message without operations has beside keys: numbers and tokens.

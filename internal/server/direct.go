@@ -68,7 +68,9 @@ var handOverAfter = time.Millisecond
 
 // newDirect makes the direct transport, which serves all other methods through their handlers.
 func (s *Server) newDirect() *transport.Services {
-	services := &transport.Services{Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: answerBytesMax, Unary: s.unary}
+	services := &transport.Services{
+		Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: answerBytesMax, Receives: s.largestMessage, Unary: s.unary,
+	}
 	s.direct.readers.goroutines = &s.drain.receivers
 	s.direct.waiting.init(int64(s.config.Inflight()))
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
@@ -88,6 +90,19 @@ func (s *Server) newDirect() *transport.Services {
 		AcceptFailed:     s.acceptFailed,
 	}, (*directService)(s), services)
 	return services
+}
+
+// largestMessage is how large a message to a method may be. Of the methods that every client may call the messages are small: what a client
+// declares counts as being received, and must not take the room of others before the client is known.
+func (s *Server) largestMessage(path string) int {
+	row := rpcRows[path]
+	switch {
+	case row == nil || !row.open:
+		return messageBytesMax(&s.config)
+	case strings.HasPrefix(path, "/epochkv."):
+		return s.codec().plainMessageMax()
+	}
+	return foreignMessageMax
 }
 
 // drain returns when no request of the direct transport is left, or those that are have been cut off
@@ -211,6 +226,9 @@ func (c *directClient) Status(err error) *status.Status {
 	}
 	if errors.Is(err, transport.ErrUnknownMethod) {
 		err = errUnimplemented
+	}
+	if large, ok := errors.AsType[*transport.TooLargeError](err); ok {
+		err = &mvcc.LimitError{What: "batch bytes", Limit: large.Most, Got: large.Got}
 	}
 	if later {
 		err = &laterMessageError{cause: err}

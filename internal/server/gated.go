@@ -94,6 +94,10 @@ func (a *access) details(d *details) *details {
 	return d
 }
 
+// reflectionsMax bounds the streams of reflection that are open at once. Every client may open them, and their answers, each of up to some
+// ten KiB, count nowhere.
+const reflectionsMax = 64
+
 // serveGated serves a stream with its access in its context.
 func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, handler grpc.StreamHandler) error {
 	ctx := stream.Context()
@@ -106,6 +110,12 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, hand
 			return s.refuse(ctx, a, row, err)
 		}
 		defer l.Close(auth.Streams)
+	}
+	if row != nil && row.reflects {
+		defer s.reflections.Add(-1)
+		if s.reflections.Add(1) > reflectionsMax {
+			return s.refuse(ctx, a, row, errTooManyStreams)
+		}
 	}
 	return handler(srv, &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a)})
 }

@@ -6,8 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 func copyBody(w io.Writer, res *http.Response) (int64, error) { return io.Copy(w, res.Body) }
@@ -54,6 +59,51 @@ func TestHealthAndReflectionAnswer(t *testing.T) {
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestReflectionHoldsLittle: every client may ask, and no right, limit or share bounds the answers. So requests are small, of which an answer
+// repeats everything, and few streams are open at once.
+func TestReflectionHoldsLittle(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		client := reflectionpb.NewServerReflectionClient(h.conn)
+		ask := func(host string) (reflectionpb.ServerReflection_ServerReflectionInfoClient, error) {
+			stream, err := client.ServerReflectionInfo(testContext(t))
+			if err != nil {
+				return nil, err
+			}
+			_ = stream.Send(&reflectionpb.ServerReflectionRequest{Host: host, MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
+			_, err = stream.Recv()
+			return stream, err
+		}
+		large := codes.InvalidArgument
+		if h.config.Transport == config.TransportGRPC {
+			large = codes.Internal // of the library
+		}
+		if _, err := ask(strings.Repeat("h", foreignMessageMax)); status.Code(err) != large {
+			t.Errorf("a large request: %v", err)
+		}
+		if _, err := healthpb.NewHealthClient(h.conn).Check(testContext(t), &healthpb.HealthCheckRequest{Service: strings.Repeat("s", foreignMessageMax)}); status.Code(err) != large {
+			t.Errorf("a large name of a service: %v", err)
+		}
+		eventually(t, "none is open", func() bool { return h.reflections.Load() == 0 })
+		var open []reflectionpb.ServerReflection_ServerReflectionInfoClient
+		for range reflectionsMax {
+			stream, err := ask("host")
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, stream)
+		}
+		_, err := ask("host")
+		failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+		for _, stream := range open {
+			_ = stream.CloseSend()
+		}
+		eventually(t, "there is room again", func() bool { return h.reflections.Load() == 0 })
+		if _, err := ask("host"); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestNoHTTPWithoutAnAddress(t *testing.T) {

@@ -16,7 +16,9 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -230,6 +232,30 @@ func TestMessagesThatTheServerDelaysAreNotEnded(t *testing.T) {
 	}
 	if !pass(2*stallSteps) || len(in.ending) != 1 {
 		t.Error("a message that does not proceed was not ended")
+	}
+}
+
+// TestUnknownClientsReserveLittle: a client that is not known may call some methods, and their messages are small. One that declares a large
+// message, and then sends it slowly, takes no room of the messages of others.
+func TestUnknownClientsReserveLittle(t *testing.T) {
+	h := mustStart(t, withDirect)
+	x, end := newExchange(t, h.Address(), patience)
+	defer end()
+	for i, path := range []string{
+		healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName, reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName, pb.AuthService_Login_FullMethodName,
+	} {
+		id := uint32(2*i + 1)
+		x.open(id, path, false, "authorization", "")
+		x.data(id, false, binary.BigEndian.AppendUint32([]byte{0}, uint32(messageBytesMax(&h.config))))
+		if outcome := x.outcomeOf(t, id); outcome != "200 3 without a message" {
+			t.Errorf("%s: %s", path, outcome)
+		}
+		if n := h.receiving.large.reserved.Load(); n != 0 {
+			t.Errorf("%s: %d bytes are reserved", path, n)
+		}
+	}
+	if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, receivedBytesMin)}); err != nil {
+		t.Error(err)
 	}
 }
 

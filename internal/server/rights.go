@@ -29,6 +29,8 @@ type rpcRow struct {
 	lists  listKind         // where its answer comes from, if that may be large
 	counts telemetry.Method // in the metrics
 	rare   bool             // the metrics do not have it
+
+	reflects bool // at most reflectionsMax of its streams are open at once
 }
 
 // rpcRows is the one place that says what each method needs. A method without a row is refused.
@@ -131,8 +133,8 @@ var rpcTable = []rpcRow{
 	{method: healthpb.Health_Check_FullMethodName, open: true},
 	{method: healthpb.Health_List_FullMethodName, open: true},
 	{method: healthpb.Health_Watch_FullMethodName, open: true},
-	{method: reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName, open: true},
-	{method: reflectionpbalpha.ServerReflection_ServerReflectionInfo_FullMethodName, open: true},
+	{method: reflectionpb.ServerReflection_ServerReflectionInfo_FullMethodName, open: true, reflects: true},
+	{method: reflectionpbalpha.ServerReflection_ServerReflectionInfo_FullMethodName, open: true, reflects: true},
 }
 
 // of is a footprint function of one type. A message of another type needs everything.

@@ -86,6 +86,7 @@ type openTables struct {
 	transactions txnTable
 	snapshots    snapshotTable
 	lists        lists
+	reflections  atomic.Int64
 }
 
 // counters are the counts that no other part of the server has.

@@ -107,7 +107,7 @@ func (k *call) admitLocked() (length int, err error) {
 	if length < receivedBytesMin {
 		return length, nil
 	}
-	if err := k.conn.client.Receive(length); err != nil {
+	if err := k.method.admit(k.conn.client, length); err != nil {
 		if k.taken > 0 {
 			err = &LaterError{Cause: err}
 		}

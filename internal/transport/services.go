@@ -2,7 +2,9 @@ package transport
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"math"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -13,9 +15,10 @@ import (
 // Services are the methods whose requests are calls. Generated code registers them, as with a
 // grpc.Server. It is not changed once a Server uses it.
 type Services struct {
-	Codec           encoding.CodecV2 // of all messages
-	Buffers         mem.BufferPool   // of what handlers send
-	MessageBytesMax int              // of a message that a handler sends
+	Codec           encoding.CodecV2      // of all messages
+	Buffers         mem.BufferPool        // of what handlers send
+	MessageBytesMax int                   // of a message that a handler sends
+	Receives        func(path string) int // the largest message that a client may send to a method; nil: what Client.Receive admits
 	Unary           grpc.UnaryServerInterceptor
 
 	methods map[string]*method // by path
@@ -26,7 +29,23 @@ type Services struct {
 type method struct {
 	path    string
 	streams bool // the client may send any number of messages, not just one
+	most    int  // bytes of a message that the client sends
 	handle  func(*call) error
+}
+
+// TooLargeError is the error of a message that is larger than its method takes.
+type TooLargeError struct{ Most, Got int }
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("transport: a message of %d bytes is larger than the method takes, %d", e.Got, e.Most)
+}
+
+// admit asks a client about a message of a size that it has declared. What the method does not take is refused before it counts.
+func (m *method) admit(c Client, length int) error {
+	if length > m.most {
+		return &TooLargeError{Most: m.most, Got: length}
+	}
+	return c.Receive(length)
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
@@ -36,7 +55,10 @@ func (s *Services) RegisterService(desc *grpc.ServiceDesc, service any) {
 	}
 	info := grpc.ServiceInfo{Metadata: desc.Metadata}
 	add := func(m *method, name string, serverStreams bool) {
-		m.path = "/" + desc.ServiceName + "/" + name
+		m.path, m.most = "/"+desc.ServiceName+"/"+name, math.MaxInt
+		if s.Receives != nil {
+			m.most = s.Receives(m.path)
+		}
 		s.methods[m.path] = m
 		info.Methods = append(info.Methods, grpc.MethodInfo{Name: name, IsClientStream: m.streams, IsServerStream: serverStreams})
 	}

@@ -101,7 +101,7 @@ type Client interface {
 	HeadersRefused(bytes int)
 
 	// Status maps an error to what is sent: those of OpenStream, Messages and Receive, ErrMetadata,
-	// ErrIncomplete, ErrUnknownMethod, context.DeadlineExceeded, and *LaterError of them.
+	// ErrIncomplete, ErrUnknownMethod, *TooLargeError, context.DeadlineExceeded, and *LaterError of them.
 	Status(err error) *status.Status
 
 	// Closed is called at the end of the connection, with its cause, before its requests are
