@@ -36,7 +36,7 @@ func TestAnUnreadableSectorOfTheLogIsDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	repaired, harmless := 0, 0
+	repaired, harmless, salvaged := 0, 0, 0
 	for _, name := range names {
 		for _, page := range []int{0, 1, 4, 15} {
 			if !strings.HasSuffix(name, ".log") {
@@ -45,27 +45,34 @@ func TestAnUnreadableSectorOfTheLogIsDamage(t *testing.T) {
 			faulty := vfs.NewFaulty(mem.Crash(1, vfs.SurviveProcess))
 			rule := faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: name, Fault: vfs.Unreadable, Bytes: page << 12})
 			o.Storage.FS = faulty
-			last := startWithout(t, o, name, committed)
+			last, found := startWithout(t, o, name, committed)
 			if last < len(committed)-1 {
-				repaired++
+				if repaired++; found > last {
+					salvaged++
+				}
 			} else if rule.Fired() > 0 {
 				harmless++
 			}
 		}
 	}
-	if repaired < 4 || harmless == 0 {
-		t.Errorf("%d repairs, %d pages that do not matter, of %q", repaired, harmless, names)
+	if repaired < 4 || harmless == 0 || salvaged < repaired-1 {
+		t.Errorf("%d repairs, before %d of which salvage found later commits, and %d pages that do not matter, of %q", repaired, salvaged, harmless, names)
 	}
 }
 
-// startWithout starts a store of whose log a part of a file cannot be read, and returns the index of the newest commit that it has.
-func startWithout(t *testing.T, o mvcc.Options, name string, committed []keys.Epoch) (last int) {
+// startWithout starts a store of whose log a part of a file cannot be read, and returns the index of the newest commit that it has, and of the newest
+// one that salvage brings out before.
+func startWithout(t *testing.T, o mvcc.Options, name string, committed []keys.Epoch) (last, salvaged int) {
 	t.Helper()
 	report, err := inspect.VerifyDir(context.Background(), o.Storage.FS, "db", inspect.VerifyOptions{})
 	if err != nil {
 		t.Fatalf("verify: %v", err)
 	}
-	if _, err := inspect.Salvage(context.Background(), o.Storage.FS, "db", func(*inspect.Salvaged) error { return nil }); err != nil {
+	salvaged = -1
+	if _, err := inspect.Salvage(context.Background(), o.Storage.FS, "db", func(e *inspect.Salvaged) error {
+		_, err := fmt.Sscan(string(e.Value), &salvaged)
+		return err
+	}); err != nil {
 		t.Fatalf("salvage: %v", err)
 	}
 	last = len(committed) - 1
@@ -101,5 +108,5 @@ func startWithout(t *testing.T, o mvcc.Options, name string, committed []keys.Ep
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return last
+	return last, salvaged
 }

@@ -258,3 +258,52 @@ func ReadSegment(fs vfs.FS, s SegmentInfo, fn func(Record) error) (err error) {
 		}
 	}
 }
+
+var errTorn = errors.New("wal: the rest was never acknowledged")
+
+// ReadAroundDamage is ReadSegment, and goes on after damage with the intact records. last is the last epoch of the segment, and zero for the newest
+// segment: what is missing there after everything that is proven to have been durable is no damage, but the end of the log.
+func ReadAroundDamage(fs vfs.FS, s SegmentInfo, last keys.Epoch, fn func(Record) error) (err error) {
+	next, pos, closed := s.First, int64(headerPage), false
+	err = ReadSegment(fs, s, func(one Record) error {
+		next, pos, closed = one.after(), one.Offset+int64(recordSpace(uint32(recordHeaderSize+len(one.Body)))), one.Flags == flagClose
+		return fn(one)
+	})
+	if err != nil || closed || s.Damage != nil || s.limited(next) {
+		return err
+	}
+	var r segmentReader
+	if err := r.start(fs, s); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.file.Close()) }()
+	r.pos = pos
+	durable := last
+	if last == 0 {
+		t, err := r.findProof(next)
+		if err != nil {
+			return err
+		}
+		durable = t.durable
+	}
+	err = r.later(next, func(off int64, one *record) error {
+		if next > durable && one.epoch != next || last != 0 && one.epoch > last {
+			return errTorn
+		}
+		found := Record{off, one.epoch, one.durable, one.flags, one.body}
+		next = found.after()
+		return fn(found)
+	})
+	if errors.Is(err, errTorn) {
+		return nil
+	}
+	return err
+}
+
+// after is the epoch of the record after this one.
+func (r *Record) after() keys.Epoch {
+	if r.HoldsEpoch() {
+		return r.Epoch + 1
+	}
+	return max(r.Epoch, r.SkipsTo())
+}

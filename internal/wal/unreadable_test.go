@@ -154,3 +154,72 @@ func TestLargeReadThatFailsIsRepeatedPageByPage(t *testing.T) {
 		t.Errorf("%d of %d records: %v", len(got.bodies), len(want.bodies), err)
 	}
 }
+
+// TestReadAroundDamageGoesOn: with the intact records after what is damaged, but not with those after the end of the log, which were never
+// acknowledged.
+func TestReadAroundDamageGoesOn(t *testing.T) {
+	const records = 60
+	fs, rec, _ := smallLog(t, records, false)
+	all := locationsOf(t, fs, rec)
+	read := func(fs vfs.FS) (epochs []keys.Epoch) {
+		segments, err := Segments(fs, testDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range segments {
+			last := keys.Epoch(0)
+			if i+1 < len(segments) {
+				last = segments[i+1].First - 1
+			}
+			if err := ReadAroundDamage(fs, s, last, func(r Record) error {
+				if r.HoldsEpoch() {
+					epochs = append(epochs, r.Epoch)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return epochs
+	}
+	for i, r := range all {
+		var want []keys.Epoch
+		for _, other := range all {
+			if other.epoch != r.epoch {
+				want = append(want, other.epoch)
+			}
+		}
+		undo := patch(t, fs, r.file, r.off+recordHeaderSize, []byte{0xee, 0xee, 0xee})
+		if got := read(fs); !slices.Equal(got, want) {
+			t.Fatalf("without record %d: %v", i, got)
+		}
+		undo()
+	}
+	var want []keys.Epoch
+	bad := all[len(all)/2]
+	for _, other := range all {
+		if other.file != bad.file || other.off/pageSize != bad.off/pageSize && (other.off+int64(other.space)-1)/pageSize != bad.off/pageSize {
+			want = append(want, other.epoch)
+		}
+	}
+	faulty := vfs.NewFaulty(fs)
+	faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: path.Base(bad.file), Fault: vfs.Unreadable, Bytes: int(bad.off)})
+	if got := read(faulty); !slices.Equal(got, want) {
+		t.Fatalf("without a page: %v, want %v", got, want)
+	}
+	fs = vfs.NewMem()
+	a := mustStart(t, testOptions(fs, 16<<10))
+	for i := range 6 { // all with one sync
+		a.mustAppend(t, bodyOf(uint64(i), 100))
+	}
+	if err := a.log.Flush(6); err != nil {
+		t.Fatal(err)
+	}
+	fs = fs.Crash(1, vfs.SurviveAll)
+	rec, _ = mustReplay(t, fs, 0)
+	all = locationsOf(t, fs, rec)
+	patch(t, fs, all[3].file, all[3].off+recordHeaderSize, []byte{0xee, 0xee, 0xee})
+	if got := read(fs); !slices.Equal(got, []keys.Epoch{1, 2, 3}) {
+		t.Fatalf("after an unfinished record: %v", got)
+	}
+}

@@ -76,7 +76,10 @@ func (s *salvager) readLog() error {
 				Kind: DamageLog, File: segment.File, Reason: fmt.Sprintf("epochs %d to %d are missing before it", next, segment.First-1),
 			})
 		}
-		err := wal.ReadSegment(s.files.FS, segment, func(r wal.Record) error {
+		err := wal.ReadAroundDamage(s.files.FS, segment, lastBefore(segments[i+1:]), func(r wal.Record) error {
+			if r.Epoch > next {
+				s.lose(Damage{Kind: DamageLog, File: segment.File, Offset: r.Offset, Reason: fmt.Sprintf("epochs %d to %d cannot be read before it", next, r.Epoch-1)})
+			}
 			if !r.HoldsEpoch() {
 				next = max(next, r.SkipsTo())
 				return nil
@@ -102,6 +105,16 @@ func (s *salvager) readLog() error {
 		return nil
 	}
 	return err
+}
+
+// lastBefore is the last epoch before segments; zero if none of them tells.
+func lastBefore(later []wal.SegmentInfo) keys.Epoch {
+	for i := range later {
+		if s := &later[i]; s.Damage == nil && !s.Superseded() {
+			return s.First - 1
+		}
+	}
+	return 0
 }
 
 // replayStartsIn reports whether one of the segments begins at or before the first epoch that the
