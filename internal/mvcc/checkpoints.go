@@ -99,7 +99,8 @@ func (s *Store) gcWatermarks() storage.GCWatermarks {
 	visible := s.Visible()
 	s.requests.merging()
 	user, system := s.collector.snapshotEpochs()
-	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: s.requests.expired()}
+	expired, at := s.requests.expired()
+	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: expired, ExpiredAt: at}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be
