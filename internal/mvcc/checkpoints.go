@@ -99,8 +99,7 @@ func (s *Store) gcWatermarks() storage.GCWatermarks {
 	visible := s.Visible()
 	s.requests.merging()
 	user, system := s.collector.snapshotEpochs()
-	expired, at := s.requests.expired()
-	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: expired, ExpiredAt: at}
+	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: s.requests.expired()}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be

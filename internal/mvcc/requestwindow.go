@@ -20,7 +20,6 @@ type requestWindow struct {
 	// cutoff is the newest installed cut-off, in milliseconds since 1970; durable the newest that a crash cannot take back,
 	// which merges may use.
 	cutoff, durable atomic.Uint64
-	durableAt       atomic.Uint64 // the epoch of the record of durable; stored before it
 	bytes           atomic.Uint64 // about how much was written in records since Open, and before it once counted
 
 	opened keys.Epoch // visible when the store was opened
@@ -70,7 +69,6 @@ func (r *requestWindow) open(x *Session) error {
 	}
 	if ok && len(v.Inline()) == 8 {
 		r.cutoff.Store(binary.LittleEndian.Uint64(v.Inline()))
-		r.durableAt.Store(uint64(v.Epoch))
 		r.durable.Store(r.cutoff.Load())
 	}
 	var c storage.Cursor
@@ -159,13 +157,13 @@ func recordsFrom(at uint64) []byte {
 // no id expire that is not old.
 func (s *Store) now() uint64 { return s.clock.Now() / 1000 }
 
-// expired are the keys that merges may drop, and the epoch of the cut-off that says so, or of a later one.
-func (r *requestWindow) expired() (storage.KeyRange, keys.Epoch) {
+// expired are the keys that merges may drop.
+func (r *requestWindow) expired() storage.KeyRange {
 	at := r.durable.Load()
 	if at == 0 {
-		return storage.KeyRange{}, 0
+		return storage.KeyRange{}
 	}
-	return storage.KeyRange{Lower: recordsLower, Upper: recordsFrom(at + 1)}, keys.Epoch(r.durableAt.Load())
+	return storage.KeyRange{Lower: recordsLower, Upper: recordsFrom(at + 1)}
 }
 
 // RequestCutoff is the time up to which requests are forgotten, in milliseconds since 1970; zero if none was.
@@ -239,7 +237,6 @@ func (s *Store) advanceCutoff(ctx context.Context, x *Session, to uint64) error 
 	if err := s.Wait(ctx, epoch, DurabilitySync); err != nil {
 		return err
 	}
-	s.requests.durableAt.Store(uint64(epoch))
 	s.requests.durable.Store(to)
 	return nil
 }

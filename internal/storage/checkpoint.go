@@ -38,7 +38,6 @@ type GCWatermarks struct {
 	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
 	System    []keys.Epoch // the same for keys in keys.SpaceSystem; nil if Snapshots is for all keys
 	Expired   KeyRange     // internal keys that no reader asks for any more; its upper bound never goes back
-	ExpiredAt keys.Epoch   // of the commit that says so: a state of before has the keys, because the log after it may be lost
 }
 
 func (h *GCWatermarks) policy() btree.Policy {
@@ -75,13 +74,9 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		e.checkpoints.vacuum.advance(garbage)
 		return 0, nil
 	}
-	start, job := time.Now(), mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h}
-	if job.cut(e.pager.State().Epoch) < h.ExpiredAt && !short { // on a full disk the room is needed more
-		job.watermarks.Expired = KeyRange{}
-	}
-	drop := !short && len(job.watermarks.Expired.Upper) > 0 && !bytes.Equal(e.checkpoints.expired, h.Expired.Upper)
-	job.dropExpired = drop
-	err = e.merge(ctx, job)
+	start := time.Now()
+	drop := !short && !bytes.Equal(e.checkpoints.expired, h.Expired.Upper)
+	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, dropExpired: drop, watermarks: *h})
 	if doesNotFit(err) && len(complete) > 0 && e.reserve.enabled {
 		garbage, drop = nil, false
 		merging, err = e.mergeInSteps(ctx, complete, h)
