@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,6 +49,37 @@ func TestARestartedServerIsFoundQuickly(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestAttemptsSpanARestart: the pauses between the attempts of a call are random, and none of them is so short that all attempts are made
+// before a server can have started again.
+func TestAttemptsSpanARestart(t *testing.T) {
+	t.Parallel() // it waits
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	for range 8 {
+		calls.Go(func() {
+			c, err := client.Dial(endpoint)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			began := time.Now()
+			_, err = c.Status(t.Context())
+			if took := time.Since(began); err == nil || took < 750*time.Millisecond {
+				t.Errorf("%v after %v", err, took)
+			}
+			_ = c.Close()
+		})
+	}
+	calls.Wait()
 }
 
 type statusServer struct {

@@ -13,12 +13,12 @@ type Retry struct {
 	// Attempts is the largest number of times that a call is made; 1 turns repeating off.
 	Attempts int
 	// Base and Max bound the pause before the next attempt. Its bound doubles from Base, and the
-	// pause is drawn at random below it, so that clients that failed together do not return
-	// together. The pause that the server asks for is added.
+	// pause is drawn at random between half of it and it, so that clients that failed together do
+	// not return together. The pause that the server asks for is added.
 	Base, Max time.Duration
 }
 
-// Five attempts span about 1.5 s: enough for a server's restart, not for an outage.
+// Five attempts span 0.75 to 1.5 s: enough for a server's restart, not for an outage.
 var retryDefault = Retry{Attempts: 5, Base: 100 * time.Millisecond, Max: 2 * time.Second}
 
 // repeatability says what may be done with a call that failed.
@@ -40,7 +40,7 @@ func (r Retry) pause(ctx context.Context, attempt int, e *Error) bool {
 	}
 	wait := e.RetryAfter
 	if bound > 0 {
-		wait += rand.N(bound)
+		wait += bound/2 + rand.N(bound-bound/2)
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
 		return false
