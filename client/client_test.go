@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -35,6 +37,30 @@ func start(t *testing.T, options ...client.Option) (*clienttest.Server, *client.
 		}
 	})
 	return s, c
+}
+
+// serveFake serves a fake until the test ends, and returns a client of it.
+func serveFake(t *testing.T, register func(*grpc.Server), options ...client.Option) *client.Client {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	register(g)
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(listener) }()
+	c, err := client.Dial(listener.Addr().String(), options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		g.Stop()
+		if err := errors.Join(c.Close(), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }
 
 func mustPut(t *testing.T, c *client.Client, key, value string) client.Epoch {

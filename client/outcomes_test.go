@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -179,7 +178,10 @@ func (s *fickleServer) arrive(value string) []uint64 {
 func TestOutcomesOfWritesAreTrue(t *testing.T) {
 	seed := testseed.Base(t)
 	s := &fickleServer{random: rand.New(rand.NewPCG(seed, 1)), known: map[string]uint64{}, executed: map[string][]uint64{}}
-	c := s.serve(t)
+	c := serveFake(t, func(g *grpc.Server) {
+		kvpb.RegisterKVServiceServer(g, s)
+		kvpb.RegisterTransactionServiceServer(g, s)
+	}, client.WithRetry(client.Retry{Attempts: 4, Base: time.Microsecond, Max: time.Microsecond}))
 	writes := []func(value []byte) (client.Epoch, error){
 		func(v []byte) (client.Epoch, error) { return c.Put(t.Context(), []byte("k"), v) },
 		func(v []byte) (client.Epoch, error) {
@@ -222,28 +224,4 @@ func TestOutcomesOfWritesAreTrue(t *testing.T) {
 			t.Errorf("no write was %s: this tests less than it says", outcome)
 		}
 	}
-}
-
-func (s *fickleServer) serve(t *testing.T) *client.Client {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer()
-	kvpb.RegisterKVServiceServer(g, s)
-	kvpb.RegisterTransactionServiceServer(g, s)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(listener) }()
-	c, err := client.Dial(listener.Addr().String(), client.WithRetry(client.Retry{Attempts: 4, Base: time.Microsecond, Max: time.Microsecond}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		g.Stop()
-		if err := errors.Join(c.Close(), <-served); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
 }

@@ -2,7 +2,6 @@ package client_test
 
 import (
 	"errors"
-	"net"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -33,19 +32,7 @@ func (droppingServer) Pipeline(stream grpc.BidiStreamingServer[kvpb.PipelineRequ
 
 // TestPipelineTellsOfADroppedResult: an operation that was executed by an attempt before is not one that was not applied.
 func TestPipelineTellsOfADroppedResult(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer()
-	kvpb.RegisterKVServiceServer(g, droppingServer{})
-	go func() { _ = g.Serve(listener) }() // ends with Stop
-	defer g.Stop()
-	c, err := client.Dial(listener.Addr().String(), quick)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
+	c := serveFake(t, func(g *grpc.Server) { kvpb.RegisterKVServiceServer(g, droppingServer{}) }, quick)
 	p := mustPipeline(t, c, 4)
 	var told error
 	var at client.Epoch

@@ -13,16 +13,22 @@ import (
 	"github.com/epochkv/epochkv/client"
 )
 
-// A server that was down when the first call came is used within the default retries once it is up.
-func TestARestartedServerIsFoundQuickly(t *testing.T) {
+// refusing is an endpoint at which no server is.
+func refusing(t *testing.T) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	endpoint := listener.Addr().String()
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return listener.Addr().String()
+}
+
+// A server that was down when the first call came is used within the default retries once it is up.
+func TestARestartedServerIsFoundQuickly(t *testing.T) {
+	endpoint := refusing(t)
 	c, err := client.Dial(endpoint)
 	if err != nil {
 		t.Fatal(err)
@@ -55,14 +61,7 @@ func TestARestartedServerIsFoundQuickly(t *testing.T) {
 // before a server can have started again.
 func TestAttemptsSpanARestart(t *testing.T) {
 	t.Parallel() // it waits
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoint := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	endpoint := refusing(t)
 	var calls sync.WaitGroup
 	for range 8 {
 		calls.Go(func() {

@@ -12,9 +12,9 @@ import (
 type Retry struct {
 	// Attempts is the largest number of times that a call is made; 1 turns repeating off.
 	Attempts int
-	// Base and Max bound the pause before the next attempt. Its bound doubles from Base, and the
-	// pause is drawn at random between half of it and it, so that clients that failed together do
-	// not return together. The pause that the server asks for is added.
+	// Base and Max bound the pause before the next attempt. The bound doubles from Base. The pause
+	// is drawn at random between half of the bound and the bound, so that clients that failed
+	// together do not return together. The pause that the server asks for is added.
 	Base, Max time.Duration
 }
 

@@ -2,7 +2,6 @@ package client_test
 
 import (
 	"errors"
-	"net"
 	"sync/atomic"
 	"testing"
 
@@ -65,26 +64,10 @@ func (s *losingServer) Transact(stream grpc.BidiStreamingServer[kvpb.TransactReq
 
 func startLosing(t *testing.T, losses int64) (*losingServer, *client.Client) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, g := new(losingServer), grpc.NewServer()
+	s := new(losingServer)
 	s.outcomes.state = map[string]kvpb.OutcomeState{}
 	s.lose.Store(losses)
-	kvpb.RegisterTransactionServiceServer(g, s)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(listener) }()
-	c, err := client.Dial(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		g.Stop()
-		if err := errors.Join(c.Close(), <-served); err != nil {
-			t.Error(err)
-		}
-	})
+	c := serveFake(t, func(g *grpc.Server) { kvpb.RegisterTransactionServiceServer(g, s) })
 	return s, c
 }
 

@@ -3,7 +3,6 @@ package client_test
 import (
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -165,24 +164,6 @@ func TestAWatchSaysWhereItBegins(t *testing.T) {
 // dialFeed serves a FeedService until the test ends.
 func dialFeed(t *testing.T, f kvpb.FeedServiceServer) *client.Client {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer()
-	kvpb.RegisterFeedServiceServer(g, f)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(listener) }()
-	c, err := client.Dial(listener.Addr().String(), client.WithRetry(client.Retry{Attempts: 3, Base: time.Millisecond, Max: time.Millisecond}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Close()
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return c
+	return serveFake(t, func(g *grpc.Server) { kvpb.RegisterFeedServiceServer(g, f) },
+		client.WithRetry(client.Retry{Attempts: 3, Base: time.Millisecond, Max: time.Millisecond}))
 }

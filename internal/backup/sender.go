@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
-	"strings"
 
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
@@ -99,7 +98,8 @@ func (s *sender) store(part *finishedPart) error {
 // readsParts reports whether parts that exist are read. A store of objects has checksums of its own, and returns no damaged object; a file in a
 // directory may be anything.
 func (j *job) readsParts() bool {
-	return j.options.ReadAll || strings.HasPrefix(j.store.String(), "file://")
+	_, isDir := objectstore.DirectoryOf(j.store)
+	return j.options.ReadAll || isDir
 }
 
 // isIntact reads a part that exists. A damaged one is deleted, so that it is sent again: otherwise each later backup of the same pages would have

@@ -43,7 +43,14 @@ func newDirectory(root string) (*directory, error) {
 	return &directory{root}, nil
 }
 
-func (d *directory) String() string { return (&url.URL{Scheme: "file", Path: d.root}).String() }
+const fileScheme = "file"
+
+// DirectoryOf is the path of a store that is a directory, as its URL has it.
+func DirectoryOf(s Store) (path string, ok bool) {
+	return strings.CutPrefix(s.String(), fileScheme+"://")
+}
+
+func (d *directory) String() string { return (&url.URL{Scheme: fileScheme, Path: d.root}).String() }
 
 func (d *directory) path(name string) string { return filepath.Join(d.root, filepath.FromSlash(name)) }
 

@@ -122,7 +122,7 @@ func open(target string, o Options) (Store, error) {
 	switch {
 	case !ok:
 		return newDirectory(target)
-	case scheme == "file":
+	case scheme == fileScheme:
 		u, err := url.Parse(target)
 		if err != nil || u.Host != "" || u.RawQuery != "" || u.Fragment != "" {
 			return nil, fmt.Errorf("%w: %q; expected file:///PATH with an absolute path", ErrURL, target)

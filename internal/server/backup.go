@@ -241,7 +241,7 @@ func (s *Server) openTarget(target string) (objectstore.Store, error) {
 	if err != nil {
 		return nil, invalid("target", err.Error())
 	}
-	dir, isDir := strings.CutPrefix(store.String(), "file://")
+	dir, isDir := objectstore.DirectoryOf(store)
 	if !isDir {
 		return store, nil
 	}

@@ -217,8 +217,7 @@ func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, 
 	for {
 		number, result, err = e.tryMerge(ctx, base, job, cut)
 		gaveUp := e.failsRebuild(job, err) && e.giveUpRebuild(ctx, job, err)
-		if !gaveUp && !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) &&
-			!e.giveUpRebuild(ctx, job, err) && !e.giveUpMirror(ctx, job, err) {
+		if !gaveUp && !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) && !e.giveUpRebuild(ctx, job, err) {
 			return number, result, e.stopIfBroken(err)
 		}
 		if !job.recovering {

@@ -316,15 +316,6 @@ func (j *mergeJob) rebuildsMirror(e *Engine) bool {
 	return e.checkpoints.skippedPages.LacksMirror() && !e.rebuilds.mirrorFailed && j.span == nil && !j.recovering
 }
 
-// giveUpMirror makes a merge go on without a new mirror, after an attempt to build one failed, and reports whether it was one.
-func (e *Engine) giveUpMirror(ctx context.Context, job *mergeJob, err error) bool {
-	if err == nil || ctx.Err() != nil || !job.rebuildsMirror(e) || e.pager.Err() != nil {
-		return false
-	}
-	e.rebuilds.mirrorFailed = true
-	return true
-}
-
 func isRebuilt(nodes []btree.RebuiltNode, id page.ID) bool {
 	return slices.ContainsFunc(nodes, func(n btree.RebuiltNode) bool { return n.ID == id })
 }
@@ -346,11 +337,17 @@ func (e *Engine) endRebuild(job *mergeJob) {
 	e.rebuilds.wake() // the nodes may have others below them
 }
 
-// giveUpRebuild makes a merge go on without the nodes that are ready, after an attempt with them failed, and reports whether
-// there were any. After a full disk the search is repeated later; after another failure they stay lost.
+// giveUpRebuild makes a merge go on without the nodes that are ready, after an attempt with them failed, or else without a new
+// mirror, and reports whether there was one of the two. After a full disk the search for nodes is repeated later; after another
+// failure they stay lost. A mirror is not tried again before the next start.
 func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bool {
-	if err == nil || ctx.Err() != nil || !job.rebuilds(e) || e.pager.Err() != nil {
+	if err == nil || ctx.Err() != nil || e.pager.Err() != nil {
 		return false
+	}
+	if !job.rebuilds(e) {
+		mirror := job.rebuildsMirror(e)
+		e.rebuilds.mirrorFailed = e.rebuilds.mirrorFailed || mirror
+		return mirror
 	}
 	nodes := e.rebuilds.ready.nodes
 	e.dropRebuild()
