@@ -26,8 +26,11 @@ packages     = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/server$$' 
 TOGETHER     = $(call packages,-e '/internal/e2e/storm$$')
 # About half of the server's tests.
 SERVER_PART  := ^Test[A-L]
-# The engine: it keeps memory of pages and memtables outside the heap. The race detector has it on the heap.
-ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage/... ./internal/cache ./internal/wal ./internal/pin ./internal/offheap
+# What keeps memory outside the heap: pages, memtables, buffers of the log. The race detector has it on the heap.
+OFF_HEAP     := ./internal/cache ./internal/storage/memtable ./internal/storage/pager ./internal/wal ./internal/offheap
+# The engine's other packages, and their tests that are not run under the race detector.
+ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage
+NOT_RACED     = $$(git grep --untracked -hE '^func Test|SkipUnderRace\(' -- $(ENGINE:./%='%/*_test.go') | sed -n -e '/^func/{s/func //;s/(.*//;h;d;}' -e '{x;p;x;}' | paste -sd '|')
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
@@ -78,9 +81,10 @@ race: ## Run the tests under the race detector and with the expensive assertions
 		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
 		"$(RACE) ./internal/server -transport grpc-go -run '$(GRPC_GO_RACE_TESTS)'"
 
-# The server's own tests have run with the assertions and with users under the race detector.
-test-invariants: ## Run the engine's tests with the expensive assertions and without the race detector, and those of the server's programs with users checked
-	tools/together.sh "$(TEST) -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(ENGINE)" \
+# The race detector has run all other tests with the assertions, the server's with users.
+test-invariants: ## Run with the expensive assertions and without the race detector what keeps memory outside the heap, and the engine's tests that were not run under it; the tests of the server's programs also with users
+	tools/together.sh "$(TEST) -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(OFF_HEAP) && \
+			$(TEST) -tags invariants -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -run \"^($(NOT_RACED))\$$\" $(ENGINE)" \
 		"$(TEST) -tags invariants -timeout 15m ./internal/e2e/clients -users"
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds and with the expensive assertions (SEED=N repeats a run)
