@@ -323,7 +323,10 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 		state := secured.ConnectionState()
 		info.tls = &state
 	}
-	counted := &countedConn{Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, &info.refusals)}
+	counted := &countedConn{
+		Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, &info.refusals),
+		unread: unread{step: r.connections.receiving.step.Load()},
+	}
 	r.connections.add(counted)
 	return counted, info, nil
 }

@@ -33,6 +33,36 @@ func mustStartUnread(t *testing.T) *harness {
 
 var getLarge = &pb.GetRequest{Key: []byte("large/000")}
 
+// TestANewConnectionHasItsTimeToTakeAnswers: its time begins with it, however long the server has been running.
+func TestANewConnectionHasItsTimeToTakeAnswers(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Transport, c.MessageTimeout = config.TransportGRPC, time.Hour })
+	h.put(t, "k", string(make([]byte, progressBytes/2)))
+	h.receiving.step.Add(10 * stallSteps)
+	ask(testContext(t), t, h.dialDeaf(t), "Get", &pb.GetRequest{Key: []byte("k")})
+	check := func() (waiting, stuck bool) {
+		h.connections.mu.Lock()
+		defer h.connections.mu.Unlock()
+		for conn := range h.connections.all {
+			if conn.info.waitingBytes() > 0 {
+				_, stuck = conn.checkUnread()
+				return true, stuck
+			}
+		}
+		return false, false
+	}
+	eventually(t, "an answer that waits", func() bool {
+		waiting, stuck := check()
+		if stuck {
+			t.Fatal("a new connection is closed at the first check")
+		}
+		return waiting
+	})
+	h.receiving.step.Add(stallSteps + 2)
+	if waiting, stuck := check(); !waiting || !stuck {
+		t.Error("a connection that takes nothing for its time is not closed")
+	}
+}
+
 // TestUnreadAnswersEndTheirConnection: a client that takes nothing of its answers, by flow control or
 // by not reading at all, loses its connection after --message-timeout although it sends pings. Until
 // then large reads of other clients may be refused; afterwards they succeed.
