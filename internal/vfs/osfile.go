@@ -178,7 +178,7 @@ func (f *osFile) Preallocate(size int64) error {
 	if size <= 0 {
 		return nil
 	}
-	return f.control(OpPreallocate, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+	return f.control(OpPreallocate, func(fd int) error { return allocate(fd, size, fallocate) })
 }
 
 // Sync is fsync.
