@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -235,14 +236,30 @@ func (b *bucket) Read(ctx context.Context, name string, offset, length int64) (i
 	if err != nil {
 		return nil, storeError("read", name, err)
 	}
-	body, info, _, err := b.client.GetObject(ctx, b.name, b.key(name), options)
+	body, info, header, err := b.client.GetObject(ctx, b.name, b.key(name), options)
 	if err != nil {
 		return nil, storeError("read", name, err)
 	}
-	if length > 0 && info.Size < length {
-		return nil, errors.Join(checkRange(name, offset+info.Size, offset, length), body.Close())
+	size := info.Size
+	if size < 0 { // the answer has no Content-Length
+		size = rangeSize(header, length)
 	}
-	return &exactReader{&bodyReader{body, name}, info.Size}, nil
+	switch {
+	case length > 0 && size < length:
+		return nil, errors.Join(checkRange(name, offset+size, offset, length), body.Close())
+	case size < 0: // the answer itself says where it ends
+		return &bodyReader{body, name}, nil
+	}
+	return &exactReader{&bodyReader{body, name}, size}, nil
+}
+
+// rangeSize is how many bytes of an object an answer says that it has, or another number if it does not say it.
+func rangeSize(answer http.Header, otherwise int64) int64 {
+	var first, last int64
+	if n, _ := fmt.Sscanf(answer.Get("Content-Range"), "bytes %d-%d", &first, &last); n < 2 {
+		return otherwise
+	}
+	return last - first + 1
 }
 
 func (b *bucket) readNothing(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -250,7 +267,20 @@ func (b *bucket) readNothing(ctx context.Context, name string, offset int64) (io
 	if err != nil {
 		return nil, storeError("read", name, err)
 	}
-	return &bytesReader{}, checkRange(name, info.Size, offset, 0)
+	if info.Size < 0 && offset > 0 { // the answer has no Content-Length: the byte before tells
+		return b.readNothingAfter(ctx, name, offset-1)
+	}
+	return &bytesReader{}, checkRange(name, max(info.Size, 0), offset, 0)
+}
+
+// readNothingAfter reads nothing after a byte that must be there.
+func (b *bucket) readNothingAfter(ctx context.Context, name string, at int64) (io.ReadCloser, error) {
+	r, err := b.Read(ctx, name, at, 1)
+	if err != nil {
+		return nil, err
+	}
+	_, err = io.Copy(io.Discard, r)
+	return &bytesReader{}, errors.Join(err, r.Close())
 }
 
 // bodyReader translates the errors of a connection.
@@ -297,8 +327,9 @@ func (b *bucket) Delete(ctx context.Context, name string) error {
 	return err
 }
 
-// unknownUser is the answer of Versity's store to an access key that it does not know, with status 404.
-const unknownUser = "XAdminUserNotFound"
+// deniedCodes are answers to wrong credentials with another status than 401 and 403: those of AWS to a token of a session, and that of Versity's
+// store to an access key that it does not know.
+var deniedCodes = []string{"ExpiredToken", "InvalidToken", "XAdminUserNotFound"}
 
 // storeError translates an error of the client library.
 func storeError(operation, name string, err error) error {
@@ -318,7 +349,7 @@ func storeError(operation, name string, err error) error {
 		kind = ErrNotFound
 	case answer.Code == "InvalidRange" || status == http.StatusRequestedRangeNotSatisfiable:
 		kind = ErrShort
-	case status == http.StatusForbidden || status == http.StatusUnauthorized || answer.Code == unknownUser:
+	case status == http.StatusForbidden || status == http.StatusUnauthorized || slices.Contains(deniedCodes, answer.Code):
 		kind = ErrDenied
 	case status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status == http.StatusConflict,
 		answer.Code == "RequestTimeout" || answer.Code == "SlowDown": // 409 is a conditional request beside another one

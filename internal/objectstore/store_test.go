@@ -285,6 +285,8 @@ func TestAnswersOfTheStoreAreClassified(t *testing.T) {
 		want   error
 	}{
 		{http.StatusForbidden, "AccessDenied", ErrDenied},
+		{http.StatusBadRequest, "ExpiredToken", ErrDenied},
+		{http.StatusBadRequest, "InvalidToken", ErrDenied},
 		{http.StatusServiceUnavailable, "SlowDown", errTemporary},
 		{http.StatusInternalServerError, "InternalError", errTemporary},
 		{http.StatusConflict, "ConditionalRequestConflict", errTemporary},
@@ -324,6 +326,47 @@ func TestOnlyAMissingObjectIsNotFound(t *testing.T) {
 	}
 	check(t, s.Delete(t.Context(), "x"))
 	_, err = s.Read(t.Context(), "x", 0, -1)
+	wantError(t, err, ErrNotFound)
+}
+
+// unmeasured is an answer without its length, as proxies send it that pass on what they get piece by piece.
+type unmeasured struct{ http.ResponseWriter }
+
+func (w unmeasured) WriteHeader(status int) {
+	w.Header().Del("Content-Length")
+	w.ResponseWriter.WriteHeader(status)
+	w.ResponseWriter.(http.Flusher).Flush()
+}
+
+// TestAnswersNeedNoLength: what an answer does not say is found out otherwise.
+func TestAnswersNeedNoLength(t *testing.T) {
+	server, options := startS3(t)
+	s, err := Open("s3://bucket", Options{S3: options, Retry: QuickRetry})
+	check(t, err)
+	content := "0123456789"
+	check(t, s.Create(t.Context(), "x", Bytes(content)))
+	server.fail = func(w http.ResponseWriter, r *http.Request) bool {
+		_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if key == "" {
+			return false
+		}
+		server.get(unmeasured{w}, r, key)
+		return true
+	}
+	for _, c := range []struct{ offset, length int64 }{{0, -1}, {3, -1}, {0, 10}, {2, 3}, {9, 1}, {0, 0}, {3, 0}, {10, 0}} {
+		want := content[c.offset:]
+		if c.length >= 0 {
+			want = want[:c.length]
+		}
+		if got := read(t, s, "x", c.offset, c.length); string(got) != want {
+			t.Errorf("%d bytes from %d: %q", c.length, c.offset, got)
+		}
+	}
+	for _, c := range []struct{ offset, length int64 }{{0, 11}, {9, 2}, {10, 1}, {11, 0}, {20, 0}} {
+		_, err := s.Read(t.Context(), "x", c.offset, c.length)
+		wantError(t, err, ErrShort)
+	}
+	_, err = s.Read(t.Context(), "y", 0, 0)
 	wantError(t, err, ErrNotFound)
 }
 
