@@ -78,7 +78,7 @@ var mayImport = map[string][]string{
 	// What keeps the log outside of the store: records, not segment files.
 	"internal/archive": {"internal/keys", "internal/objectstore", "internal/storage/batch", "internal/wal"},
 	// Where copies of the store are kept, and how they are made and read.
-	"internal/objectstore": {},
+	"internal/objectstore": {"internal/vfs"},
 	"internal/backup":      {"internal/invariants", "internal/keys", "internal/objectstore", "internal/storage", "internal/storage/bitset", "internal/storage/page", "internal/vfs"},
 
 	// What makes a store of a backup and the log archive, from the command line.

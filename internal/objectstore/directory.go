@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // directory is a store in a directory. An object is a file below the root with the object's name. Files that are being
@@ -26,7 +28,9 @@ const (
 	incompleteDir      = ".incomplete"
 	incompleteLifetime = 24 * time.Hour // a crash left files that are older
 
-	objectDirMode = 0o700
+	renamesMax = 100 // attempts to give a file its name
+
+	opRead = "read"
 )
 
 // errNotAFile refuses a pipe, a directory or a device with the name of an object.
@@ -103,9 +107,11 @@ func (d *directory) writeTemporary(ctx context.Context, content Content) (path s
 // publish names a durable file, unless an object has the name. The file has gone when it returns.
 func (d *directory) publish(temporary, name string) error {
 	parent := filepath.Dir(d.path(name))
-	err := makeDirs(parent)
-	if err == nil {
-		err = renameNew(temporary, d.path(name))
+	var err error
+	for range renamesMax { // another process may delete a directory that is empty before the file is in it
+		if err = renameInto(parent, temporary, d.path(name)); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
 	}
 	if err != nil {
 		if gone := os.Remove(temporary); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
@@ -119,6 +125,18 @@ func (d *directory) publish(temporary, name string) error {
 		return err
 	}
 	return syncParents(d.root, parent)
+}
+
+// renameInto makes a directory if there is none, and gives a file its name in it.
+func renameInto(parent, from, to string) error {
+	err := makeDirs(parent)
+	if err == nil {
+		err = vfs.GiveLike(from, parent)
+	}
+	if err == nil {
+		err = renameNew(from, to)
+	}
+	return err
 }
 
 // renameNew is a rename that fails with fs.ErrExist instead of replacing a file. NFS and some others do not have it, and have
@@ -169,7 +187,7 @@ func (d *directory) Read(ctx context.Context, name string, offset, length int64)
 	}
 	f, err := os.OpenFile(d.path(name), os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe without a writer would block for ever
 	if err != nil {
-		return nil, fileError("read", name, err)
+		return nil, fileError(opRead, name, err)
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -182,7 +200,7 @@ func (d *directory) Read(ctx context.Context, name string, offset, length int64)
 		_, err = f.Seek(offset, io.SeekStart)
 	}
 	if err != nil {
-		return nil, errors.Join(fileError("read", name, err), f.Close())
+		return nil, errors.Join(fileError(opRead, name, err), f.Close())
 	}
 	if length < 0 {
 		length = info.Size() - offset
@@ -203,7 +221,7 @@ func (r *fileReader) Read(p []byte) (int, error) {
 	}
 	n, err := r.File.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = fileError("read", r.name, err)
+		err = fileError(opRead, r.name, err)
 	}
 	return n, err
 }
@@ -228,7 +246,7 @@ func (d *directory) list(ctx context.Context, dir, prefix string, each func(Obje
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case strings.HasPrefix(entry.Name(), "."):
+		case checkName(strings.TrimSuffix(name, "/")) != nil: // another program's, or lost+found
 		case entry.IsDir() && (strings.HasPrefix(name, prefix) || strings.HasPrefix(prefix, name)):
 			err = d.list(ctx, name, prefix, each)
 		case entry.Type().IsRegular() && strings.HasPrefix(name, prefix):
@@ -286,7 +304,8 @@ func (d *directory) Delete(_ context.Context, name string) error {
 	return fileError("delete", name, syncDir(dir))
 }
 
-// makeDirs makes a directory and its missing parents, durably. An empty directory may be deleted at the same time.
+// makeDirs makes a directory and its missing parents, durably. An empty directory may be deleted at the same time. What root makes belongs to
+// the account of the directory that it is in: the server must be able to read it.
 func makeDirs(dir string) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -295,7 +314,7 @@ func makeDirs(dir string) error {
 	if err := makeDirs(parent); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, objectDirMode); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := vfs.MkdirLike(dir, parent); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return syncDir(parent)
@@ -332,10 +351,17 @@ func fileError(operation, name string, err error) error {
 		return fmt.Errorf("%s %s: %w: %w", operation, name, ErrNotFound, err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s %s: %w: %w", operation, name, ErrDenied, err)
+	case operation == opRead && unreadable(err):
+		return fmt.Errorf("%s %s: %w: %w: %w", operation, name, ErrUnreadable, errTemporary, err)
 	case temporaryFileError(err):
 		return fmt.Errorf("%s %s: %w: %w", operation, name, errTemporary, err)
 	}
 	return fmt.Errorf("%s %s: %w", operation, name, err)
+}
+
+// unreadable reports whether a block of a file cannot be read, or what the file system notes about the file is damaged.
+func unreadable(err error) bool {
+	return errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EUCLEAN) || errors.Is(err, syscall.EBADMSG)
 }
 
 // temporaryFileError reports whether a network file system may succeed later. A full device is not temporary: the operator

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +30,86 @@ func TestAPipeIsNoObject(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Fatal("the read of a pipe does not return")
+	}
+}
+
+// TestOtherFilesBesideObjectsAreNoObstacle: a file system has lost+found in its root, which root alone may read.
+func TestOtherFilesBesideObjectsAreNoObstacle(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.Chmod(dir, 0o755))
+	s, err := Open(dir, Options{})
+	check(t, err)
+	check(t, s.Create(t.Context(), "a/object", Bytes("x")))
+	check(t, os.Mkdir(filepath.Join(dir, "lost+found"), 0))
+	check(t, os.WriteFile(filepath.Join(dir, "lost+found", "x"), nil, 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "not an object"), nil, 0o600))
+	if all := names(t, s, ""); !slices.Equal(all, []string{"a/object:1"}) {
+		t.Fatalf("listed %v", all)
+	}
+}
+
+// TestWhatRootCreatesBelongsToTheAccountOfTheDirectory: a prune or a restore by root must leave nothing that the server cannot read.
+func TestWhatRootCreatesBelongsToTheAccountOfTheDirectory(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root creates files for others")
+	}
+	const account = 61234
+	dir := t.TempDir()
+	check(t, os.Chown(dir, account, account))
+	s, err := Open(dir, Options{})
+	check(t, err)
+	check(t, s.Create(t.Context(), "a/b/object", Bytes("x")))
+	check(t, filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+		check(t, err)
+		info, err := os.Lstat(name)
+		check(t, err)
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != account {
+			t.Errorf("%s belongs to %d", name, uid)
+		}
+		return nil
+	}))
+}
+
+// TestEmptyDirectoriesMayBeDeletedAtAnyTime: another process may have deleted the last object of a directory.
+func TestEmptyDirectoriesMayBeDeletedAtAnyTime(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir, Options{})
+	check(t, err)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+				_ = os.Remove(filepath.Join(dir, "a", "b"))
+				_ = os.Remove(filepath.Join(dir, "a"))
+			}
+		}
+	}()
+	for range 100 {
+		if err = s.Create(t.Context(), "a/b/object", Bytes("x")); err == nil {
+			err = s.Delete(t.Context(), "a/b/object")
+		}
+		if err != nil {
+			break
+		}
+	}
+	close(done)
+	<-ended
+	check(t, err)
+}
+
+// TestABlockThatCannotBeReadIsTold: it is of one object, and a network may say so for a while.
+func TestABlockThatCannotBeReadIsTold(t *testing.T) {
+	for errno, want := range map[syscall.Errno]bool{syscall.EIO: true, syscall.EBADMSG: true, syscall.EUCLEAN: true, syscall.ESTALE: false, syscall.EACCES: false} {
+		if err := fileError(opRead, "x", errno); errors.Is(err, ErrUnreadable) != want || want && !isTemporary(err) {
+			t.Errorf("%v: %v", errno, err)
+		}
+		if err := fileError("create", "x", errno); errors.Is(err, ErrUnreadable) {
+			t.Errorf("%v of a creation: %v", errno, err)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ type Fault struct {
 	Nth    int       // the Nth matching call fails, from 1; zero for all of them
 	Sticky bool      // and all calls after it
 	Kind   FaultKind
-	Bytes  int64           // of ReadShort, ReadStalls and ReadFlipped: after as many
+	Bytes  int64           // of ReadShort and the kinds after it, up to ReadFlipped: after as many
 	Until  <-chan struct{} // Slow: how long the call waits; also ends with the context
 
 	matched, fired int // guarded by the owner's mutex
@@ -48,17 +48,18 @@ type FaultKind uint8
 
 // The faults.
 const (
-	FailForGood   FaultKind = iota // an error that is not tried again
-	FailForNow                     // an error that is tried again
-	FailAfter                      // the call succeeds, and the answer is lost
-	FailExists                     // a creation says that the object exists; it does nothing
-	CreatePartial                  // a creation succeeds and stores half of the bytes
-	CreateNothing                  // a creation succeeds and stores nothing
-	ReadShort                      // the connection breaks after Bytes bytes
-	ReadStalls                     // nothing comes after Bytes bytes, until the context ends
-	ReadFlipped                    // the byte at Bytes has another bit
-	ListLate                       // a list does not have the matching objects
-	Slow                           // the call waits
+	FailForGood    FaultKind = iota // an error that is not tried again
+	FailForNow                      // an error that is tried again
+	FailAfter                       // the call succeeds, and the answer is lost
+	FailExists                      // a creation says that the object exists; it does nothing
+	CreatePartial                   // a creation succeeds and stores half of the bytes
+	CreateNothing                   // a creation succeeds and stores nothing
+	ReadShort                       // the connection breaks after Bytes bytes
+	ReadStalls                      // nothing comes after Bytes bytes, until the context ends
+	ReadUnreadable                  // the device cannot read the byte at Bytes
+	ReadFlipped                     // the byte at Bytes has another bit
+	ListLate                        // a list does not have the matching objects
+	Slow                            // the call waits
 )
 
 // NewFaulty wraps a store.
@@ -179,7 +180,7 @@ func (f *Faulty) Read(ctx context.Context, name string, offset, length int64) (i
 		return nil, err
 	}
 	body, err := f.Store.Read(ctx, name, offset, length)
-	if err != nil || r.Kind != ReadShort && r.Kind != ReadStalls && r.Kind != ReadFlipped {
+	if err != nil || r.Kind < ReadShort || r.Kind > ReadFlipped {
 		return body, err
 	}
 	return &faultyReader{body, ctx, r, offset}, nil
@@ -210,8 +211,12 @@ func (r *faultyReader) Read(p []byte) (int, error) {
 
 // broken is the end of a connection that fails.
 func (r *faultyReader) broken() error {
-	if r.fault.Kind == ReadShort {
+	switch r.fault.Kind {
+	case ReadShort:
 		return fmt.Errorf("injected fault: %w", io.ErrUnexpectedEOF)
+	case ReadUnreadable:
+		return fmt.Errorf("injected fault: %w: %w", ErrUnreadable, errTemporary)
+	default:
 	}
 	<-r.ctx.Done()
 	return r.ctx.Err()

@@ -75,7 +75,7 @@ func (s *retrying) Create(ctx context.Context, name string, content Content) err
 
 // compare returns nil if an object has this content, and otherwise the error of the creation.
 func (s *retrying) compare(ctx context.Context, name string, content Content, exists error) (err error) {
-	stored, err := s.inner.Read(ctx, name, 0, -1)
+	stored, err := s.Read(ctx, name, 0, -1)
 	if err != nil {
 		return err
 	}
@@ -89,13 +89,14 @@ func (s *retrying) compare(ctx context.Context, name string, content Content, ex
 	for {
 		n, failed := io.ReadFull(stored, a)
 		m, _ := io.ReadFull(wanted, b)
+		ended := failed == io.EOF || failed == io.ErrUnexpectedEOF
 		switch {
+		case failed != nil && !ended:
+			return failed
 		case !bytes.Equal(a[:n], b[:m]):
 			return exists
-		case errors.Is(failed, io.EOF), errors.Is(failed, io.ErrUnexpectedEOF):
+		case ended:
 			return nil
-		case failed != nil:
-			return failed
 		}
 	}
 }

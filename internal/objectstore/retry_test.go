@@ -62,6 +62,11 @@ func TestLostAnswersOfACreationAreFoundOut(t *testing.T) {
 	f.Inject(Fault{Op: OpCreate, Kind: FailAfter, Nth: 1})
 	check(t, s.Create(t.Context(), "a", Bytes("content")))
 
+	f.Heal()
+	f.Inject(Fault{Op: OpCreate, Prefix: "c", Kind: FailAfter, Nth: 1})
+	f.Inject(Fault{Op: OpRead, Prefix: "c", Kind: ReadShort, Nth: 1, Bytes: 3})
+	check(t, s.Create(t.Context(), "c", Bytes("content")))
+
 	f.Inject(Fault{Op: OpCreate, Prefix: "b", Kind: FailForNow, Nth: 2})
 	for _, other := range []string{"other", "contents", "conten", ""} {
 		check(t, s.Delete(t.Context(), "b"))

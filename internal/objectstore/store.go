@@ -40,6 +40,8 @@ var (
 	ErrNotFound = errors.New("no such object")
 	// ErrShort means that an object has fewer bytes than a read wants.
 	ErrShort = errors.New("object is too short")
+	// ErrUnreadable means that the device of a directory cannot read an object. A network may also say so for a while.
+	ErrUnreadable = errors.New("object cannot be read")
 	// ErrDenied means that the store refuses the access: credentials or permissions.
 	ErrDenied = errors.New("access denied")
 	// ErrName means that a name is not one of an object.

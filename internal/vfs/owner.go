@@ -37,21 +37,20 @@ func MkdirLike(dir, like string) error {
 	if err := os.Mkdir(dir, dirMode); err != nil {
 		return err
 	}
-	uid, gid, other := ownerOf(like)
-	if !other {
-		return nil
-	}
-	return given(os.Lchown(dir, uid, gid))
+	return GiveLike(dir, like)
 }
 
-// giveDir is giveFile for a directory. It follows no link that another program has put in its place.
-func giveDir(name string) error {
-	uid, gid, other := ownerOf(filepath.Dir(name))
+// GiveLike gives what was just created to the account of a directory, if root has created it.
+func GiveLike(name, dir string) error {
+	uid, gid, other := ownerOf(dir)
 	if !other {
 		return nil
 	}
 	return given(os.Lchown(name, uid, gid))
 }
+
+// giveDir is giveFile for a directory. It follows no link that another program has put in its place.
+func giveDir(name string) error { return GiveLike(name, filepath.Dir(name)) }
 
 // given ignores that root may be forbidden to change owners, as in some containers and on some network file systems.
 func given(err error) error {
