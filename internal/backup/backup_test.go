@@ -192,6 +192,22 @@ func TestThePinIsRenewedWhereverABackupMayWait(t *testing.T) {
 	}
 }
 
+// TestABackupKeepsItsStateWhileItWaitsForAPrune, which may take longer than a pin lasts that is not renewed.
+func TestABackupKeepsItsStateWhileItWaitsForAPrune(t *testing.T) {
+	f := newFixture(t)
+	f.write(100)
+	prune := f.dir + "/base/jobs/prune-x-000000"
+	check(t, f.target.Create(t.Context(), prune, objectstore.Bytes("x")))
+	const lifetime = 300 * time.Millisecond
+	ended := time.AfterFunc(3*lifetime, func() {
+		if err := f.target.Delete(context.Background(), prune); err != nil {
+			t.Error(err)
+		}
+	})
+	defer ended.Stop()
+	f.mustRestore(f.backUp(Options{pinLifetime: lifetime}))
+}
+
 type countingPin struct{ renewed int }
 
 func (p *countingPin) Renew() error { p.renewed++; return nil }
@@ -391,6 +407,42 @@ func TestADamagedPartIsInNoLaterBackup(t *testing.T) {
 			f.mustRestore(m)
 		}
 	}
+}
+
+// TestWhatTheDeviceCannotReadIsDamage: an object of a directory hides no other backup, and a part is sent again.
+func TestWhatTheDeviceCannotReadIsDamage(t *testing.T) {
+	f := newFixture(t)
+	f.write(300)
+	f.checkpoint()
+	old := f.backUp(Options{})
+	m := f.backUp(Options{})
+	unreadable := func(name string) *objectstore.Fault {
+		return f.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: f.dir + "/" + name, Kind: objectstore.ReadUnreadable})
+	}
+	unreadable(m.name)
+	all, broken, err := List(t.Context(), f.target, f.dir)
+	check(t, err)
+	if len(all) != 1 || all[0].ID != old.ID || len(broken) != 1 || !errors.Is(broken[0], ErrDamaged) {
+		t.Fatalf("%d backups, %v", len(all), broken)
+	}
+	f.target.Heal()
+	for _, part := range []string{m.Parts[0].SHA256, m.Table[0].SHA256} {
+		rule := unreadable(partsDir + part)
+		_, err = Verify(t.Context(), f.target, m, nil)
+		wantError(t, err, ErrDamaged)
+		before := f.target.Calls(objectstore.OpDelete)
+		made := f.backUp(Options{})
+		f.target.Heal()
+		if f.target.Fired(rule) < 2 || made.State.Checkpoint == m.State.Checkpoint && f.target.Calls(objectstore.OpDelete) < before+2 { // with that of the lease
+			t.Fatal("the part was not replaced")
+		}
+		f.mustRestore(made)
+		f.mustRestore(m)
+	}
+	lost := *m
+	lost.Quarantine = &Quarantine{SHA256: m.Parts[0].SHA256[1:] + "0", Bytes: 10}
+	_, err = Verify(t.Context(), f.target, &lost, nil)
+	wantError(t, err, ErrDamaged)
 }
 
 // backUpOverDamage makes a backup, damages it, and makes another one of the same state.

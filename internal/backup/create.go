@@ -105,7 +105,7 @@ func Create(ctx context.Context, source Source, store objectstore.Store, o Optio
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	lease.keep(ctx, cancel)
-	if err := lease.awaitNone(ctx, jobPrune); err != nil {
+	if err := lease.awaitNone(ctx, jobPrune, j.pin.Renew); err != nil {
 		return nil, because(ctx, err)
 	}
 	if err := j.checkBase(ctx); err != nil { // a prune that ran before the lease may have removed it

@@ -165,8 +165,9 @@ func (l *lease) basesInUse(ctx context.Context) (map[string]bool, error) {
 	return ids, err
 }
 
-// awaitNone waits until no job of another kind runs, but not longer than a dead one is taken for a running one.
-func (l *lease) awaitNone(ctx context.Context, kind jobKind) error {
+// awaitNone waits until no job of another kind runs, but not longer than a dead one is taken for a running one. An error of waiting, which is
+// called meanwhile, ends it.
+func (l *lease) awaitNone(ctx context.Context, kind jobKind, waiting func() error) error {
 	for began := time.Now(); ; {
 		name, err := l.running(ctx, jobsDir+string(kind)+"-")
 		if name == "" || err != nil {
@@ -174,6 +175,9 @@ func (l *lease) awaitNone(ctx context.Context, kind jobKind) error {
 		}
 		if time.Since(began) > l.times.dead {
 			return fmt.Errorf("%w: %s", ErrBusy, name)
+		}
+		if err := waiting(); err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():

@@ -336,6 +336,9 @@ func Newest(ctx context.Context, store objectstore.Store, dir string) (*Manifest
 
 func readManifest(ctx context.Context, store objectstore.Store, dir, name string) (*Manifest, error) {
 	p, err := readObject(ctx, store, path.Join(dir, name), manifestBytesMax)
+	if errors.Is(err, objectstore.ErrUnreadable) {
+		err = fmt.Errorf("%w: manifest %s: %w", ErrDamaged, name, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // PruneOptions say what Prune keeps. A backup stays if one of the rules keeps it, or if a backup that stays needs it as its base.
-// The newest backup without damage stays in any case.
+// The newest backup that has no damage, and all of its bases, stays in any case.
 type PruneOptions struct {
 	KeepFull int           // the newest full backups, and the incremental ones that were made from them
 	KeepFor  time.Duration // since a backup was made
@@ -154,8 +154,8 @@ func (p *pruner) keep(all []*Manifest, bases map[string]bool) map[string]bool {
 	full, usable := map[string]bool{}, false
 	for i := len(all) - 1; i >= 0; i-- {
 		m := all[i]
-		if len(m.Damaged) == 0 && !usable {
-			usable, kept[m.ID] = true, true
+		if len(m.Damaged) == 0 && !usable { // one that lacks a base, which was deleted otherwise, is no state
+			usable, kept[m.ID] = byID[rootOf(m, byID)].Kind == Full, true
 		}
 		if m.Kind == Full && len(m.Damaged) == 0 && len(full) < p.options.KeepFull {
 			full[m.ID] = true

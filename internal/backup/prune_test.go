@@ -179,3 +179,23 @@ func TestAPruneThatIsEndedLeavesOnlyBackupsWithTheirBases(t *testing.T) {
 		}
 	}
 }
+
+// TestAPruneKeepsABackupThatCanBeRestored: if the base of the newest one was deleted by hand, that is the one before.
+func TestAPruneKeepsABackupThatCanBeRestored(t *testing.T) {
+	f := newFixture(t)
+	f.write(300)
+	f.checkpoint()
+	whole := f.backUp(Options{})
+	f.write(100)
+	f.checkpoint()
+	base := f.backUp(Options{})
+	f.write(100)
+	f.checkpoint()
+	f.backUp(Options{Base: base.ID})
+	check(t, f.target.Delete(t.Context(), f.dir+"/"+base.name))
+	_, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+	check(t, err)
+	left, err := Find(t.Context(), f.target, f.dir, whole.ID)
+	check(t, err)
+	f.mustRestore(left)
+}

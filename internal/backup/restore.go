@@ -87,11 +87,8 @@ func checkParts(ctx context.Context, store objectstore.Store, chain []*Manifest)
 		}
 		for i := range parts {
 			r, err := store.Read(ctx, partName(m.dir(), parts[i].SHA256), parts[i].Bytes, 0)
-			if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrShort) {
-				err = fmt.Errorf("%w: part %s of backup %s: %w", ErrDamaged, parts[i].SHA256, m.ID, err)
-			}
 			if err != nil {
-				return err
+				return partError(m, &parts[i], err)
 			}
 			if err := r.Close(); err != nil {
 				return err
@@ -146,11 +143,12 @@ func (r *restoration) quarantine(m *Manifest) (*storage.QuarantineFile, error) {
 
 func readQuarantine(ctx context.Context, store objectstore.Store, m *Manifest) (*storage.QuarantineFile, error) {
 	file := &storage.QuarantineFile{Number: m.Quarantine.File}
-	object, err := readObject(ctx, store, partName(m.dir(), m.Quarantine.SHA256), m.Quarantine.Bytes)
+	var object bytes.Buffer
+	err := readPartObject(ctx, store, m, &Part{SHA256: m.Quarantine.SHA256, Bytes: m.Quarantine.Bytes}, &object)
 	if err != nil {
 		return nil, err
 	}
-	err = readPart(m.Quarantine.SHA256, object, partFile, m.State.PageSize, func(content []byte) error {
+	err = readPart(m.Quarantine.SHA256, object.Bytes(), partFile, m.State.PageSize, func(content []byte) error {
 		file.Content = append(file.Content, content...)
 		return nil
 	})

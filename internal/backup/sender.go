@@ -110,15 +110,15 @@ func (j *job) isIntact(ctx context.Context, part *Part) (bool, error) {
 	if errors.Is(err, objectstore.ErrNotFound) {
 		return false, nil
 	}
-	if err != nil {
-		return false, err
+	h, n := sha256.New(), int64(0)
+	if err == nil {
+		n, err = io.Copy(h, io.LimitReader(r, part.Bytes+1))
+		err = errors.Join(err, r.Close())
 	}
-	h := sha256.New()
-	n, err := io.Copy(h, io.LimitReader(r, part.Bytes+1))
-	if err = errors.Join(err, r.Close()); err != nil {
+	switch {
+	case err != nil && !errors.Is(err, objectstore.ErrUnreadable):
 		return false, err
-	}
-	if n == part.Bytes && hex.EncodeToString(h.Sum(nil)) == part.SHA256 {
+	case err == nil && n == part.Bytes && hex.EncodeToString(h.Sum(nil)) == part.SHA256:
 		return true, nil
 	}
 	return false, j.store.Delete(ctx, name)

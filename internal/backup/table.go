@@ -224,8 +224,12 @@ func (t *tableReader) damaged(what string) error {
 
 // readPartObject reads a part whole. One that is missing is damage.
 func readPartObject(ctx context.Context, store objectstore.Store, m *Manifest, part *Part, into *bytes.Buffer) error {
-	err := readInto(ctx, store, partName(m.dir(), part.SHA256), part.Bytes, into)
-	if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrShort) {
+	return partError(m, part, readInto(ctx, store, partName(m.dir(), part.SHA256), part.Bytes, into))
+}
+
+// partError makes damage of an error that says that a part is missing, too short, or cannot be read.
+func partError(m *Manifest, part *Part, err error) error {
+	if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrShort) || errors.Is(err, objectstore.ErrUnreadable) {
 		err = fmt.Errorf("%w: part %s of backup %s: %w", ErrDamaged, part.SHA256, m.ID, err)
 	}
 	return err
