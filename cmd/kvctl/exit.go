@@ -11,6 +11,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
@@ -106,7 +107,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errNotFound), errors.Is(err, backup.ErrNoBackup):
 		return exitNotFound
-	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged):
+	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged):
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable

@@ -15,6 +15,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
 
@@ -26,6 +27,14 @@ func TestDeniedTargetHasAnExitCodeOfItsOwn(t *testing.T) {
 	}
 	if got := (&app{}).advice(err); !strings.Contains(got, "AWS_SECRET_ACCESS_KEY") {
 		t.Errorf("advice %q", got)
+	}
+}
+
+// TestDamageOfTheLogArchiveIsCorruption, as docs/backup.md says of a drill.
+func TestDamageOfTheLogArchiveIsCorruption(t *testing.T) {
+	err := fmt.Errorf("from backup x: %w", &archive.DamageError{File: "f", Reason: "the file is cut short"})
+	if got := exitCode(err); got != exitCorruption {
+		t.Errorf("exit %d", got)
 	}
 }
 

@@ -1,9 +1,11 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -41,20 +43,25 @@ func (a *Archiver) connect(ctx context.Context) error {
 	return err
 }
 
-// newest is the archive file with the largest epoch; found is false without any.
+// newest is the archive file with the largest epoch; found is false without any. Damaged ones are passed over: what they have is archived
+// again, as far as the log has it.
 func (a *Archiver) newest(ctx context.Context) (newest file, info Info, found bool, err error) {
 	list, err := a.place.files(ctx)
-	if err != nil || len(list) == 0 {
+	if err != nil {
 		return newest, info, false, err
 	}
-	newest = list[0]
-	for _, f := range list {
-		if f.last > newest.last || f.last == newest.last && f.first < newest.first {
-			newest = f
+	slices.SortFunc(list, func(x, y file) int { return cmp.Or(cmp.Compare(y.last, x.last), cmp.Compare(x.first, y.first)) })
+	for i := range list {
+		newest = list[i]
+		info, err = a.place.info(ctx, &newest)
+		if !errors.Is(err, ErrDamaged) {
+			return newest, info, true, refused(err)
+		}
+		if stable := a.source.Stable(); newest.last > stable {
+			return newest, info, true, ahead(&newest, newest.last, fmt.Sprintf("this store ends at epoch %d", stable))
 		}
 	}
-	info, err = a.place.info(ctx, &newest)
-	return newest, info, true, refused(err)
+	return newest, info, false, nil
 }
 
 // refused makes an error about another history a refusal.

@@ -127,7 +127,7 @@ func (r *frameReader) read(p []byte) error {
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return r.damaged("the file is cut short")
 	case err != nil:
-		return fmt.Errorf("archive: read %s at offset %d: %w", r.file, r.offset, err)
+		return r.failed(err)
 	}
 	r.offset += int64(n)
 	return nil
@@ -138,9 +138,14 @@ func (r *frameReader) atEnd() error {
 	if n, err := io.ReadFull(r.src, make([]byte, 1)); n != 0 {
 		return r.damaged("the file is longer than it was")
 	} else if !errors.Is(err, io.EOF) {
-		return fmt.Errorf("archive: read %s at offset %d: %w", r.file, r.offset, err)
+		return r.failed(err)
 	}
 	return nil
+}
+
+// failed is an error of the source.
+func (r *frameReader) failed(err error) error {
+	return orDamage(r.file, r.offset, fmt.Errorf("archive: read %s at offset %d: %w", r.file, r.offset, err))
 }
 
 // byte is the next byte, or io.EOF at the end.

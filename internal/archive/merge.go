@@ -40,6 +40,8 @@ const (
 
 	// mergeGrowth is how many times as large as its parts a merged file is.
 	mergeGrowth = 4
+	// mergePartsMax bounds the files of a merge. A target may take some 20 ms to open each of them, and gives an upload a minute and more.
+	mergePartsMax = 1000
 	// mergeWindow bounds the files that a pass looks at, the oldest first. A list of more has older ones to merge first.
 	mergeWindow = 50_000
 )
@@ -124,7 +126,7 @@ func (m *merger) groups(list []cover) (groups [][]file) {
 	}
 	for i := 0; i < len(list); {
 		end, sum, largest := i, int64(0), int64(0) // files from i to end, not included, may be merged
-		for small(end) && sum+list[end].size <= m.options.Bytes && (end == i || adjacent(end-1)) {
+		for end-i < mergePartsMax && small(end) && sum+list[end].size <= m.options.Bytes && (end == i || adjacent(end-1)) {
 			sum, largest, end = sum+list[end].size, max(largest, list[end].size), end+1
 		}
 		full := end < len(list) && small(end) && adjacent(end-1) // the next one does not fit

@@ -382,6 +382,60 @@ func TestDamagedMergedFileWithoutAllPartsStays(t *testing.T) {
 	}
 }
 
+// TestAMergeOpensABoundedNumberOfFiles: an upload ends after some time, and a bucket takes a part of it to open each file. Many wait if merges have
+// failed for days.
+func TestAMergeOpensABoundedNumberOfFiles(t *testing.T) {
+	var list []cover
+	for e := range keys.Epoch(mergeWindow) {
+		list = append(list, cover{file: file{name: FileName(e+1, e+1), first: e + 1, last: e + 1, size: 500}})
+	}
+	m := newArchived(t).merger()
+	m.options.Bytes = mergeBytes
+	merged := 0
+	for _, group := range m.groups(list) {
+		if merged += len(group); len(group) > mergePartsMax {
+			t.Fatalf("a group of %d files", len(group))
+		}
+	}
+	if merged != len(list) {
+		t.Fatalf("%d of %d files are merged", merged, len(list))
+	}
+}
+
+// TestAPlanTakesThePartsOfADamagedMergedFile: as long as they are there. What only the damaged file has is never left out without an error.
+func TestAPlanTakesThePartsOfADamagedMergedFile(t *testing.T) {
+	a := newArchived(t)
+	for range 8 {
+		a.file(3)
+	}
+	m := a.merger()
+	m.options.Grace = time.Hour
+	if err := m.pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	merged := covers(mustFiles(t, a))[0]
+	data, err := a.place.read(t.Context(), merged.name, 0, merged.size)
+	if err != nil || len(merged.inside) < 2 {
+		t.Fatalf("%+v, %v", merged, err)
+	}
+	data[len(data)-20] ^= 1
+	if err := errors.Join(a.target.Delete(t.Context(), merged.name), a.target.Create(t.Context(), merged.name, objectstore.Bytes(data))); err != nil {
+		t.Fatal(err)
+	}
+	a.whole()
+	if got, err := a.replayed(Point{}, Target{}); err != nil || !same(got, a.all) {
+		t.Fatalf("the latest state: %d of %d records, %v", len(got), len(a.all), err)
+	}
+	if err := a.target.Delete(t.Context(), merged.inside[len(merged.inside)-1].name); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []Target{{}, {Epoch: merged.last}} {
+		if _, err := a.replayed(Point{}, target); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("%v without the last part: %v", target, err)
+		}
+	}
+}
+
 // damageMerged changes a byte of the first merged file.
 func (a *archived) damageMerged() cover {
 	a.t.Helper()

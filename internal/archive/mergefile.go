@@ -92,7 +92,7 @@ func (r *mergedReader) open() (err error) {
 	}
 	f := &r.of.parts[r.at]
 	if r.src, err = r.of.place.store.Read(r.of.ctx, f.name, 0, -1); err != nil {
-		return err
+		return orDamage(f.name, 0, err)
 	}
 	if r.part, err = NewReader(f.name, r.src); err == nil {
 		r.part.copied = func(frame []byte) { r.made = append(r.made, frame...) }

@@ -229,7 +229,7 @@ func (o *owners) newest(ctx context.Context) (n uint64, r ownerRecord, err error
 // read reads which process has a number. Content that cannot be read is that of an unknown process, which has to be asked.
 func (o *owners) read(ctx context.Context, n uint64) (r ownerRecord, err error) {
 	data, err := o.place.read(ctx, o.name(n, ""), 0, -1)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrDamaged) {
 		return r, err
 	}
 	return parseOwner(data[:min(len(data), ownerFileMax)]), nil
@@ -247,6 +247,9 @@ func (o *owners) exists(ctx context.Context, name string) (bool, error) {
 	_, err := o.place.read(ctx, name, 0, -1)
 	if errors.Is(err, objectstore.ErrNotFound) {
 		return false, nil
+	}
+	if errors.Is(err, ErrDamaged) {
+		err = nil // it is there
 	}
 	return err == nil, err
 }

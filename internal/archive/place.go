@@ -41,7 +41,7 @@ type openFile struct {
 func (p *place) open(ctx context.Context, name string) (openFile, error) {
 	src, err := p.store.Read(ctx, name, 0, -1)
 	if err != nil {
-		return openFile{}, err
+		return openFile{}, orDamage(name, 0, err)
 	}
 	r, err := NewReader(name, src)
 	if err != nil {
@@ -149,13 +149,21 @@ func ofFile(err error) bool {
 func (p *place) read(ctx context.Context, name string, offset, length int64) (data []byte, err error) {
 	r, err := p.store.Read(ctx, name, offset, length)
 	if err != nil {
-		return nil, err
+		return nil, orDamage(name, offset, err)
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
+	defer func() { err = errors.Join(orDamage(name, offset, err), r.Close()) }()
 	if length < 0 {
 		return io.ReadAll(io.LimitReader(r, smallBytes))
 	}
 	return io.ReadAll(r)
+}
+
+// orDamage makes damage of the error of a device that cannot read an object: other objects, and other targets of a restore, do not need it.
+func orDamage(name string, offset int64, err error) error {
+	if errors.Is(err, objectstore.ErrUnreadable) {
+		return &DamageError{name, offset, err.Error()}
+	}
+	return err
 }
 
 // LineageError means that a file belongs to another history than its place.

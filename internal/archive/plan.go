@@ -51,6 +51,9 @@ type Plan struct {
 
 	place place
 	files []file
+
+	damage         error      // of files in the place of which others were tried; nil if there are none
+	damagedThrough keys.Epoch // the last epoch of them
 }
 
 // MissingError means that the archive does not lead to the target. Nothing was written.
@@ -111,18 +114,20 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 	}
 	for {
 		unfit, err := p.try(ctx, all)
-		if err == nil && unfit == "" {
+		switch {
+		case err != nil:
+			return p, errors.Join(err, p.damage)
+		case unfit == "" && target == (Target{}) && p.Last.Epoch < p.damagedThrough: // the latest state is in a file that is damaged
+			return p, p.damage
+		case unfit == "":
 			return p, errors.Join(p.checkTarget(ctx), p.checkLoads(ctx))
-		}
-		if err != nil {
-			return p, err
 		}
 		all = slices.DeleteFunc(all, func(f file) bool { return f.name == unfit })
 	}
 }
 
-// try chooses files by their names, and compares their links. It returns the name of a file that does not follow the one before, if
-// another one may do so in its place.
+// try chooses files by their names, and compares their links. It returns the name of a file that does not follow the one before, or is damaged,
+// if another one may follow in its place.
 func (p *Plan) try(ctx context.Context, all []file) (unfit string, err error) {
 	chosen := chain(all, p.Base.Epoch, p.Target.Epoch)
 	infos, errs, err := p.place.infos(ctx, chosen)
@@ -133,7 +138,11 @@ func (p *Plan) try(ctx context.Context, all []file) (unfit string, err error) {
 	reason, last := "", Link{}
 	for i := range infos {
 		if errs[i] != nil {
-			return "", errs[i]
+			if !others(all, &chosen[i], p.Last.Epoch) {
+				return "", errs[i]
+			}
+			p.damage, p.damagedThrough = errors.Join(p.damage, errs[i]), max(p.damagedThrough, chosen[i].last)
+			return chosen[i].name, nil
 		}
 		if reason = follows(&infos[i], &p.Base, last, i == 0); reason != "" {
 			if others(all, &chosen[i], p.Last.Epoch) {

@@ -69,7 +69,7 @@ func (r *runReader) read(ctx context.Context) error {
 func (r *runReader) object(ctx context.Context, name string, number int) (err error) {
 	src, err := r.place.store.Read(ctx, name, 0, -1)
 	if err != nil {
-		return err
+		return orDamage(name, 0, err)
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
 	return r.from(src, name, number)

@@ -192,7 +192,7 @@ func (k *knownEnds) of(ctx context.Context, p *place, all []file) ([]Info, []err
 }
 
 // Intervals are the parts of the archive of a lineage. Between two of them, nothing can be restored. It reads one end of each file, once: a
-// file that begins anew after the last epoch of the one before begins an interval, and its name does not say so.
+// file that begins anew after the last epoch of the one before begins an interval, and its name does not say so. A damaged file is none.
 func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
 	p := place{a.options.Target, a.options.Identity().Lineage}
 	all, err := p.files(ctx)
@@ -203,8 +203,16 @@ func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
 	if err != nil {
 		return nil, err
 	}
+	intact := 0
+	for i := range all {
+		if errs[i] == nil {
+			all[intact], infos[intact] = all[i], infos[i]
+			intact++
+		}
+	}
+	all = all[:intact]
 	begins := func(n int, last keys.Epoch) bool {
-		return all[n].first > last+1 || all[n].first == last+1 && errs[n] == nil && infos[n].Begin != Linked
+		return all[n].first > last+1 || all[n].first == last+1 && infos[n].Begin != Linked
 	}
 	for begin := 0; begin < len(all); {
 		n, last := begin+1, begin
@@ -212,9 +220,6 @@ func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
 			if all[n].last > all[last].last {
 				last = n
 			}
-		}
-		if err := errors.Join(errs[begin], errs[last]); err != nil {
-			return nil, err
 		}
 		list = append(list, Interval{all[begin].first, all[last].last, infos[begin].Oldest, infos[last].Newest})
 		begin = n

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
 
@@ -48,21 +49,95 @@ func TestDamageAfterTheTargetTimeIsNoObstacle(t *testing.T) {
 }
 
 // readOnly is a store that can only be read.
-type readOnly struct{ objectstore.Store }
-
-func (s readOnly) Create(_ context.Context, name string, _ objectstore.Content) error {
-	return fmt.Errorf("create %s: %w", name, syscall.EROFS)
+type readOnly struct {
+	objectstore.Store
+	why error
 }
 
-// TestArchiveThatCannotBeWrittenIsRestored: neither a volume that is mounted to be read nor a missing right to write prevents a restore.
+func (s readOnly) Create(_ context.Context, name string, _ objectstore.Content) error {
+	return fmt.Errorf("create %s: %w", name, s.why)
+}
+
+// TestArchiveThatCannotBeWrittenIsRestored: neither a volume that is full or mounted to be read nor a missing right to write prevents a restore.
 func TestArchiveThatCannotBeWrittenIsRestored(t *testing.T) {
 	b := newBench(t)
 	b.commits(20)
 	b.archived()
-	r, err := Run(t.Context(), Options{Store: readOnly{b.target}, Dir: filepath.Join(t.TempDir(), "restored"), PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()})
+	for _, why := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, objectstore.ErrDenied} {
+		r, err := Run(t.Context(), Options{Store: readOnly{b.target, why}, Dir: filepath.Join(t.TempDir(), "restored"), PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()})
+		check(t, err)
+		if r.Records == 0 {
+			t.Fatal("nothing was restored")
+		}
+	}
+}
+
+// TestAnObjectThatTheDeviceCannotReadIsDamage: it hides no other object, and a restore that does not need it succeeds.
+func TestAnObjectThatTheDeviceCannotReadIsDamage(t *testing.T) {
+	b := newBench(t)
+	b.commits(15)
+	b.archived()
+	early := b.arch.Status().Archived
+	old, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
 	check(t, err)
-	if r.Records == 0 {
-		t.Fatal("nothing was restored")
+	b.commits(15)
+	m, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
+	check(t, err)
+	b.commits(15)
+	b.archived()
+	at := b.arch.Status().Archived
+	dir := b.lineage().String()
+	for _, name := range []string{dir + "/base/manifests/" + m.ID, dir + "/base/parts/" + m.Parts[0].SHA256} {
+		b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: name, Kind: objectstore.ReadUnreadable})
+		r, got, err := b.restore(archive.Target{Epoch: at})
+		check(t, err)
+		if got != b.state(at) || r.Base.ID != old.ID {
+			t.Fatalf("without %s another state is restored, from %s", name, r.Base.ID)
+		}
+		b.target.Heal()
+	}
+	names := b.objects()
+	b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: names[len(names)-1], Kind: objectstore.ReadUnreadable})
+	if _, _, err := b.restore(archive.Target{Epoch: at}); !errors.Is(err, archive.ErrDamaged) {
+		t.Fatalf("without the last file of the log: %v", err)
+	}
+	_, got, err := b.restore(archive.Target{Epoch: early})
+	check(t, err)
+	if got != b.state(early) {
+		t.Fatal("another state is restored")
+	}
+}
+
+// TestADamagedNewestFileIsArchivedAgain: a server that starts beside it goes on, as far as its log has what was in the file.
+func TestADamagedNewestFileIsArchivedAgain(t *testing.T) {
+	for name, spoil := range map[string]func([]byte) []byte{
+		"cut":      func(data []byte) []byte { return data[:len(data)-7] },
+		"empty":    func([]byte) []byte { return nil },
+		"flipped":  func(data []byte) []byte { data[len(data)-100] ^= 1; return data },
+		"of zeros": func(data []byte) []byte { return make([]byte, len(data)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			for range 3 {
+				b.commits(5)
+				b.archived()
+			}
+			b.stop()
+			names := b.objects()
+			for _, name := range names[len(names)-2:] {
+				r, err := b.target.Read(t.Context(), name, 0, -1)
+				check(t, err)
+				data, err := io.ReadAll(r)
+				check(t, errors.Join(err, r.Close(), b.target.Delete(t.Context(), name)))
+				check(t, b.target.Create(t.Context(), name, objectstore.Bytes(spoil(data))))
+			}
+			b.archive()
+			b.commits(5)
+			b.whole()
+			if intervals, err := b.arch.Intervals(t.Context()); err != nil || len(intervals) != 1 {
+				t.Fatalf("%v, %v", intervals, err)
+			}
+		})
 	}
 }
 

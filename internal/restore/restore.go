@@ -22,6 +22,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -173,10 +174,10 @@ func (e *baseError) damaged() bool {
 }
 
 // keepLease keeps the objects of an archive from being deleted until end is called. An archive that cannot be written, such as a
-// volume that is mounted to be read, is restored without: what is deleted meanwhile is a named error.
+// volume that is full or mounted to be read, is restored without: what is deleted meanwhile is a named error.
 func keepLease(ctx context.Context, o *Options) (_ context.Context, end func(), err error) {
 	lease, err := archive.TakeLease(ctx, o.Store, o.Lineage)
-	if errors.Is(err, objectstore.ErrDenied) || errors.Is(err, syscall.EROFS) {
+	if slices.ContainsFunc([]error{objectstore.ErrDenied, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT}, func(kind error) bool { return errors.Is(err, kind) }) {
 		o.Progress(Progress{Step: "no lease, because the archive cannot be written: nothing keeps a prune from deleting what is restored"})
 		return ctx, func() {}, nil
 	}
