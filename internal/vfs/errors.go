@@ -26,6 +26,9 @@ func (e deviceError) Is(target error) bool { return target == ErrDevice }
 // device refuses the block, and that its checksum is wrong. With the page cache all of them are EIO.
 var deviceErrnos = []syscall.Errno{syscall.ENODATA, syscall.EREMOTEIO, syscall.EILSEQ}
 
+// noSpaceErrnos are the errors of a device that is full, of a quota that is used up, and of a file that is as long as the file system allows.
+var noSpaceErrnos = []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
+
 // pathError adds the file and the operation to an error, and makes the errors of a full device match ErrNoSpace, and those of a
 // block that cannot be read ErrDevice. It returns nil for nil. An error that already names a file keeps that name.
 func pathError(op Op, name string, err error) error {
@@ -34,7 +37,7 @@ func pathError(op Op, name string, err error) error {
 	}
 	var errno syscall.Errno
 	switch known := errors.As(err, &errno); {
-	case known && (errno == syscall.ENOSPC || errno == syscall.EDQUOT):
+	case known && slices.Contains(noSpaceErrnos, errno):
 		err = noSpaceError{errno}
 	case known && op == OpRead && slices.Contains(deviceErrnos, errno):
 		err = deviceError{errno}

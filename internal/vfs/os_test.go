@@ -14,7 +14,7 @@ import (
 )
 
 func TestErrorsNameTheFileAndMatchTheirMeaning(t *testing.T) {
-	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
 		err := pathError(OpWrite, "a/b", errno)
 		if !errors.Is(err, ErrNoSpace) || !errors.Is(err, errno) {
 			t.Errorf("%v matches neither ErrNoSpace nor itself", err)

@@ -35,7 +35,7 @@ import (
 var (
 	// ErrLocked means another process (or another holder in this one) has the lock file.
 	ErrLocked = errors.New("vfs: locked by another process")
-	// ErrNoSpace means the device or quota is full. OS errors ENOSPC and EDQUOT match it.
+	// ErrNoSpace means the device or quota is full, or the file as long as the file system allows. OS errors ENOSPC, EDQUOT and EFBIG match it.
 	ErrNoSpace = errors.New("vfs: no space left on device")
 	// ErrDevice is the kernel's error for a block that the device cannot read or write. What a read without the page cache returns for one
 	// matches it, too.
