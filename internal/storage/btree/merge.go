@@ -162,8 +162,9 @@ func (s *Stats) Add(o *Stats) {
 // merge is the state of a running Merge.
 type merge struct {
 	*MergeInput
-	soft    int // bytes at which a long run cuts a page
-	runMin  int // entries of an old leaf that are copied as a run; see runMin
+	ctx     context.Context // of the whole merge
+	soft    int             // bytes at which a long run cuts a page
+	runMin  int             // entries of an old leaf that are copied as a run; see runMin
 	cuts    [][]byte
 	avoided []page.Separator // where the ranges of avoided pages end; sorted
 	ordered ordered
@@ -191,7 +192,7 @@ func Merge(ctx context.Context, in *MergeInput) (*Result, error) {
 
 // mergeFilling is Merge with pages of a long run that are full by the given share, and with another runMin.
 func mergeFilling(ctx context.Context, in *MergeInput, percent, runMin int) (*Result, error) {
-	m := &merge{MergeInput: in, cuts: in.Cuts.Keys, runMin: runMin}
+	m := &merge{MergeInput: in, ctx: ctx, cuts: in.Cuts.Keys, runMin: runMin}
 	if len(in.Avoid) > 0 {
 		m.cuts = nil // both partitions would read a leaf that they share
 		m.avoided = in.Avoid.ends()

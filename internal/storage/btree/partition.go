@@ -20,6 +20,7 @@ type partition struct {
 	cutFirst bool // the first leaf began in the partition before, which also frees it
 	cutLast  bool // the last leaf continues in the next partition
 	relocate bool // rewrite leaves that are past the merge's relocation limit
+	offered  int  // new children when they were offered to ordered.stream last
 }
 
 // worker merges partitions. It reuses its buffers for one partition after the other.
@@ -70,7 +71,7 @@ func (w *worker) run(p *partition) error {
 		if err := w.vacuumOrMerge(p, i, bound); err != nil {
 			return err
 		}
-		if err := w.m.ordered.stream(p, w); err != nil {
+		if err := w.stream(p); err != nil {
 			return err
 		}
 	}
@@ -78,6 +79,20 @@ func (w *worker) run(p *partition) error {
 		return err
 	}
 	return w.finish(p)
+}
+
+// stream offers the children of the partition to ordered.stream, once for each of them, and ends a merge that was cancelled: one
+// leaf may take any amount of input.
+func (w *worker) stream(p *partition) error {
+	if n := len(w.pack.out); n < streamPages || n == p.offered {
+		return nil
+	}
+	if err := w.m.ctx.Err(); err != nil {
+		return err
+	}
+	err := w.m.ordered.stream(p, w)
+	p.offered = len(w.pack.out)
+	return err
 }
 
 // prefetchPartition tells the source which leaves of the partition it will be asked for. The list
@@ -227,8 +242,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	w.leaf.bound, w.pack.from = bound, c.ID
 	if c.ID == 0 {
 		w.pack.begin(lower)
-		w.emitInput(bound)
-		return nil
+		return w.emitInput(p, bound)
 	}
 	b, err := w.fetch(c)
 	if err != nil {
@@ -257,9 +271,11 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		w.copyOld(&v, from, stop)
 		from = max(from, stop)
 		from = w.emitKey(&v, from, to, bound)
+		if err := w.stream(p); err != nil {
+			return err
+		}
 	}
-	w.emitInput(bound)
-	return nil
+	return w.emitInput(p, bound)
 }
 
 // runMin is how many entries are copied as a run: a run costs as much as the decoding of some.
@@ -441,14 +457,18 @@ func (w *worker) emitInputKey(bound *page.Separator) {
 }
 
 // emitInput emits the input before bound. The old tree has no entries of its keys.
-func (w *worker) emitInput(bound *page.Separator) {
+func (w *worker) emitInput(p *partition, bound *page.Separator) error {
 	for w.in.before(bound) {
 		if !w.enter(w.in.entry.Key) {
 			continue
 		}
 		w.m.invoke(w, nil, 0)
 		w.emitInputKey(bound)
+		if err := w.stream(p); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (w *worker) emitNew() {
