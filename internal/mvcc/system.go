@@ -43,8 +43,10 @@ func (x *Session) ScanReadable(ctx context.Context, lower, upper []byte, visit V
 		case s.stopped:
 			return nil
 		case err == nil && more:
+		case s.beside && damaged && !s.mirror:
+			s.mirror = true
 		case s.beside && (err == nil || damaged): // the readable part of a hidden range has ended
-			s.from, s.end, s.beside = s.end, end, false
+			s.from, s.end, s.beside, s.mirror = s.end, end, false, false
 			if bytes.Equal(s.from, end) {
 				return nil
 			}
@@ -63,6 +65,7 @@ type systemScan struct {
 	at        keys.Epoch
 	from, end []byte // internal keys
 	beside    bool   // the range is hidden
+	mirror    bool   // the repair tree is damaged in it, too
 	stopped   bool   // by visit
 	visit     VisitRecord
 }
@@ -85,7 +88,7 @@ func (x *Session) scanSystem(s *systemScan) (more bool, err error) {
 	defer x.slot.Leave()
 	c := &x.buffers.system
 	if s.beside {
-		x.reader.OpenCursorBeside(c, s.at, s.from, s.end)
+		x.reader.OpenCursorBeside(c, s.at, s.from, s.end, s.mirror)
 	} else {
 		x.reader.OpenCursor(c, s.at, s.from, s.end, 0)
 	}

@@ -60,10 +60,14 @@ func (r *Reader) OpenCursor(c *Cursor, at keys.Epoch, lower, upper []byte, limit
 }
 
 // OpenCursorBeside prepares c as OpenCursor does, but for what is readable in a range that a damaged page hides: what the
-// memtables, the quarantine and the repair tree have, and nothing of the tree.
-func (r *Reader) OpenCursorBeside(c *Cursor, at keys.Epoch, lower, upper []byte) {
+// memtables, the quarantine and the repair tree have, and nothing of the tree. Where a page of the repair tree is damaged, too,
+// its mirror has the same.
+func (r *Reader) OpenCursorBeside(c *Cursor, at keys.Epoch, lower, upper []byte, mirror bool) {
 	v := r.engine.view.Load()
-	root, _ := v.repairTree.Roots()
+	root, other := v.repairTree.Roots()
+	if mirror && !other.Empty() {
+		root = other
+	}
 	r.open(c, v, r.pages.Scanner(), root, at, lower, upper, 0)
 }
 

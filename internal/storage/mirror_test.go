@@ -2,11 +2,13 @@ package storage
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
@@ -62,6 +64,51 @@ func TestARepairTreeWithoutAMirrorGoesOn(t *testing.T) {
 	}
 	if root, mirror := e.checkpoints.skippedPages.Roots(); root.Empty() || !mirror.Empty() || !e.rebuilds.mirrorFailed {
 		t.Errorf("the repair tree is %+v, its mirror %+v", root, mirror)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLargeValuesInARepairTreeAreReadFromItsMirror, where a page of the first blob is damaged: of each value one copy can be read.
+func TestLargeValuesInARepairTreeAreReadFromItsMirror(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 300, 60)
+	b.checkpoint()
+	b.damageLastLeaf()
+	value := func(i int) string { return strings.Repeat(string(rune('a'+i)), 5000) }
+	const values = 8
+	for i := range values {
+		var w batch.Builder
+		w.Set(keys.SpaceUser, fmt.Appendf(nil, "key-00299-%d", i), []byte(value(i)))
+		b.commit(&w)
+	}
+	b.checkpoint()
+	e := b.engine
+	buf, overflow := make([]byte, e.pager.PageSize()), 0
+	for id := range e.pager.PageCount() {
+		if !e.pager.IsLive(id) || e.pager.ReadPage(id, buf) != nil || page.ReadHeader(buf).Type != page.TypeOverflow {
+			continue
+		}
+		overflow++
+		b.clearPage(id)
+		r := e.NewReader()
+		for i := range values {
+			b.slot.Enter()
+			v, found, err := r.Newest(keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "key-00299-%d", i)))
+			var got []byte
+			if err == nil {
+				got, err = r.AppendValue(nil, v)
+			}
+			b.slot.Leave()
+			if err != nil || !found || string(got) != value(i) {
+				t.Errorf("value %d beside damaged page %d: found %v, %d bytes, %v", i, id, found, len(got), err)
+			}
+		}
+		b.writePage(id, buf)
+	}
+	if overflow < 2*values {
+		t.Errorf("there are %d overflow pages, the test tests too little", overflow)
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)

@@ -44,7 +44,11 @@ func (r *Reader) repairTreeGet(p Pinned, key []byte, at keys.Epoch) (Version, bo
 		root, _ := p.view.repairTree.Roots()
 		return Version{}, false, r.engine.damage(err, root, key)
 	}
-	return fromTree(&found), ok, nil
+	v := fromTree(&found)
+	if v.large {
+		v.twice = &twice{p.view.repairTree, bytes.Clone(key)}
+	}
+	return v, ok, nil
 }
 
 // Pinned is the state that one read, or the first look of a validation, sees. It is valid inside the slot's protection under which it was taken.
@@ -121,7 +125,13 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 	if !r.pages.Waits() && r.engine.blobs.PastCache(page.RefOf(v.value)) {
 		return dst, ErrWouldWait
 	}
-	dst, err := r.engine.blobs.Append(dst, page.RefOf(v.value), r.pages)
+	ref := page.RefOf(v.value)
+	dst, err := r.engine.blobs.Append(dst, ref, r.pages)
+	if err != nil && v.twice != nil && IsDamage(err) {
+		if other, ok := v.twice.tree.OtherBlob(r.pages, v.twice.key, v.Epoch, ref); ok {
+			dst, err = r.engine.blobs.Append(dst, other, r.pages)
+		}
+	}
 	if err != nil {
 		return dst, r.engine.damage(err, btree.Root{}, nil)
 	}

@@ -155,14 +155,16 @@ func (b *bench) damageLastLeaf() {
 }
 
 // clearPage overwrites a page with zeros.
-func (b *bench) clearPage(id page.ID) {
+func (b *bench) clearPage(id page.ID) { b.writePage(id, make([]byte, b.engine.pager.PageSize())) }
+
+// writePage overwrites a page.
+func (b *bench) writePage(id page.ID, content []byte) {
 	b.t.Helper()
 	f, err := b.fs.Open("db/data.ekv", vfs.ReadWrite)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	size := b.engine.pager.PageSize()
-	_, err = f.WriteAt(make([]byte, size), int64(id)*int64(size))
+	_, err = f.WriteAt(content, int64(id)*int64(len(content)))
 	if err := errors.Join(err, f.Close()); err != nil {
 		b.t.Fatal(err)
 	}

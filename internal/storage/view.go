@@ -34,6 +34,13 @@ type Version struct {
 	Sync  bool   // written by a SYNC commit, and still in a memtable; what is in the tree is durable
 	large bool   // value is a reference to a blob
 	value []byte // as it is stored: after the metadata, if there are any
+	twice *twice // of a large value in the repair tree, which is in its mirror, too; else nil
+}
+
+// twice says of what version a repair tree and its mirror have a blob each.
+type twice struct {
+	tree *repairtree.Tree
+	key  []byte
 }
 
 // Size is the length of v's value.

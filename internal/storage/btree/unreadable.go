@@ -51,6 +51,7 @@ func (e *UnreadableError) Unwrap() error { return e.Pages[0].Err }
 type unreadablePages struct {
 	mu    sync.Mutex
 	pages []UnreadablePage
+	at    map[page.ID]int // of each of them
 }
 
 // add records a page. Partitions that share a leaf each report their range of it; the ranges are
@@ -62,8 +63,12 @@ func (l *unreadablePages) add(p UnreadablePage) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i := slices.IndexFunc(l.pages, func(q UnreadablePage) bool { return q.ID == p.ID })
-	if i < 0 {
+	i, known := l.at[p.ID]
+	if !known {
+		if l.at == nil {
+			l.at = map[page.ID]int{}
+		}
+		l.at[p.ID] = len(l.pages)
 		l.pages = append(l.pages, p)
 		return
 	}
@@ -76,7 +81,7 @@ func (l *unreadablePages) add(p UnreadablePage) {
 	}
 }
 
-// err is an UnreadableError, or nil. The pages are in key order, whichever worker found them first.
+// err is an UnreadableError, or nil, when no page comes any more. The pages are in key order, whichever worker found them first.
 func (l *unreadablePages) err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -85,6 +85,20 @@ func (s *Tree) Get(src btree.Source, key []byte, at keys.Epoch) (btree.Version, 
 	return v, ok, err
 }
 
+// OtherBlob returns the blob with the same value that the other one of the repair tree and its mirror has for a version.
+func (s *Tree) OtherBlob(src btree.Source, key []byte, at keys.Epoch, one page.Ref) (other page.Ref, ok bool) {
+	for _, root := range []btree.Root{s.mirror, s.root} {
+		v, found, err := btree.Get(src, root, key, at)
+		if err != nil || !found || v.Epoch != at || !v.Large {
+			continue
+		}
+		if other = page.RefOf(v.Value); other != one && blob.SameValue(other, one) {
+			return other, true
+		}
+	}
+	return page.Ref{}, false
+}
+
 // ChangedSince is btree.ChangedSince in the repair tree.
 func (s *Tree) ChangedSince(src btree.Source, lower, upper []byte, after keys.Epoch) (bool, error) {
 	if s == nil {
@@ -128,15 +142,19 @@ func (s *Tree) With(found []btree.UnreadablePage, checkpoint uint64) (*Tree, boo
 	if s != nil {
 		next.root, next.mirror, next.unused, next.pages = s.root, s.mirror, s.unused, slices.Clone(s.pages)
 	}
-	changed := false
+	at, changed := make(map[page.ID]int, len(next.pages)+len(found)), false
+	for i := range next.pages {
+		at[next.pages[i].ID] = i
+	}
 	for i := range found {
-		changed = next.add(&found[i], checkpoint) || changed
+		changed = next.add(&found[i], checkpoint, at) || changed
 	}
 	next.index()
 	return next, changed
 }
 
-func (s *Tree) add(f *btree.UnreadablePage, checkpoint uint64) (changed bool) {
+// add adds a page. at has the places of all pages.
+func (s *Tree) add(f *btree.UnreadablePage, checkpoint uint64, at map[page.ID]int) (changed bool) {
 	p := Page{
 		ID: f.ID, Level: f.Level, Checkpoint: checkpoint, Lower: f.Lower, Upper: f.Upper, Reason: f.Err.Error(), unrecorded: true,
 	}
@@ -144,8 +162,9 @@ func (s *Tree) add(f *btree.UnreadablePage, checkpoint uint64) (changed bool) {
 		p.Reason = damage.Reason
 	}
 	p.Reason = p.Reason[:min(len(p.Reason), reasonMax)]
-	i := slices.IndexFunc(s.pages, func(q Page) bool { return q.ID == p.ID })
-	if i < 0 {
+	i, known := at[p.ID]
+	if !known {
+		at[p.ID] = len(s.pages)
 		s.pages = append(s.pages, p)
 		return true
 	}
