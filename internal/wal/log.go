@@ -218,7 +218,9 @@ func (l *Log) adopt(rec Recovery) {
 	l.completed.segments, l.completed.needed = old, rec.after+1
 	l.counts.segments.Store(int64(len(rec.Segments)))
 	for _, b := range rec.preallocated {
-		if !l.preallocator.addToReserve(b.path, b.size) {
+		if !l.preallocator.usable(b.path, b.size) {
+			l.preallocator.scheduleRemoval(b.path)
+		} else if !l.preallocator.addToReserve(b.path, b.size) {
 			l.preallocator.recycle(b.path, b.size)
 		}
 	}

@@ -31,7 +31,7 @@ type reserve struct {
 }
 
 // adoptReserve finds the reserve files of an earlier run, and what it had recycled. It removes files beyond the target and what may be
-// recycled, and files of another size.
+// recycled, files of another size, and those for which the device has no blocks.
 func (p *preallocator) adoptReserve(want int) error {
 	p.reserve.target = want
 	names, err := p.fs.List(p.dir)
@@ -47,7 +47,7 @@ func (p *preallocator) adoptReserve(want int) error {
 		p.reserve.last = max(p.reserve.last, n)
 		name = path.Join(p.dir, name)
 		switch size, err := p.fs.Size(name); {
-		case err != nil || size != int64(p.buffers.size):
+		case err != nil || !p.usable(name, size):
 			p.toRemove = append(p.toRemove, name)
 		case len(p.reserve.files) < want:
 			p.reserve.files = append(p.reserve.files, name)
@@ -58,6 +58,20 @@ func (p *preallocator) adoptReserve(want int) error {
 		}
 	}
 	return nil
+}
+
+// usable reports whether a file of an earlier run can become a segment: it has the size of one, and all of its blocks, of which it gets those that
+// it lacks. In a sparse copy of a data directory, what was allocated and never written is a hole, and so are zeros: on a full device, the first
+// record that is written there would end the log.
+func (p *preallocator) usable(name string, size int64) bool {
+	if size != int64(p.buffers.size) {
+		return false
+	}
+	f, err := p.fs.Open(name, vfs.ReadWrite)
+	if err != nil {
+		return false
+	}
+	return errors.Join(vfs.Preallocate(f, size), f.Close()) == nil
 }
 
 // newReserveNameLocked is a name without a file.

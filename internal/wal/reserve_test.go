@@ -1,10 +1,13 @@
 package wal
 
 import (
+	"errors"
 	"path"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestReserveTakesNoSegmentThatWasTruncated: the reserve has files with all their blocks. A segment whose torn tail was
@@ -49,4 +52,101 @@ func TestReserveTakesNoSegmentThatWasTruncated(t *testing.T) {
 	if kept, _ := a.log.Reserve(); kept != opts.Reserve {
 		t.Errorf("the reserve has %d files, want %d", kept, opts.Reserve)
 	}
+}
+
+// TestFilesOfASparseCopyHaveTheirBlocks: in a copy of a log, what was allocated and never written is a hole, as programs that copy files make one.
+// A start allocates it, before other files take the rest of the disk: the reserve is one, and no record meets a full disk.
+func TestFilesOfASparseCopyHaveTheirBlocks(t *testing.T) {
+	for _, full := range []bool{false, true} { // when the copy is started
+		original := vfs.NewMem()
+		opts := testOptions(original, 8*pageSize)
+		opts.Reserve = 2
+		a := mustStart(t, opts)
+		if err := a.log.FillReserve(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(100) {
+			if _, err := a.put(bodyOf(i, 1000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustClose(t, a.log)
+		sparse := sparseCopy(t, original)
+		if full {
+			fillDisk(t, sparse, 10*pageSize)
+		}
+		rec, _ := mustReplay(t, sparse, 0)
+		opts.FS = sparse
+		a, err := startLog(opts, rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		short := a.log.FillReserve()
+		if full != errors.Is(short, vfs.ErrNoSpace) {
+			t.Fatalf("the reserve of a disk that is full, %v: %v", full, short)
+		}
+		kept, _ := a.log.Reserve()
+		fillDisk(t, sparse, 0)
+		if err := a.log.TruncateBefore(rec.Last + 1); err != nil {
+			t.Fatal(err)
+		}
+		rotations := 0
+		for segment := a.cur.Load(); err == nil; {
+			if _, err = a.put(bodyOf(1, 1000)); a.cur.Load() != segment {
+				segment, rotations = a.cur.Load(), rotations+1
+			}
+		}
+		if !errors.Is(err, vfs.ErrNoSpace) || a.log.Err() != nil {
+			t.Errorf("full %v: after %d new segments: %v", full, rotations, err)
+		}
+		if rotations < kept {
+			t.Errorf("full %v: %d new segments, and the reserve had %d", full, rotations, kept)
+		}
+		sparse.SetCapacity(0)
+		mustClose(t, a.log)
+	}
+}
+
+// sparseCopy copies a log. Pages of zeros become holes.
+func sparseCopy(t *testing.T, from *vfs.Mem) *vfs.Mem {
+	t.Helper()
+	to := vfs.NewMem()
+	names, err := from.List(Dir(testDir))
+	err = errors.Join(err, to.MkdirAll(Dir(testDir)))
+	for _, name := range names {
+		name = path.Join(Dir(testDir), name)
+		size, failed := from.Size(name)
+		source, opened := from.Open(name, vfs.ReadOnly)
+		f, created := to.Open(name, vfs.Create)
+		if err = errors.Join(err, failed, opened, created); err != nil {
+			t.Fatal(err)
+		}
+		var page [pageSize]byte
+		for at := int64(0); at < size; at += pageSize {
+			if _, err := source.ReadAt(page[:], at); err != nil {
+				t.Fatal(err)
+			}
+			if !allZero(page[:]) {
+				_, failed = f.WriteAt(page[:], at)
+				err = errors.Join(err, failed)
+			}
+		}
+		err = errors.Join(err, f.Truncate(size), f.Sync(), f.Close(), source.Close())
+	}
+	if err = errors.Join(err, to.SyncDir(Dir(testDir))); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// fillDisk leaves so many bytes free.
+func fillDisk(t *testing.T, mem *vfs.Mem, left int64) {
+	t.Helper()
+	const large = 1 << 40
+	mem.SetCapacity(large)
+	free, err := mem.Free(testDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem.SetCapacity(large - free + left)
 }

@@ -150,7 +150,7 @@ func (l *Log) recycle(taken []completedSegment) error {
 	}
 	l.preallocator.truncated(len(taken))
 	for _, s := range taken {
-		if l.preallocator.addToReserve(s.info.File, s.size) || l.preallocator.recycleSegment(s.info.File, s.size) {
+		if l.keepFile(&s) {
 			l.counts.recycled.Add(1)
 		} else {
 			l.recordFailure(l.preallocator.removeScheduled()) // at once: the names go in the order of the segments, so that a crash leaves no hole
@@ -160,6 +160,16 @@ func (l *Log) recycle(taken []completedSegment) error {
 	}
 	l.recordFailure(l.preallocator.removeScheduled())
 	return nil
+}
+
+// keepFile keeps the file of a segment that no reader needs any more, to be used again. If it reports false, the file is to be removed.
+func (l *Log) keepFile(s *completedSegment) (kept bool) {
+	p, name := l.preallocator, s.info.File
+	if s.earlier && !p.usable(name, s.size) {
+		p.scheduleRemoval(name)
+		return false
+	}
+	return p.addToReserve(name, s.size) || p.recycleSegment(name, s.size)
 }
 
 // NewestDurableHeader is the number of the newest segment whose header is durable, or zero. From then on the

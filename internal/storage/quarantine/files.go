@@ -75,9 +75,12 @@ func (f *Files) Reserve() error {
 	if f.kept || f.reserved >= reserveFor(f.contents) {
 		return nil
 	}
-	return f.change(f.unused(), f.contents, func(_ vfs.File, size int64) error {
+	return f.change(f.unused(), f.contents, func(file vfs.File, size int64) error {
 		if size < reserveFor(f.contents) {
 			return fmt.Errorf("quarantine: reserve: %w", vfs.ErrNoSpace)
+		}
+		if err := vfs.Preallocate(file, size); err != nil { // a sparse copy of a file lacks blocks
+			return fmt.Errorf("quarantine: reserve: %w", err)
 		}
 		f.reserved = size
 		return nil

@@ -234,3 +234,29 @@ func TestRestoreWritesTheDamagedCopy(t *testing.T) {
 		mustEqual(t, got, examples())
 	}
 }
+
+// TestReserveOfASparseCopyHasItsBlocks: the file has the length, and is a hole, as in a copy of what was allocated and never written.
+func TestReserveOfASparseCopyHasItsBlocks(t *testing.T) {
+	fs := newTestFS(t)
+	file, err := fs.Open(testPaths[0], vfs.Create)
+	if err == nil {
+		err = errors.Join(file.Truncate(reserveFor(0)), file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := NewFiles(fs, "db", testPaths, 0, nil)
+	f.Use(0, nil)
+	fs.SetCapacity(1)
+	if err := f.Reserve(); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatalf("the reserve of a full disk: %v", err)
+	}
+	fs.SetCapacity(reserveFor(0))
+	if err := f.Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	if free, err := fs.Free("db"); err != nil || free != 0 {
+		t.Fatalf("%d bytes are free, %v", free, err)
+	}
+	mustWrite(t, f, examples())
+}
