@@ -244,3 +244,34 @@ func TestSkippedEpochsAreKnownWhileTheLogHasTheirRecord(t *testing.T) {
 		}
 	}
 }
+
+// TestARepairBesideMissingSegmentsGivesNoEpochTwice: a record is damaged, and the files of the runs after it are missing, each of which a crash had
+// ended.
+func TestARepairBesideMissingSegmentsGivesNoEpochTwice(t *testing.T) {
+	fs := vfs.NewMem()
+	last := keys.Epoch(0)
+	for range 5 {
+		a := mustStart(t, testOptions2(fs))
+		for i := range uint64(5) {
+			e, err := a.put(bodyOf(i, 100))
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = e
+		}
+		fs = fs.Crash(1, vfs.SurviveAll)
+	}
+	rec, _ := mustReplay(t, fs, 0)
+	newest := rec.Segments[len(rec.Segments)-1]
+	_ = patch(t, fs, rec.Segments[0].File, headerPage+recordHeaderSize, []byte{0xff})
+	for _, s := range rec.Segments[1:] {
+		if err := fs.Remove(s.File); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustRepair(t, fs, newest.number)
+	if rec, _ := mustReplayFrom(t, fs, newest.number); rec.Next() <= last {
+		t.Errorf("the log continues at epoch %d, and epoch %d was given out", rec.Next(), last)
+	}
+	mustGoOn(t, fs, newest.number, last+1)
+}

@@ -99,7 +99,7 @@ func (r *repair) run(after keys.Epoch, proof Proof) error {
 	if err != nil {
 		return err
 	}
-	next, err := r.pastEnd(files, max(after, proof.Durable))
+	next, err := r.pastEnd(files, max(after, proof.Durable), proof.Segment)
 	if err != nil {
 		return err
 	}
@@ -124,10 +124,11 @@ func (r *repair) run(after keys.Epoch, proof Proof) error {
 	return r.remove(r.Cause.File)
 }
 
-// pastEnd is an epoch after all epochs that these segments can have held.
-func (r *repair) pastEnd(files []SegmentInfo, after keys.Epoch) (keys.Epoch, error) {
+// pastEnd is an epoch after all epochs that these segments can have held, and those that are missing up to a number.
+func (r *repair) pastEnd(files []SegmentInfo, after keys.Epoch, newest uint64) (keys.Epoch, error) {
 	next := max(after, r.From) + 1
-	if !slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.File == r.Cause.File }) {
+	found := slices.ContainsFunc(files, func(s SegmentInfo) bool { return s.File == r.Cause.File })
+	if !found || files[len(files)-1].number < newest {
 		next += lostEpochs
 	}
 	for _, s := range files {
