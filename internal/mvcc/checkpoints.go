@@ -99,7 +99,7 @@ func (s *Store) gcWatermarks() storage.GCWatermarks {
 	visible := s.Visible()
 	s.requests.merging()
 	user, system := s.collector.snapshotEpochs()
-	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: s.requests.expired()}
+	return storage.GCWatermarks{Visible: visible, Snapshots: user, System: system, Expired: s.requests.durable.expired(s.engine.TreeEpoch())}
 }
 
 // snapshotEpochs refreshes the GC watermarks and returns the epochs for which versions must be

@@ -27,6 +27,8 @@ import (
 //     first one's record.
 //   - The cut-off is read after the look-up. Merges drop records only up to a cut-off that is durable, and that was
 //     installed before. So a look-up that misses a dropped record sees that cut-off.
+//   - A state of the data file has the cut-off up to which its records may be missing: a repair of the log may drop what is
+//     after the state.
 //   - No record in the tree has an id with a later time than inTree: a commit notes the time before it is installed, and a
 //     merge raises inTree to the times noted by then before it takes anything from the memtables.
 //   - A refusal because of the state of the database is returned only if the look-up was not before that state: else

@@ -17,10 +17,9 @@ import (
 
 // requestWindow is how long the records of requests are kept: until the cut-off has passed their time. See Request.
 type requestWindow struct {
-	// cutoff is the newest installed cut-off, in milliseconds since 1970; durable the newest that a crash cannot take back,
-	// which merges may use.
-	cutoff, durable atomic.Uint64
-	bytes           atomic.Uint64 // about how much was written in records since Open, and before it once counted
+	cutoff  atomic.Uint64  // the newest that is installed, in milliseconds since 1970
+	durable durableCutoffs // which merges may use
+	bytes   atomic.Uint64  // about how much was written in records since Open, and before it once counted
 
 	opened keys.Epoch // visible when the store was opened
 
@@ -69,7 +68,7 @@ func (r *requestWindow) open(x *Session) error {
 	}
 	if ok && len(v.Inline()) == 8 {
 		r.cutoff.Store(binary.LittleEndian.Uint64(v.Inline()))
-		r.durable.Store(r.cutoff.Load())
+		r.durable.add(r.cutoff.Load(), v.Epoch)
 	}
 	var c storage.Cursor
 	x.reader.OpenCursor(&c, x.store.Visible(), recordsLower, recordsUpper, 1)
@@ -157,15 +156,6 @@ func recordsFrom(at uint64) []byte {
 // no id expire that is not old.
 func (s *Store) now() uint64 { return s.clock.Now() / 1000 }
 
-// expired are the keys that merges may drop.
-func (r *requestWindow) expired() storage.KeyRange {
-	at := r.durable.Load()
-	if at == 0 {
-		return storage.KeyRange{}
-	}
-	return storage.KeyRange{Lower: recordsLower, Upper: recordsFrom(at + 1)}
-}
-
 // RequestCutoff is the time up to which requests are forgotten, in milliseconds since 1970; zero if none was.
 func (s *Store) RequestCutoff() uint64 { return s.requests.cutoff.Load() }
 
@@ -237,6 +227,6 @@ func (s *Store) advanceCutoff(ctx context.Context, x *Session, to uint64) error 
 	if err := s.Wait(ctx, epoch, DurabilitySync); err != nil {
 		return err
 	}
-	s.requests.durable.Store(to)
+	s.requests.durable.add(to, epoch)
 	return nil
 }

@@ -287,7 +287,7 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 	if err != nil {
 		return err
 	}
-	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy())
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, frozen, b.watermarks.policy(l.epoch))
 	in.Input = func() btree.Input { return newBulkInput(stored, l.epoch, newMemInput(frozen)) }
 	in.Lookahead = nil // its seeks read files
 	cuts, err := stored.Split(bulkCutBlocks, bulkCutBytesMax)
@@ -382,7 +382,7 @@ func (e *Engine) CatchUpBulkLoad(ctx context.Context, l *BulkLoad, h GCWatermark
 		return nil
 	}
 	round, began := newCatchUpRound(fresh), time.Now()
-	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.watermarks.policy())
+	in := e.mergeInput(b.ck, b.batch, b.sink, b.root, fresh, b.watermarks.policy(l.epoch))
 	if err := e.mergeForBulkLoad(ctx, l, in); err != nil {
 		return fmt.Errorf("bulk load: %w", e.damage(err, e.view.Load().root, nil))
 	}

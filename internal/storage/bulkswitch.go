@@ -73,7 +73,7 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	e.log.RequestFlush(last) // while the rest is merged
 	rest := append([]*generation{v.active}, v.immutables[:len(v.immutables)-b.taken]...)
 	e.pruner.quiesce()
-	if err := e.mergeForBulkLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.watermarks.policy())); err != nil {
+	if err := e.mergeForBulkLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.watermarks.policy(l.epoch))); err != nil {
 		return err
 	}
 	if err := b.batch.Finish(0); err != nil {

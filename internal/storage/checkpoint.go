@@ -37,11 +37,29 @@ type GCWatermarks struct {
 	Visible   keys.Epoch   // every commit up to it is installed
 	Snapshots []keys.Epoch // ascending: live snapshots, then the least epoch that a new snapshot can get
 	System    []keys.Epoch // the same for keys in keys.SpaceSystem; nil if Snapshots is for all keys
-	Expired   KeyRange     // internal keys that no reader asks for any more; its upper bound never goes back
+	Expired   []Expired    // ascending; a range that is later has what is in those before it
 }
 
-func (h *GCWatermarks) policy() btree.Policy {
-	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots, System: h.System, Expired: h.Expired}
+// Expired are internal keys that no reader asks for any more, as a commit says. States from that commit on need not have them. Earlier ones must: the
+// log after a state may be lost, and the commit with it.
+type Expired struct {
+	KeyRange
+	Since keys.Epoch // that of the commit
+}
+
+// expired are the keys that a state need not have.
+func (h *GCWatermarks) expired(state keys.Epoch) (newest KeyRange) {
+	for _, e := range h.Expired {
+		if e.Since <= state {
+			newest = e.KeyRange
+		}
+	}
+	return newest
+}
+
+// policy is that of a merge into a state.
+func (h *GCWatermarks) policy(state keys.Epoch) btree.Policy {
+	return btree.Policy{MinVisible: h.Snapshots[0], Snapshots: h.Snapshots, System: h.System, Expired: h.expired(state)}
 }
 
 // Checkpoint merges every complete immutable generation into the tree, vacuums some leaves, and makes the new root durable, in
@@ -74,9 +92,11 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 		e.checkpoints.vacuum.advance(garbage)
 		return 0, nil
 	}
-	start := time.Now()
-	drop := !short && !bytes.Equal(e.checkpoints.expired, h.Expired.Upper)
-	err = e.merge(ctx, mergeJob{immutables: merging, deadVersions: garbage, dropExpired: drop, watermarks: *h})
+	start, job := time.Now(), mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h}
+	expired := h.expired(job.cut(e.pager.State().Epoch)).Upper
+	drop := !short && !bytes.Equal(e.checkpoints.expired, expired)
+	job.dropExpired = drop
+	err = e.merge(ctx, job)
 	if doesNotFit(err) && len(complete) > 0 && e.reserve.enabled {
 		garbage, drop = nil, false
 		merging, err = e.mergeInSteps(ctx, complete, h)
@@ -101,7 +121,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	}
 	e.checkpoints.vacuum.advance(garbage)
 	if drop {
-		e.checkpoints.expired = h.Expired.Upper
+		e.checkpoints.expired = expired
 	}
 	e.counters.checkpointed(time.Since(start))
 	return len(complete) - len(merging), nil
@@ -322,7 +342,7 @@ func (e *Engine) nextState(root btree.Root, known *repairtree.Tree, change *btre
 // build writes the pages of the new state. The statistics are of both trees.
 func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Root, job *mergeJob, cut keys.Epoch) (*btree.Result, *repairtree.Tree, error) {
 	batch, sink, limit := e.blobs.Begin(ck), ck.Sink(), page.ID(0)
-	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy())
+	in := e.mergeInput(ck, batch, sink, base, job.immutables, job.watermarks.policy(cut))
 	in.Vacuum = job.deadVersions
 	in.DropExpired = job.dropExpired && job.span == nil
 	if job.span != nil {

@@ -98,7 +98,7 @@ type checkpointState struct {
 	quarantine   quarantineState
 	fileEnd      fileEnd
 	vacuum       vacuum
-	expired      []byte // the upper bound of GCWatermarks.Expired in the last checkpoint
+	expired      []byte // the upper bound of the keys that the last checkpoint has dropped as expired
 }
 
 // request lets Engine.CheckpointRequests deliver.

@@ -369,7 +369,7 @@ func TestExpiredKeysLeaveTheQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	expired := KeyRange{Lower: key("a"), Upper: key("zz")}
-	if err := q.engine.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}, Expired: expired}); err != nil {
+	if err := q.engine.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}, Expired: []Expired{{KeyRange: expired}}}); err != nil {
 		t.Fatal(err)
 	}
 	q.want = map[string]string{"zz": q.want["zz"]}

@@ -121,7 +121,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 		s.unchanged = true
 	}
 	search := btree.VacuumSearch{
-		Policy: h.policy(), From: s.next, Max: s.budget(e.pager.Stats().Live),
+		Policy: h.policy(e.pager.State().Epoch), From: s.next, Max: s.budget(e.pager.Stats().Live),
 		Damaged: func(err error) error {
 			if !IsDamage(err) {
 				return err
