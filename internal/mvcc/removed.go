@@ -48,8 +48,9 @@ func (s *Store) openRemoved(ctx context.Context) error {
 // it cannot, each start forgets them again.
 func (t *timeline) forget(visible keys.Epoch) {
 	first := keys.Epoch(0)
-	for _, r := range t.removed {
-		if r.Last-r.First >= wal.EpochWindow { // more than a crash has lost
+	for i, r := range t.removed {
+		several := i == 0 && len(t.removed) == removedMax  // that have become one, see removedRanges; each may be what a crash has lost
+		if r.Last-r.First >= wal.EpochWindow && !several { // more than a crash has lost
 			first = max(first, r.First)
 		}
 	}

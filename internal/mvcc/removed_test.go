@@ -53,6 +53,31 @@ func TestRemovedEpochsAreRemembered(t *testing.T) {
 	}
 }
 
+// TestManyCrashesEndNoHold: what so many crashes have lost that the oldest become one is not what a repair has removed.
+func TestManyCrashesEndNoHold(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	at := mustPut(t, s, "key", "value")
+	x := mustSession(t, s)
+	defer x.Close()
+	h, err := x.TakeHold(t.Context(), "test", at, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range keys.Epoch(removedMax + 5) {
+		first := at + 10 + i*(wal.EpochWindow+10)
+		s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: first, Last: first + wal.EpochWindow - 1})
+	}
+	if err := s.openRemoved(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(s.timeline.removed); n != removedMax {
+		t.Fatalf("%d ranges", n)
+	}
+	if _, err := x.RenewHold(t.Context(), h.ID, time.Hour); err != nil || s.timeline.retained() > at {
+		t.Errorf("the hold of epoch %d: %v; the past is kept from epoch %d on", at, err, s.timeline.retained())
+	}
+}
+
 // TestLostStatesAreNotRead: clients have seen the states of commits that a crash takes back, because they were not durable. While older
 // states are kept, by a retention or a hold, nothing tells a client that such an epoch shows it another state, also after the log with the
 // crash is gone.
