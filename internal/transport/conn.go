@@ -59,6 +59,7 @@ type reader struct {
 type streamTable struct {
 	streams    map[uint32]*stream
 	free       *stream
+	freeBytes  int    // that the free streams take
 	lastStream uint32 // newest stream that the client has opened
 	open       int    // streams, and handlers of calls that have not returned
 

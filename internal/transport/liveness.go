@@ -95,16 +95,16 @@ func (c *Conn) waitsLocked() bool {
 	return false
 }
 
-// idleAfter is how long a connection is silent before it gives back the buffers that its bursts
-// have grown.
-const idleAfter = 100 * time.Millisecond
+// quietReads frames between two checks are so few that it costs nothing to make again what a connection keeps to be used again, and which
+// its largest burst has grown.
+const quietReads = 1000
 
 // shrinkLocked gives back what a connection keeps to be used again, also if it has streams, which may be idle, too.
 func (c *Conn) shrinkLocked() {
 	if c.out.flushing || len(c.out.buf) > 0 || len(c.senders) > 0 {
 		return
 	}
-	c.out.buf, c.out.spare, c.senders, c.free = nil, nil, nil, nil
+	c.out.buf, c.out.spare, c.senders, c.free, c.freeBytes = nil, nil, nil, nil, 0
 	if c.streamsMost > 0 && c.open == 0 && len(c.streams) == 0 {
 		c.streams, c.streamsMost = map[uint32]*stream{}, 0 // a map never gets smaller
 	}
@@ -138,7 +138,9 @@ func (c *Conn) check(now time.Time) {
 		c.endLocked(ErrUnread)
 		return
 	}
-	if reads := c.reads.Load(); reads != l.reads || c.out.written > l.written {
+	reads := c.reads.Load()
+	quiet := reads-l.reads < quietReads
+	if reads != l.reads || c.out.written > l.written {
 		l.reads, l.written, l.signAt, l.pinged = reads, c.out.written, now, false
 	}
 	switch silence := now.Sub(l.signAt); {
@@ -150,7 +152,7 @@ func (c *Conn) check(now time.Time) {
 		c.out.buf = appendPing(c.out.buf, keepalivePing)
 		l.written += pingFrameBytes // to write them is no sign of life, and they may never be written
 	}
-	if l.pinged || now.Sub(l.signAt) > idleAfter {
+	if quiet {
 		c.shrinkLocked()
 	}
 	if !l.aged.IsZero() && now.After(l.aged) {

@@ -32,6 +32,7 @@ func (c *Conn) pumpLocked() {
 				rotate(kept, sent) // those that had no turn are the next
 				break
 			}
+			s.queued = false
 			c.sendFrameLocked(s)
 			if s.queued = !s.gone && s.sends(); s.queued {
 				kept = append(kept, s)
@@ -53,9 +54,6 @@ func rotate(streams []*stream, n int) {
 
 // sendFrameLocked sends the next frame of a stream.
 func (c *Conn) sendFrameLocked(s *stream) {
-	if s.gone {
-		return
-	}
 	if n := min(len(s.pending), s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
 		c.out.buf = AppendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
 		c.out.buf = append(c.out.buf, s.pending[:n]...)

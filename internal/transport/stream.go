@@ -3,7 +3,9 @@ package transport
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"time"
+	"unsafe"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
@@ -156,8 +158,9 @@ func (c *Conn) newStreamLocked(id uint32) *stream {
 		s = new(stream)
 	} else {
 		c.free = s.next
+		c.freeBytes -= s.keptBytes()
 	}
-	*s = stream{conn: c, id: id, message: message{body: s.message.body[:0]}, sending: sending{pending: s.pending[:0], sendWindow: c.streamWindow}}
+	*s = stream{conn: c, id: id, message: message{body: s.message.body[:0]}, sending: sending{sendWindow: c.streamWindow}}
 	s.recvWindow = c.server.options.StreamWindow
 	c.streams[id] = s
 	c.streamsMost = max(c.streamsMost, len(c.streams))
@@ -174,6 +177,11 @@ func (c *Conn) removeLocked(s *stream) {
 	delete(c.streams, s.id)
 	if s.call != nil {
 		s.call.removedLocked()
+	}
+	s.pending = nil // which counts no more, and a goroutine may have the stream for long
+	if s.queued {
+		c.senders = slices.DeleteFunc(c.senders, func(other *stream) bool { return other == s })
+		s.queued = false
 	}
 	if s.timer != nil {
 		s.timer.Stop()
@@ -200,16 +208,22 @@ func (c *Conn) removeLocked(s *stream) {
 	c.drainedLocked()
 }
 
+// freeBytesMax is how much the free streams of a connection take: nothing counts them, and a client may have had as many as there may be.
+const freeBytesMax = 64 << 10
+
+// keptBytes is what a free stream takes.
+func (s *stream) keptBytes() int { return int(unsafe.Sizeof(*s)) + cap(s.message.body) }
+
 // freeLocked keeps a stream that nothing refers to any more, except for requests that know its id.
 //
 // A request that was cancelled may still be executed, so its stream is left to the collector.
 func (c *Conn) freeLocked(s *stream) {
-	const keptBytesMax = 4 << 10
-	if s.err != nil || s.done != nil || s.call != nil || s.messages != nil || s.queued || !s.recvEnded || cap(s.message.body) > keptBytesMax || cap(s.pending) > keptBytesMax {
+	if s.err != nil || s.done != nil || s.call != nil || s.messages != nil || !s.recvEnded || c.freeBytes+s.keptBytes() > freeBytesMax {
 		return
 	}
-	s.id, s.next = 0, c.free
+	s.id, s.authorization, s.traceparent, s.trailers, s.next = 0, "", "", nil, c.free
 	c.free = s
+	c.freeBytes += s.keptBytes()
 }
 
 // endMessage gives back what a message has reserved.

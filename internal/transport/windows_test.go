@@ -197,8 +197,14 @@ func TestStreamsThatFailAreReported(t *testing.T) {
 	eventually(t, "two streams are cancelled, and two have failed", func() bool { return s.cancelled.Load() == 2 && s.failed.Load() == 2 })
 }
 
-// TestIdleConnectionsKeepLittle: after a burst of large answers a connection gives back its buffers.
+// TestIdleConnectionsKeepLittle: after a burst of large answers a connection gives back its buffers, also if its client goes on to send a little.
 func TestIdleConnectionsKeepLittle(t *testing.T) {
+	for name, sends := range map[string]bool{"idle": false, "a frame now and then": true} {
+		t.Run(name, func(t *testing.T) { idleConnectionKeepsLittle(t, sends) })
+	}
+}
+
+func idleConnectionKeepsLittle(t *testing.T, sends bool) {
 	_, server, address := start(t, func(o *Options) { o.HandshakeTimeout = time.Second })
 	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
 	_ = p.framer.WriteWindowUpdate(0, 1<<30)
@@ -207,6 +213,9 @@ func TestIdleConnectionsKeepLittle(t *testing.T) {
 	}
 	p.outcome(99)
 	eventually(t, "the buffers are gone", func() bool {
+		if sends {
+			_ = p.framer.WriteWindowUpdate(0, 1)
+		}
 		c := server.onlyConn()
 		c.mu.Lock()
 		defer c.mu.Unlock()
