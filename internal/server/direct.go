@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/transport"
@@ -141,6 +142,7 @@ type directClient struct {
 	large, small int64      // bytes reserved for messages that are being received
 	streams      int64      // streams reserved
 	streamsOpen  int64
+	beyond       int64 // of them, beyond what is reserved; see receiving.beyond
 }
 
 // Fast implements transport.Client.
@@ -165,7 +167,7 @@ func (c *directClient) takeStream(operator bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streamsOpen++
-	if c.countStreams() || operator {
+	if (c.countStreams() || operator) && c.countBeyond() {
 		return true
 	}
 	c.streamsOpen--
@@ -178,11 +180,17 @@ func (c *directClient) CloseStream() {
 	defer c.mu.Unlock()
 	c.streamsOpen--
 	c.countStreams()
+	c.countBeyond()
 }
 
 // countStreams reserves what the open streams need, and reports whether there is that much.
 func (c *directClient) countStreams() bool {
 	return c.server.receiving.countStreams(&c.streams, c.streamsOpen)
+}
+
+// countBeyond counts the open streams for which nothing is reserved, and reports whether there may be as many.
+func (c *directClient) countBeyond() bool {
+	return c.server.receiving.countBeyond(&c.beyond, max(0, c.streamsOpen-config.StreamsOwn-c.streams))
 }
 
 // Receive implements transport.Client.

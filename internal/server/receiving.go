@@ -27,6 +27,7 @@ import (
 type receiving struct {
 	large, small receivingShare
 	streams      receivingShare // counts streams, in steps
+	beyond       atomic.Int64   // streams of operators that the limit does not carry
 	messageBytes int64          // of the largest message that gRPC takes
 	refused      atomic.Uint64
 	step         atomic.Uint32 // counts the checks for progress
@@ -62,6 +63,20 @@ var errPadding = errors.New("server: a frame has more padding than payload")
 // errSmallFrames closes a connection that sends a message in small frames for which there is no
 // room.
 var errSmallFrames = errors.New("server: a message arrives in too many small frames")
+
+// beyondMax bounds the streams of operators that the limit of streams does not carry: while users are not checked, every client may open them.
+// An operator that finds none has those that its connection may always have.
+const beyondMax = 64
+
+// countBeyond changes how many streams a connection has beyond the limit. It reports false if there may not be as many.
+func (r *receiving) countBeyond(conn *int64, n int64) bool {
+	if more := n - *conn; more != 0 && r.beyond.Add(more) > beyondMax && more > 0 {
+		r.beyond.Add(-more)
+		return false
+	}
+	*conn = n
+	return true
+}
 
 type receivingShare struct {
 	limit    int64 // of all connections; the messages of one connection get half of it
