@@ -12,19 +12,7 @@ import (
 
 // TestAnswersOfALongBurstAreSentInParts: of requests that come at once, the first burstMax are answered while a later one is still executed.
 func TestAnswersOfALongBurstAreSentInParts(t *testing.T) {
-	ours, theirs := net.Pipe()
-	defer ours.Close()
-	s := &service{release: make(chan struct{})}
-	server := &Server{options: testOptions(), service: s, services: testServices(), conns: map[*Conn]struct{}{}} // nothing runs that would send
-	server.watchdog.wake = make(chan struct{}, 1)
-	c := newConn(server, theirs)
-	c.client = client{s}
-	server.goroutines.Go(c.start)
-	burst := bytes.NewBufferString(http2.ClientPreface)
-	p := &peer{Conn: ours, t: t, framer: http2.NewFramer(burst, ours)}
-	p.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	p.encoder = hpack.NewEncoder(&p.block)
-	_ = p.framer.WriteSettings()
+	s, server, p, burst := unsent(t)
 	for i := range uint32(burstMax + 1) {
 		path := pathEcho
 		if i == burstMax {
@@ -32,8 +20,7 @@ func TestAnswersOfALongBurstAreSentInParts(t *testing.T) {
 		}
 		p.request(1+2*i, path, 10)
 	}
-	go func() { _, _ = ours.Write(burst.Bytes()) }() // read in one piece, after the server's settings
-	_ = ours.SetReadDeadline(time.Now().Add(20 * time.Second))
+	go func() { _, _ = p.Write(burst.Bytes()) }() // read in one piece, after the server's settings
 	for i := range uint32(burstMax) {
 		if st, n := p.outcome(1 + 2*i); st != "0" || n != grpcPrefixBytes+10 {
 			t.Fatalf("request %d: status %s, %d bytes", i, st, n)
@@ -43,6 +30,52 @@ func TestAnswersOfALongBurstAreSentInParts(t *testing.T) {
 	if st, _ := p.outcome(1 + 2*burstMax); st != "0" {
 		t.Errorf("status %s of the last request", st)
 	}
-	_ = ours.Close()
+	_ = p.Close()
 	server.goroutines.Wait()
+}
+
+// TestAnswersAreSentWhenTheReaderIsRelieved: of requests that come at once, the first is answered while those after it are executed, each until
+// another goroutine gets the role of the reader.
+func TestAnswersAreSentWhenTheReaderIsRelieved(t *testing.T) {
+	s, server, p, burst := unsent(t)
+	p.request(1, pathEcho, 10)
+	p.request(3, pathBlock, 10)
+	p.request(5, pathBlock, 10)
+	go func() { _, _ = p.Write(burst.Bytes()) }()
+	for _, kind := range []http2.FrameType{http2.FrameSettings, http2.FrameWindowUpdate} {
+		if f, err := p.framer.ReadFrame(); err != nil || f.Header().Type != kind {
+			t.Fatalf("a frame of the greeting is %v, %v", f, err)
+		}
+	}
+	eventually(t, "the first two are executed", func() bool { return s.executed.Load() == 2 })
+	for range 2 {
+		server.watchdog.tick()
+	}
+	if st, n := p.outcome(1); st != "0" || n != grpcPrefixBytes+10 {
+		t.Errorf("status %s, %d bytes", st, n)
+	}
+	close(s.release)
+	p.outcome(5)
+	_ = p.Close()
+	server.goroutines.Wait()
+}
+
+// unsent is a connection of a server of which nothing runs that would send by itself. What its client sends is in the buffer first.
+func unsent(t *testing.T) (*service, *Server, *peer, *bytes.Buffer) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { _ = ours.Close() })
+	_ = ours.SetDeadline(time.Now().Add(20 * time.Second))
+	s := &service{release: make(chan struct{})}
+	server := &Server{options: testOptions(), service: s, services: testServices(), conns: map[*Conn]struct{}{}}
+	server.watchdog.wake = make(chan struct{}, 1)
+	c := newConn(server, theirs)
+	c.client = client{s}
+	server.goroutines.Go(c.start)
+	burst := bytes.NewBufferString(http2.ClientPreface)
+	p := &peer{Conn: ours, t: t, framer: http2.NewFramer(burst, ours)}
+	p.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	p.encoder = hpack.NewEncoder(&p.block)
+	_ = p.framer.WriteSettings()
+	return s, server, p, burst
 }

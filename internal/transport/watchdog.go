@@ -87,8 +87,10 @@ func (w *watchdog) tick() int {
 }
 
 // takeRole goes on reading a connection in the place of a goroutine that executes a request. That
-// goroutine keeps the buffer in which its message is.
+// goroutine keeps the buffer in which its message is. The answers of before are sent first: each of those requests that follow may wait, too.
 func (c *Conn) takeRole() {
 	c.in.renew()
-	c.serve()
+	if c.rest() {
+		c.serve()
+	}
 }
