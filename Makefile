@@ -39,10 +39,11 @@ BENCH_BUDGET ?= 20m
 GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)
 GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
-# seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do.
+# seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do. The programs' tests have no
+# seeds: make test runs them, and test-invariants those with servers.
 CRASH_WORDS        := crash|kill|torn|damage|corrupt|nospace|failstop
 CRASH_TESTS        := (?i:$(CRASH_WORDS))
-CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+CRASH_PACKAGES      = $$(git grep --untracked -liE '^func Test.*($(CRASH_WORDS))' -- '*_test.go' ':!bench' ':!examples' ':!cmd' ':!internal/e2e/clients' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 TEST         := $(GO) test -vet=off
 RACE         := $(TEST) -race -tags invariants -timeout 30m
 # The race detector finds nothing where neither the code nor a test starts a goroutine, and where a model of one goroutine tests what others share.

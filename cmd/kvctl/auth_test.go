@@ -15,6 +15,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/server"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // person is a user of kvctl: a file of contexts, and what standard input has.
@@ -98,6 +99,7 @@ func (l *logText) String() string {
 
 // TestUsersFromTheCommandLine: from the token that the server prints to checked users, a lock-out, and back.
 func TestUsersFromTheCommandLine(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	dir := t.TempDir()
 	endpoint, token, stop := realServer(t, dir)
 	ann, bob := newPerson(t), newPerson(t)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epochkv/epochkv/client/clienttest"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // retaining keeps the past for so long that the server takes a sample, which takes an epoch, every five minutes.
@@ -16,6 +17,7 @@ func retaining(c *config.Config) { c.Retention = 365 * 24 * time.Hour }
 
 // TestScriptsOfThePast runs the scripts in testdata/past as TestScripts does, against the real server with a retention.
 func TestScriptsOfThePast(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	scripts, err := filepath.Glob("testdata/past/*.txt")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)

@@ -18,6 +18,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client/clienttest"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output in testdata")
@@ -38,6 +39,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //
 // "go test ./cmd/kvctl -run TestScripts -update" rewrites the text after "----".
 func TestScripts(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	scripts, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)

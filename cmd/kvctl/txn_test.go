@@ -18,11 +18,13 @@ import (
 	"github.com/epochkv/epochkv/client/clienttest"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/server"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestTransactionScripts runs the scripts in testdata/real as TestScripts does, against the real server: the small one knows no
 // transactions.
 func TestTransactionScripts(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	scripts, err := filepath.Glob("testdata/real/*.txt")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // shapes are kinds of keys that applications have.
@@ -78,6 +80,7 @@ func distinct(t *testing.T, h *Heads, all [][]byte) float64 {
 
 // TestLearnedHeadsTellKeysApart, both the keys that they were learned from and the next ones of that shape.
 func TestLearnedHeadsTellKeysApart(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for name := range shapes {
 		t.Run(name, func(t *testing.T) {
 			old, next := shaped(name, 1, 50_000), shaped(name, 2, 50_000)

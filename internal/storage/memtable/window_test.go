@@ -10,6 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // windowShapes are keys of which windows see few or many in a block, and heads that tell nothing.
@@ -26,6 +27,7 @@ var windowShapes = map[string]func(r *rand.Rand, i int) []byte{
 // TestBatchesInstallEveryOperation applies batches around the size of a window, and of several windows, that
 // overwrite keys, split blocks and build guides.
 func TestBatchesInstallEveryOperation(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for name, shape := range windowShapes {
 		t.Run(name, func(t *testing.T) {
 			rnd := seeded(t)(0)
