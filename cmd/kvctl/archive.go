@@ -24,6 +24,7 @@ func (a *app) archiveCommand() *cobra.Command {
 
 // archiveReport is the state of an archive as JSON shows it.
 type archiveReport struct {
+	Enabled       bool          `json:"enabled"`
 	Target        string        `json:"target"`
 	Lineage       string        `json:"lineage"`
 	ArchivedEpoch uint64        `json:"archived_epoch"`
@@ -85,9 +86,6 @@ every state has its log in the archive. A state can be restored if, besides, the
 				if err != nil {
 					return err
 				}
-				if !out.GetEnabled() {
-					return a.print("the server has no archive; start it with --archive URL\n")
-				}
 				return a.printArchive(archiveReportOf(out))
 			})
 		},
@@ -96,7 +94,7 @@ every state has its log in the archive. A state can be restored if, besides, the
 
 func archiveReportOf(out *kvpb.ArchiveStatusResponse) *archiveReport {
 	r := &archiveReport{
-		Target: out.GetTarget(), Lineage: out.GetLineage(), ArchivedEpoch: out.GetArchivedEpoch(), LagSeconds: out.GetLag().AsDuration().Seconds(),
+		Enabled: out.GetEnabled(), Target: out.GetTarget(), Lineage: out.GetLineage(), ArchivedEpoch: out.GetArchivedEpoch(), LagSeconds: out.GetLag().AsDuration().Seconds(),
 		PendingBytes: out.GetPendingBytes(), HeldLogBytes: out.GetHeldLogBytes(), Error: out.GetError(), Refused: out.GetRefused(),
 		Files: out.GetFiles(), FileBytes: out.GetFileBytes(), Records: out.GetRecords(), BreakReason: out.GetBreakReason(), BreakEpoch: out.GetBreakEpoch(),
 		BulkLoads: out.GetBulkLoads(), MergedFiles: out.GetMergedFiles(), MergeError: out.GetMergeError(), Restorable: []intervalRow{},
@@ -123,6 +121,9 @@ func timeText(us uint64) string {
 func (a *app) printArchive(r *archiveReport) error {
 	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
 		return a.printJSON(format, r)
+	}
+	if !r.Enabled {
+		return a.print("the server has no archive; start it with --archive URL\n")
 	}
 	state := "archiving"
 	switch {

@@ -264,7 +264,7 @@ func (a *app) pruneBackups(ctx context.Context, source *backupSource, o backup.P
 func (a *app) printPruned(r *kvpb.PruneBackupsResponse, dryRun bool) error {
 	if format := a.formatOr(formatJSONL); format != formatTable {
 		return a.printJSON(format, map[string]any{
-			"removed": r.GetRemoved(), "kept": r.GetKept(), "parts": r.GetParts(), "bytes": r.GetPartBytes(), "waiting_parts": r.GetWaitingParts(),
+			"removed": append([]string{}, r.GetRemoved()...), "kept": append([]string{}, r.GetKept()...), "parts": r.GetParts(), "bytes": r.GetPartBytes(), "waiting_parts": r.GetWaitingParts(),
 			"postponed": r.GetPostponed(), "dry_run": dryRun, "log_files": r.GetLogFiles(), "log_bytes": r.GetLogBytes(),
 			"log_through_epoch": r.GetLogThroughEpoch(), "oldest_epoch": r.GetOldestEpoch(),
 		})

@@ -30,9 +30,6 @@ The directory needs as much room as the store has. It is removed in any case; wh
 			}
 			o.Progress = a.restoreProgress()
 			report, err := restore.Drill(ctx, o)
-			if restore.Unreachable(err) {
-				return a.unreachable(err)
-			}
 			if err != nil {
 				return err
 			}

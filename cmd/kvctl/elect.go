@@ -60,10 +60,18 @@ func (a *app) observeElection(cmd *cobra.Command, name string) error {
 			if err != nil {
 				return err
 			}
-			if err := a.print("%d %s\n", holder.Token, a.cell(holder.Value)); err != nil {
+			if err := a.printHolder(uint64(holder.Token), holder.Value); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// printHolder prints the leader of an election.
+func (a *app) printHolder(token uint64, value []byte) error {
+	if a.format == formatJSON || a.format == formatJSONL {
+		return a.print("{\"token\":%d,%s}\n", token, appendJSONField(nil, "value", value, a.hex))
+	}
+	return a.print("%d %s\n", token, a.cell(value))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/restore"
 	"github.com/epochkv/epochkv/internal/storage"
 )
 
@@ -107,7 +108,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errNotFound), errors.Is(err, backup.ErrNoBackup):
 		return exitNotFound
-	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged):
+	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged), restore.Unreachable(err):
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable

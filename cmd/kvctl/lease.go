@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -171,6 +172,23 @@ func (a *app) printLeases(rows []leaseRow) error {
 // leaseKeysMax is how many keys lease show prints.
 const leaseKeysMax = 1000
 
+// leaseShown is a lease and its keys as JSON shows them.
+type leaseShown struct {
+	leaseRow
+	Keys []json.RawMessage `json:"keys"`
+	More bool              `json:"more_keys,omitempty"`
+}
+
+// keysAsJSON are keys as they are in records.
+func (a *app) keysAsJSON(keys [][]byte) []json.RawMessage {
+	list := make([]json.RawMessage, len(keys))
+	for i, key := range keys {
+		r := record{key: key, keyOnly: true}
+		list[i] = r.appendJSON(nil, a.hex)
+	}
+	return list
+}
+
 func (a *app) leaseShowCommand() *cobra.Command {
 	return a.leaseVerb("show ID", "Show a lease and its keys", "Show a lease, and up to 1000 keys that are deleted when it ends.", "  kvctl lease show 42",
 		func(ctx context.Context, c *client.Client, id uint64) error {
@@ -178,7 +196,11 @@ func (a *app) leaseShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := a.printLeases([]leaseRow{toLeaseRow(found.GetLease())}); err != nil {
+			row := toLeaseRow(found.GetLease())
+			if format := a.formatOr(formatJSONL); format == formatJSON || format == formatJSONL {
+				return a.printJSON(format, leaseShown{row, a.keysAsJSON(found.GetKeys()), found.GetMore()})
+			}
+			if err := a.printLeases([]leaseRow{row}); err != nil {
 				return err
 			}
 			for _, key := range found.GetKeys() {

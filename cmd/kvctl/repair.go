@@ -55,10 +55,36 @@ func (a *app) confirm(question string) bool {
 	return answer == "y" || answer == "yes"
 }
 
+// repairedLog is what a repair did as JSON shows it.
+type repairedLog struct {
+	Changed   bool     `json:"changed"`
+	From      uint64   `json:"dropped_from_epoch,omitempty"`
+	Bytes     int64    `json:"bytes,omitempty"`
+	File      string   `json:"file,omitempty"`
+	Offset    int64    `json:"offset,omitempty"`
+	PartsUpTo uint64   `json:"parts_up_to_epoch,omitempty"`
+	Removed   []string `json:"removed_files,omitempty"`
+}
+
+func repairedAsJSON(d inspect.RepairedLog) *repairedLog {
+	r := &repairedLog{Changed: d.Cause != nil}
+	if r.Changed {
+		r.From, r.Bytes, r.File, r.Offset, r.PartsUpTo, r.Removed = uint64(d.From), d.Bytes, d.Cause.File, d.Cause.Offset, uint64(d.Parts), d.Files
+	}
+	return r
+}
+
 func (a *app) repairLog(dir string) error {
 	dropped, err := inspect.RepairLog(nil, dir)
 	if err != nil {
 		return err
+	}
+	return a.printRepaired(dropped)
+}
+
+func (a *app) printRepaired(dropped inspect.RepairedLog) error {
+	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+		return a.printJSON(format, repairedAsJSON(dropped))
 	}
 	if dropped.Cause == nil {
 		return a.print("the log is sound; nothing was changed\n")

@@ -43,9 +43,6 @@ are ended, and all access tokens are revoked unless --keep-tokens is given.`,
 			}
 			o.Progress = a.restoreProgress()
 			report, err := restore.Run(cmd.Context(), o)
-			if restore.Unreachable(err) {
-				return a.unreachable(err)
-			}
 			if err != nil {
 				return err
 			}
@@ -120,12 +117,6 @@ func (a *app) restoreProgress() func(restore.Progress) {
 		step, last = p.Step, time.Now()
 		_, _ = fmt.Fprintf(a.err, "%s: epoch %d, %d records\n", p.Step, p.Epoch, p.Records)
 	}
-}
-
-// unreachable says that the target is not in the archive.
-func (a *app) unreachable(err error) error {
-	_, _ = fmt.Fprintf(a.err, "kvctl: %s\n", printable(err.Error()))
-	return commandError{exitCorruption}
 }
 
 // restoreReport is a restore as JSON shows it.
