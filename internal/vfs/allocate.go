@@ -2,7 +2,6 @@ package vfs
 
 import (
 	"errors"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,19 +9,15 @@ import (
 // fallocate allocates a range of a file, which becomes as long as that if it is shorter.
 func fallocate(fd int, off, length int64) error { return unix.Fallocate(fd, 0, off, length) }
 
-// allocate allocates [0, size) of a file with a call for a range. Some file systems, XFS and ZFS among them, want as much free space as the range is
-// long, whatever is allocated of it: a file that is larger than the rest of the disk could not grow there. So if the space does not
-// suffice for the range, only what the file lacks is allocated.
+// allocate allocates what a file lacks of [0, size), with a call for each range. Some file systems, XFS and ZFS among them, want as much free space
+// as a range is long, whatever is allocated of it, and keep it from others meanwhile: a file that is larger than the rest of the disk
+// could not grow if all of it were allocated again.
 func allocate(fd int, size int64, call func(fd int, off, length int64) error) error {
-	err := call(fd, 0, size)
-	if !slices.Contains(fullErrnos, err) {
-		return err
-	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	const blockBytes = 512 // of Stat_t.Blocks
+	const blockBytes = 512 // of Stat_t.Blocks, which may have some that are not of the contents
 	if end := min(st.Size, size); st.Blocks*blockBytes < end {
 		if err := allocateHoles(fd, end, call); err != nil {
 			return err
@@ -33,9 +28,6 @@ func allocate(fd int, size int64, call func(fd int, off, length int64) error) er
 	}
 	return call(fd, st.Size, size-st.Size)
 }
-
-// fullErrnos are the errors of a full device, or of a quota that is used up.
-var fullErrnos = []error{unix.ENOSPC, unix.EDQUOT}
 
 // allocateHoles allocates the holes before an offset.
 func allocateHoles(fd int, end int64, call func(fd int, off, length int64) error) error {
