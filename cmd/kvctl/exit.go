@@ -178,6 +178,8 @@ func (a *app) advice(err error) string {
 	advice, unknown := a.adviceAbout(err), a.unknown(err)
 	e, ok := errors.AsType[*client.Error](err)
 	switch {
+	case ok && unknown == "change" && e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:
+		return "The change may or may not have happened. Look at what there is once the server is healthy again."
 	case !ok || unknown == "" || e.Code == codes.DeadlineExceeded || e.Reason == kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:
 		return advice
 	case e.Reason == kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED && advice != "":

@@ -97,6 +97,15 @@ func TestAdviceTellsOfAChangeThatMayHaveHappened(t *testing.T) {
 	}
 }
 
+// TestAdviceOfAChangeWithAnUnknownOutcome names no key.
+func TestAdviceOfAChangeWithAnUnknownOutcome(t *testing.T) {
+	unknown := clienttest.NewError(codes.Internal, kvpb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, "the test says so")
+	_, errs, code := runWith(t, nil, "user", "delete", "bob", "--endpoint", refusingServer(t, unknown, unknown))
+	if code != exitError || !strings.Contains(errs, "The change may or may not have happened. Look at what there is") {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
 // refusingServer ends the first call with one error, and all others with another.
 func refusingServer(t *testing.T, first, others error) (endpoint string) {
 	t.Helper()

@@ -197,11 +197,14 @@ func (m *Manager) record(ctx context.Context) {
 }
 
 // Revoke ends a lease now, and returns when that is durable. If ctx ends before that, the lease is revoked all the same.
-// The error is ErrNotFound, why ctx ended, or mvcc.ErrFailed if the store takes no writes any more. A lease of which the record could
-// not be read can be revoked.
+// The error is ErrNotFound, why ctx ended, mvcc.ErrFailed if the store takes no writes, or *mvcc.OutcomeUnknownError if it has failed
+// meanwhile. A lease of which the record could not be read can be revoked.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e, err := m.find(id)
 	if err != nil && !m.unread.has(id) {
+		return err
+	}
+	if err := m.store.Err(); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -224,7 +227,7 @@ func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	case <-ended:
 		return nil
 	case <-m.storeFailed:
-		return unlessEnded(ended, m.store.Err())
+		return unlessEnded(ended, &mvcc.OutcomeUnknownError{Epoch: m.store.Visible(), Cause: m.store.Err()})
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

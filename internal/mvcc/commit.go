@@ -84,13 +84,14 @@ func (x *Session) Commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	return epoch, err
 }
 
-// commitDurably is Commit of a SYNC write that is durable when it returns. With an epoch and an error, that is not known.
+// commitDurably is Commit of a SYNC write that is durable when it returns. With an epoch and an error, that is not known: the error is
+// that of WaitWritten.
 func (x *Session) commitDurably(ctx context.Context, w *Write) (keys.Epoch, error) {
 	epoch, err := x.Commit(ctx, w)
 	if err != nil {
 		return epoch, err
 	}
-	return epoch, x.store.Wait(ctx, epoch, DurabilitySync)
+	return epoch, x.store.WaitWritten(ctx, epoch, DurabilitySync)
 }
 
 // commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:

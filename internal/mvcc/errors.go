@@ -111,6 +111,20 @@ func ofKey(err error, internal []byte) error {
 	return err
 }
 
+// OutcomeUnknownError means that a commit is installed, or that the superblock of a bulk load was written, and that the store has failed
+// before it was durable: the next start finds it, or not.
+type OutcomeUnknownError struct {
+	Epoch keys.Epoch // of the commit, or a later one
+	Cause error
+}
+
+func (e *OutcomeUnknownError) Error() string {
+	return fmt.Sprintf("mvcc: the store failed before epoch %d was durable: %v", e.Epoch, e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *OutcomeUnknownError) Unwrap() error { return e.Cause }
+
 // NotPermittedError is the error of the function that Session.Permit has set. It also replaces the outcome of an earlier attempt
 // of the request.
 type NotPermittedError struct{ Cause error }

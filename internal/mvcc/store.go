@@ -144,6 +144,15 @@ func (s *Store) Wait(ctx context.Context, e keys.Epoch, d Durability) error {
 	return s.watermark.waitAlone(ctx, e)
 }
 
+// WaitWritten is Wait for the writer of the commit: unless the context has ended, its error is *OutcomeUnknownError.
+func (s *Store) WaitWritten(ctx context.Context, e keys.Epoch, d Durability) error {
+	err := s.Wait(ctx, e, d)
+	if err == nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return &OutcomeUnknownError{Epoch: e, Cause: err}
+}
+
 // Acknowledgeable reports whether Wait would return nil at once.
 func (s *Store) Acknowledgeable(e keys.Epoch, d Durability) bool {
 	return e <= s.Visible() && (!s.isSync(d) || e <= s.engine.Durable())

@@ -27,7 +27,7 @@ func (s *kvService) BulkLoad(stream grpc.ClientStreamingServer[pb.BulkLoadReques
 		defer cancel()
 		var began time.Duration
 		loaded, err := s.bulkLoad(ctx, o, stream, &began)
-		if unknown := (*outcomeUnknownError)(nil); errors.As(err, &unknown) {
+		if unknown := (*mvcc.OutcomeUnknownError)(nil); errors.As(err, &unknown) {
 			return err // whatever else has ended it
 		}
 		if err != nil {
@@ -112,7 +112,7 @@ func (s *kvService) bulkLoad(
 func commitBulk(ctx context.Context, l *mvcc.BulkLoad) (mvcc.BulkLoaded, error) {
 	loaded, err := l.Commit(ctx)
 	if loaded.Epoch != 0 && errors.Is(err, mvcc.ErrFailed) {
-		err = &outcomeUnknownError{epoch: loaded.Epoch, cause: err}
+		err = &mvcc.OutcomeUnknownError{Epoch: loaded.Epoch, Cause: err}
 	}
 	return loaded, err
 }

@@ -54,19 +54,6 @@ func invalid(field, text string) error {
 // errMetadata is metadata above the limit that the server announces to its clients.
 var errMetadata = invalid("metadata", fmt.Sprintf("is larger than %d bytes, names and 32 bytes for each field included", headerBytesMax))
 
-// outcomeUnknownError is a write that was installed, or a bulk load whose superblock was written, and
-// the store failed before it was durable.
-type outcomeUnknownError struct {
-	epoch keys.Epoch
-	cause error
-}
-
-func (e *outcomeUnknownError) Error() string {
-	return fmt.Sprintf("the store failed before epoch %d was durable: %v", e.epoch, e.cause)
-}
-
-func (e *outcomeUnknownError) Unwrap() error { return e.cause }
-
 // laterMessageError refuses a message of a stream that has carried others. The message was not
 // executed. Earlier requests of the stream may have been, and their answers may be lost with the
 // stream.
@@ -237,7 +224,7 @@ func classify(err error) fault {
 func classifyTyped(err error) (fault, bool) {
 	var (
 		argument     *argumentError
-		unknown      *outcomeUnknownError
+		unknown      *mvcc.OutcomeUnknownError
 		limit        *mvcc.LimitError
 		duplicate    *batch.DuplicateKeyError
 		precondition *mvcc.PreconditionError
@@ -252,7 +239,7 @@ func classifyTyped(err error) (fault, bool) {
 		return fault{code: codes.InvalidArgument, reason: argument.reason, field: argument.field}, true
 	case errors.As(err, &unknown):
 		return fault{code: codes.Internal, reason: pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN, metadata: map[string]string{
-			"epoch": decimal(unknown.epoch), "cause": unknown.cause.Error(),
+			"epoch": decimal(unknown.Epoch), "cause": unknown.Cause.Error(),
 		}}, true
 	case errors.As(err, &limit):
 		return limitFault(limit), true

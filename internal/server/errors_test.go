@@ -76,7 +76,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 		pb.ErrorReason_ERROR_REASON_SHUTTING_DOWN:        {err: errShuttingDown, code: codes.Unavailable, retry: true},
 		pb.ErrorReason_ERROR_REASON_READ_ONLY:            {err: fmt.Errorf("%w: %w", mvcc.ErrFailed, vfs.ErrNoSpace), code: codes.Unavailable, metadata: []string{"cause"}},
 		pb.ErrorReason_ERROR_REASON_EXPIRED_BEFORE_START: {err: errExpired, code: codes.DeadlineExceeded},
-		pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:      {err: &outcomeUnknownError{epoch: 1, cause: mvcc.ErrFailed}, code: codes.Internal, metadata: []string{"epoch", "cause"}},
+		pb.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN:      {err: &mvcc.OutcomeUnknownError{Epoch: 1, Cause: mvcc.ErrFailed}, code: codes.Internal, metadata: []string{"epoch", "cause"}},
 		pb.ErrorReason_ERROR_REASON_INTERNAL:             {err: errors.New("surprise"), code: codes.Internal},
 		pb.ErrorReason_ERROR_REASON_UNIMPLEMENTED:        {err: errUnimplemented, code: codes.Unimplemented},
 		pb.ErrorReason_ERROR_REASON_TYPE_ERROR:           {err: &mvcc.TypeError{}, code: codes.FailedPrecondition, metadata: []string{"key", "index"}},

@@ -35,11 +35,10 @@ func (w ackWait) wait(ctx context.Context, s *mvcc.Store) error {
 	if w.epoch == 0 {
 		return nil
 	}
-	err := s.Wait(ctx, w.epoch, w.durability)
-	if err != nil && w.write && contextStatus(err) == nil { // which may have ended, too, after the log has failed
-		return &outcomeUnknownError{epoch: w.epoch, cause: err}
+	if w.write {
+		return s.WaitWritten(ctx, w.epoch, w.durability)
 	}
-	return err
+	return s.Wait(ctx, w.epoch, w.durability)
 }
 
 // ackRead is the wait of a read that saw a commit which a crash could still take back.

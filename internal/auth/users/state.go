@@ -246,7 +246,8 @@ func WithPermit(ctx context.Context, permit func(*auth.Table) error) context.Con
 	return context.WithValue(ctx, permitKey{}, permit)
 }
 
-// change commits what edit does to a draft. If it returns an error, and the context has not ended, nothing has changed.
+// change commits what edit does to a draft. If it returns an error, and the context has not ended, nothing has changed, unless it is
+// *mvcc.OutcomeUnknownError.
 func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 	if err := m.store.RequireFeatureLevel(keys.FeatureLevelHistory, "users"); err != nil {
 		return err
@@ -305,7 +306,7 @@ func (m *Manager) commit(ctx context.Context, w *mvcc.Write) (keys.Epoch, error)
 	if err != nil {
 		return 0, err
 	}
-	return epoch, m.store.Wait(context.WithoutCancel(ctx), epoch, mvcc.DurabilitySync)
+	return epoch, m.store.WaitWritten(context.WithoutCancel(ctx), epoch, mvcc.DurabilitySync)
 }
 
 func (d *draft) set(key, value []byte) { d.write.Batch.SetRecord(keys.SpaceSystem, key, value) }
