@@ -18,6 +18,9 @@ const (
 	damagedEvery = 10 * time.Second
 	// turnMax is how many leases are revoked before their commits are waited for, together.
 	turnMax = 256
+	// turnTime is how long a turn goes on with leases that have many keys, of which it deletes a few in any case. A million keys
+	// take many seconds, in which the other leases must not live on.
+	turnTime = 20 * time.Millisecond
 )
 
 // Run revokes leases at their deadlines, and those that Revoke was asked for, until ctx ends. Without leases it sleeps.
@@ -114,7 +117,7 @@ func (m *Manager) takeDue(limit int) (due []*entry) {
 }
 
 // revokeAll reports false if not all could be revoked; the others will be tried again. A lease that has met damage does not count:
-// it is tried again later, and keeps no other waiting.
+// it is tried again later, and keeps no other waiting. Nor does one with many keys, of which the next turn deletes more.
 func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	done, failed, last := m.commitAll(ctx, due)
 	if last != 0 && m.store.Wait(ctx, last, mvcc.DurabilitySync) != nil { // the store has failed or closes
@@ -131,9 +134,12 @@ func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	m.busy = nil
 	all, now := true, m.options.Elapsed()
 	for _, f := range failed {
-		if f.lease.damage, f.lease.retryAt = nil, now+retryEvery; errors.Is(f.err, mvcc.ErrDamaged) {
+		switch f.lease.damage, f.lease.retryAt = nil, now+retryEvery; {
+		case errors.Is(f.err, errGoesOn):
+			f.lease.retryAt = now
+		case errors.Is(f.err, mvcc.ErrDamaged):
 			f.lease.damage, f.lease.retryAt = f.err, now+damagedEvery
-		} else {
+		default:
 			all = false
 		}
 		m.asked = append(m.asked, f.lease)
@@ -141,7 +147,7 @@ func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
 	return all
 }
 
-// failedRevocation is a lease that could not be revoked, and why.
+// failedRevocation is a lease that is not revoked yet, and why.
 type failedRevocation struct {
 	lease *entry
 	err   error
@@ -152,12 +158,14 @@ type failedRevocation struct {
 func (m *Manager) commitAll(ctx context.Context, due []*entry) (done []*entry, failed []failedRevocation, last keys.Epoch) {
 	m.revoker.mu.Lock()
 	defer m.revoker.mu.Unlock()
-	x := m.revoker.session
+	x, until := m.revoker.session, time.Now().Add(m.turnTime)
 	defer x.Trim()
 	for _, e := range due {
-		epoch, err := m.revoke(ctx, x, e)
+		epoch, err := m.revoke(ctx, x, e, until)
 		if err != nil {
-			m.counters.failures.Add(1)
+			if !errors.Is(err, errGoesOn) {
+				m.counters.failures.Add(1)
+			}
 			failed = append(failed, failedRevocation{e, err})
 			continue
 		}

@@ -170,11 +170,10 @@ type toRecord struct {
 	cleared int // of the lease, when that was decided
 }
 
-// recordRemaining records what is left of leases. Each commit has a bounded number of them.
+// recordRemaining records what is left of leases. Each commit has few of them, as those of a long revocation.
 func (m *Manager) recordRemaining(ctx context.Context, x *mvcc.Session, all []toRecord) error {
-	const batchMax = 10_000
 	for len(all) > 0 {
-		n := min(len(all), batchMax)
+		n := min(len(all), longStepKeys)
 		if err := m.commitRemaining(ctx, x, all[:n]); err != nil {
 			return err
 		}

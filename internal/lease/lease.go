@@ -98,8 +98,9 @@ type Options struct {
 // Manager has the leases and locks of a store.
 type Manager struct {
 	// Constant after Open.
-	store   *mvcc.Store
-	options Options
+	store    *mvcc.Store
+	options  Options
+	turnTime time.Duration // turnTime, but for tests
 
 	mu        sync.RWMutex
 	leases    map[ID]*entry
@@ -137,7 +138,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.Now = time.Now
 	}
 	m := &Manager{
-		store: store, options: o, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
+		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
 		counting: counting{wake: make(chan struct{}, 1)},
 	}
 	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
@@ -181,6 +182,8 @@ type entry struct {
 	// Of Manager.mu: when a revocation that failed is tried again, and the damage that it has met.
 	retryAt time.Duration
 	damage  error
+
+	progress progress // of the goroutine that revokes
 }
 
 // endedLocked is a channel that is closed when the lease has been revoked.

@@ -5,27 +5,40 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
+// progress is how far the revocation of a lease has come.
+type progress struct {
+	after  []byte // the last attachment that is gone; nil: it begins
+	damage error  // the lease is not gone while it may have keys that cannot be read
+}
+
+// errGoesOn says that a lease has more keys than can be deleted in one turn.
+var errGoesOn = errors.New("the revocation goes on")
+
 // revoke deletes a lease whose revocation has begun, and what is attached to it: in one commit, or in several small ones
-// if there are more attachments than one commit should have. It returns the epoch of the last one.
+// if there are more attachments than one commit should have. It returns the epoch of the last one, or errGoesOn after the time
+// until which it may take, and one commit at least: then it goes on from there when it is called again.
 //
 // The mark in memory is set. What has held the lease's latch before may not have seen it, so revoke waits until all that is
 // visible: from then on, no attachment is added.
-func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.Epoch, error) {
-	if err := x.AwaitCommitted(ctx, leaseLatch(e.id)); err != nil {
+func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry, until time.Time) (keys.Epoch, error) {
+	p, keysMax := e.progress, m.options.StepKeys
+	e.progress = progress{} // after an error it begins again
+	if p.after != nil {
+		keysMax = min(keysMax, longStepKeys)
+	} else if err := x.AwaitCommitted(ctx, leaseLatch(e.id)); err != nil {
 		return 0, err
 	}
-	var damage error // the lease is not gone while it may have keys that cannot be read
-	keysMax := m.options.StepKeys
-	for after := []byte(nil); ; {
-		step, more, err := m.attachments(ctx, x, e.id, after, keysMax, m.options.StepBytes, func(_, _ []byte, err error) {
+	for {
+		step, more, err := m.attachments(ctx, x, e.id, p.after, keysMax, m.options.StepBytes, func(_, _ []byte, err error) {
 			if !mvcc.HidesOnlyBefore(err, e.since) {
-				damage = cmp.Or(damage, err)
+				p.damage = cmp.Or(p.damage, err)
 			}
 		})
 		if err != nil {
@@ -35,16 +48,20 @@ func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.E
 			keysMax = longStepKeys
 			step = step[:keysMax]
 		}
-		epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && damage == nil)
+		epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && p.damage == nil)
 		if err != nil {
 			return 0, err
 		}
-		if damage = cmp.Or(damage, hidden); !more {
-			return epoch, damage
+		if p.damage = cmp.Or(p.damage, hidden); !more {
+			return epoch, p.damage
 		}
-		after = step[len(step)-1]
+		p.after = step[len(step)-1]
 		if err := m.store.Wait(ctx, epoch, mvcc.DurabilityAsync); err != nil { // for the next snapshot
 			return 0, err
+		}
+		if !time.Now().Before(until) {
+			e.progress = p
+			return 0, errGoesOn
 		}
 	}
 }
