@@ -26,8 +26,11 @@ func (x *Session) memoryBytes() int {
 	b := &x.buffers
 	return b.txn.write.Batch.MemoryBytes() + b.txn.reads.held() + 4*cap(b.txn.cursor.own) + cap(b.txn.old) + cap(b.txn.fresh) +
 		b.ranged.write.Batch.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) +
-		cap(b.cursor.long) + cap(b.batch.buf) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
+		cap(b.cursor.long) + cap(b.batch.buf) + keyReadBytes*cap(b.batch.keys) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
 }
+
+// keyReadBytes is what a session keeps of each key that is read with others, beside the key.
+const keyReadBytes = 80
 
 // inUse reports whether a transaction or a cursor is open in the buffers.
 func (b *sessionBuffers) inUse() bool { return b.txn.open || b.cursor.open }

@@ -113,6 +113,9 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.prevalidate(ctx, w); err != nil {
 		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
 	}
+	if err := x.readBefore(ctx, w); err != nil {
+		return 0, err
+	}
 	if err := x.lock(ctx, w); err != nil {
 		return 0, err
 	}

@@ -117,6 +117,9 @@ type Condition struct {
 	ReturnCurrent bool // the PreconditionError has the key's current value
 }
 
+// conditionKeyBytes is how much longer the internal key of a condition is than its key, at most.
+const conditionKeyBytes = 2
+
 // appendInternal appends the internal key that the condition is about.
 func (c *Condition) appendInternal(dst []byte) []byte {
 	if c.Kind == LockHeld {
