@@ -164,12 +164,12 @@ func (m *Manager) Roles(ctx context.Context) (all []*Role, err error) {
 	return all, m.read(ctx, func(s *state) { all = append([]*Role{rootRole}, sorted(s.roles)...) })
 }
 
-// read calls f with the state, which does not change meanwhile.
+// read calls f with the state of the newest table, unless the context has ended. A change that is being made may wait for the device: it is
+// in the next state.
 func (m *Manager) read(ctx context.Context, f func(*state)) error {
-	if err := m.takeTurn(ctx); err != nil {
-		return err
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	defer m.endTurn()
-	f(&m.state)
+	f(m.newest.Load())
 	return nil
 }

@@ -161,6 +161,7 @@ func (m *Manager) load(ctx context.Context) error {
 	for i := range s.tokens {
 		t.Tokens[i] = liveTokens(s.tokens[i])
 	}
+	m.adopt(*s)
 	m.publish(t)
 	return nil
 }
@@ -280,10 +281,17 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 	if err != nil {
 		return err
 	}
-	m.state, t.Revision = d.next, epoch
+	m.adopt(d.next)
+	t.Revision = epoch
 	m.state.setLimits(t, before)
 	m.publish(t)
 	return m.store.AwaitCommitPause(ctx) // a bulk load in it was permitted by an earlier table
+}
+
+// adopt makes a state the newest. The caller has the turn.
+func (m *Manager) adopt(s state) {
+	m.state = s
+	m.newest.Store(&s)
 }
 
 func (m *Manager) takeTurn(ctx context.Context) error {

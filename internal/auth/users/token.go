@@ -236,7 +236,7 @@ func (m *Manager) tidyTokens(ctx context.Context) error {
 	if err := m.recordUses(ctx); err != nil {
 		return err
 	}
-	if err := m.read(ctx, m.renew); err != nil {
+	if err := m.renew(ctx); err != nil {
 		return err
 	}
 	now, expired := m.options.Now(), []auth.TokenHash(nil)
@@ -264,9 +264,14 @@ func (m *Manager) tidyTokens(ctx context.Context) error {
 
 // renew publishes the same table once more. Connections keep their caller as long as the table is the same: a token that one connection
 // sends for weeks would have been used last when that began.
-func (m *Manager) renew(*state) {
+func (m *Manager) renew(ctx context.Context) error {
+	if err := m.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer m.endTurn()
 	same := *m.Table()
 	m.publish(&same)
+	return nil
 }
 
 // recordUses writes the times of the last use that have changed. It is no change of rights: the revision stays.
@@ -296,6 +301,6 @@ func (m *Manager) recordUses(ctx context.Context) error {
 	if _, err := m.commit(ctx, &d.write); err != nil {
 		return err
 	}
-	m.state = d.next
+	m.adopt(d.next)
 	return nil
 }

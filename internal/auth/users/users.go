@@ -109,6 +109,8 @@ type Manager struct {
 
 	turn  chan struct{} // holds a token while a change is made
 	state state         // of the holder of turn; its maps and records are never changed, but replaced
+
+	newest atomic.Pointer[state] // that of the newest table: what reads see, which wait for no change
 }
 
 // Open reads the users of a store. The caller runs Run until the store closes.
