@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -44,6 +46,9 @@ const (
 	// executeAttemptsFree is how many attempts do not wait for a turn. From then on the losers take turns, so that they
 	// do not defeat each other for ever.
 	executeAttemptsFree = 2
+	// executeTurnMax is how long a turn lasts at most: one that takes long, because it reads much, goes on without it, and keeps no
+	// others waiting, which may be about other keys.
+	executeTurnMax = 100 * time.Millisecond
 )
 
 // Execute evaluates the conditions and does the operations of the case that they select, atomically.
@@ -86,7 +91,9 @@ func (x *Session) executeTransaction(ctx context.Context, e *Execution) (Execute
 		if attempt == executeAttemptsFree {
 			select {
 			case turn <- struct{}{}:
-				defer func() { <-turn }()
+				end := sync.OnceFunc(func() { <-turn })
+				defer end()
+				defer time.AfterFunc(executeTurnMax, end).Stop()
 			case <-ctx.Done():
 			}
 		}
