@@ -52,6 +52,7 @@ type Write struct {
 // Reset empties the write and keeps its buffers.
 func (w *Write) Reset() {
 	w.Batch.Reset()
+	clear(w.Conditions) // they refer to memory of the request
 	w.Conditions = w.Conditions[:0]
 	w.Durability, w.Origin = DurabilityDefault, batch.OriginClient
 	w.snapshot, w.reads, w.firstWins, w.checkOnly = 0, nil, false, false

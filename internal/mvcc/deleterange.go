@@ -51,6 +51,7 @@ func (x *Session) DeleteRange(ctx context.Context, o RangeDelete) (RangeDeleted,
 func (x *Session) deleteRangeOnce(ctx context.Context, o RangeDelete) (RangeDeleted, error) {
 	w, reads := &x.buffers.ranged.write, &x.buffers.ranged.reads
 	w.Reset()
+	defer w.Reset() // a session that is pooled keeps nothing of the request
 	w.Conditions, w.Durability = append(w.Conditions, o.Conditions...), o.Durability
 	at, err := x.OpenSnapshot(0)
 	if err != nil {

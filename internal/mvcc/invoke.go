@@ -172,6 +172,7 @@ func (x *Session) InvokeRequest(
 ) (keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
+	defer w.Reset() // a session that is pooled keeps nothing of the request
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	w.setRequest(request)
 	w.ops, w.outcomes = ops, out

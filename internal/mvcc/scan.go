@@ -236,4 +236,5 @@ func (c *Cursor) Close() {
 	}
 	c.Pause()
 	c.open = false
+	c.options = ScanOptions{} // which refers to the request, and to its connection
 }

@@ -2,7 +2,9 @@ package mvcc
 
 import (
 	"errors"
+	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -39,5 +41,48 @@ func TestSessionsKeepTheirAttachmentInThePool(t *testing.T) {
 	}
 	if open, all := s.Sessions(); open != 0 || all != len(burst) {
 		t.Errorf("%d sessions in use of %d, want 0 of %d", open, all, len(burst))
+	}
+}
+
+// TestPooledSessionsForgetTheirScans: the bounds of a scan are memory of its request, and its context leads to its connection. Sessions are pooled
+// for good.
+func TestPooledSessionsForgetTheirScans(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	mustPut(t, s, "a", "b")
+	for name, scan := range map[string]func(*Session, ScanOptions) error{
+		"a scan": func(x *Session, o ScanOptions) error {
+			if _, err := x.OpenSnapshot(0); err != nil {
+				return err
+			}
+			c, err := x.Scan(o)
+			if err == nil {
+				c.Next()
+			}
+			return err
+		},
+		"a scan in a transaction": func(x *Session, o ScanOptions) error {
+			txn, err := x.Begin(TxnOptions{})
+			if err != nil {
+				return err
+			}
+			c, err := txn.Scan(o)
+			if err == nil {
+				c.Next()
+			}
+			return err
+		},
+	} {
+		kept := func() weak.Pointer[[64]byte] {
+			x, lower := mustSession(t, s), new([64]byte)
+			defer x.Close()
+			if err := scan(x, ScanOptions{Lower: lower[:]}); err != nil {
+				t.Fatal(err)
+			}
+			return weak.Make(lower)
+		}()
+		runtime.GC()
+		if kept.Value() != nil {
+			t.Errorf("%s: an idle session keeps the memory of its request", name)
+		}
 	}
 }

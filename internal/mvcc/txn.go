@@ -107,6 +107,14 @@ func (t *Txn) Visit(written func(key []byte, lease uint64), read func(lower, upp
 // Size is the memory of the transaction's write set and read set in bytes, overhead included.
 func (t *Txn) Size() int { return t.own.size() + t.reads.size() + 4*len(t.cursor.own) }
 
+// Trim gives up what an invocation has read and made, if that is large: the transaction may be idle for long after it, and Size does not have it.
+// What Invoke has returned is not valid any more.
+func (t *Txn) Trim() {
+	if cap(t.old)+cap(t.fresh) > pausedBytesMax {
+		t.old, t.fresh = nil, nil
+	}
+}
+
 // validated reports whether the commit validates the reads, so that they are added to the read set.
 func (t *Txn) validated() bool {
 	return t.options.Isolation == IsolationSerializable && !t.options.ReadOnly

@@ -145,6 +145,7 @@ func (c *TxnCursor) Close() {
 		c.rememberRange()
 	}
 	c.base.Close()
+	c.options = ScanOptions{}
 }
 
 // rememberRange adds to the read set the part of the range over which the cursor has moved: all of

@@ -102,7 +102,7 @@ func (k *directKeepAlives) Execute(_ transport.Lane, message []byte) bool {
 		release = held.release
 	}
 	sent := k.request.Send(&k.out, release)
-	if len(k.in.Ids) > keptIDsMax {
+	if len(k.in.Ids) > keptIDsMax || len(message) > keptIDsMax*idBytesMax { // with fields that are not known
 		k.keepAliveMessages = keepAliveMessages{}
 	}
 	return sent

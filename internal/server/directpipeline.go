@@ -272,7 +272,7 @@ func (p *directPipeline) send(a *answer) {
 	if !p.request.Send(&p.answers.msg, release) {
 		code = codes.Canceled
 	}
-	p.answers.get.Get.Value = nil
+	p.answers.forget()
 	p.answers.mu.Unlock()
 	a.drop()
 	p.requestEnded(a, code)

@@ -120,7 +120,8 @@ func (k *watchWalk) setPrevious(sw *streamWatch, e *pb.ChangeEvent) error {
 		e.PreviousUnavailable = true
 		return nil
 	}
-	k.previous.AdmitLarge(func(bytes int) error { return k.admit(len(e.Key) + len(e.Value) + bytes) })
+	size := len(e.Key) + len(e.Value) // and not the event, which the session would keep
+	k.previous.AdmitLarge(func(bytes int) error { return k.admit(size + bytes) })
 	return k.previous.ReadAll(k.snapshot.ctx, [][]byte{e.Key}, func(_ int, v mvcc.Value) error {
 		if v.Found {
 			e.PreviousValue = append([]byte{}, v.Data...)

@@ -205,6 +205,9 @@ func (k *watchWalk) pause() {
 	if k.changes != nil {
 		k.changes.Pause()
 	}
+	if k.previous != nil {
+		k.previous.Trim()
+	}
 }
 
 // openRange opens the walk of the range at hand, after the last key.

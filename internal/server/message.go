@@ -177,7 +177,7 @@ func (s *sender) send(a *answer) error {
 		a.charge = nil
 	}
 	err := s.stream.SendMsg(a.charge.of(&s.msg))
-	s.get.Get.Value = nil
+	s.forget()
 	s.mu.Unlock()
 	if err != nil {
 		a.charge.release()
@@ -188,6 +188,9 @@ func (s *sender) send(a *answer) error {
 	}
 	return err
 }
+
+// forget drops the answer that was sent: the next one may come much later, and nothing counts this one any more.
+func (s *sender) forget() { s.msg.Response, s.get.Get.Value, s.failed.Error = nil, nil, nil }
 
 func (s *sender) fill(a *answer) {
 	s.msg.Id = a.id

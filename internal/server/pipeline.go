@@ -131,6 +131,7 @@ func (p *pipeline) rest() {
 func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: p.server.clock.now()}
 	w, _ := p.executeOne(&a) // which is not tried: this goroutine may wait
+	p.executor.session.Trim()
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}

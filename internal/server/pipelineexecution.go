@@ -221,6 +221,8 @@ func (p *pipelineExecution) resetLarge() {
 	}
 	if p.in.size > pooledBytesMax {
 		p.in.reset()
+		p.executor.write.Reset() // of keys and values of conditions
+		p.executor.request = mvcc.Request{}
 	}
 }
 

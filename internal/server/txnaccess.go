@@ -36,6 +36,9 @@ func (t *txnAccess) check(req *pb.TransactRequest, size int) error {
 	return t.operation.take(size)
 }
 
+// forget drops the request that was checked last: the stream may be idle for long after it, and nothing counts it any more.
+func (t *txnAccess) forget() { t.operation.request, t.whole.request = nil, nil }
+
 // begun says that the request which was checked last has begun a transaction. A begin that is refused, because a transaction is
 // open, does not: what that one has done was checked with the tables of then.
 func (t *txnAccess) begun() { t.table, t.mixed = t.operation.table, false }

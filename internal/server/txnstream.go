@@ -245,6 +245,7 @@ func transactOperation(req *pb.TransactRequest) string {
 func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
+	defer c.access.forget()
 	if err := c.access.check(req, size); err != nil {
 		if s := c.server; s.observer.audit.log != nil {
 			n, _ := s.noteRequest(c.stream.Context(), c.access.operation, "", transactRow, req, err) // it is refused anyway
@@ -395,6 +396,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 	}
 	err = detached(err)
 	if c.txn != nil {
+		c.txn.Trim()
 		c.executor.takeDetails(&c.spent)
 		held = c.executor.takeCharge()
 		c.row.requests.Add(1)
