@@ -38,9 +38,8 @@ type connection struct {
 	scans   map[*openScan]struct{}
 	closed  bool
 
-	held     [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
-	sessions atomic.Int64               // that its reads hold while they wait; see heldSessions
-	walks    atomic.Int64               // sessions of the walks of its watches
+	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+	connectionCounts
 
 	mu      sync.Mutex // a leaf; guards the counts of answers and pages
 	answers int64
@@ -50,6 +49,13 @@ type connection struct {
 
 	pageScans uint64 // scans that have ended before their pages were sent
 	pageBytes int64  // of them
+}
+
+// connectionCounts are of what a connection has beside bytes.
+type connectionCounts struct {
+	sessions atomic.Int64 // that its reads hold while they wait; see heldSessions
+	walks    atomic.Int64 // sessions of the walks of its watches
+	opens    atomic.Int64 // streams of methods that every client may call; see enterOpen
 }
 
 // peer is the address of the client.

@@ -156,24 +156,25 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 		return nil
 	}
 	defer buf.Free()
-	return c.decode(buf, v)
+	_, err := c.decode(buf, v)
+	return err
 }
 
 // decode decodes a message once there is room for it.
-func (c boundedCodec) decode(buf mem.Buffer, v any) error {
+func (c boundedCodec) decode(buf mem.Buffer, v any) (found contents, err error) {
 	found, size := decodedBytes(buf.ReadOnlyData(), v)
 	if err := c.check(found, buf.Len(), v); err != nil {
-		return err
+		return found, err
 	}
 	if size < countedBytesMin {
-		return c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
+		return found, c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	}
 	c.decoding.begin(v, size)
-	err := c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
+	err = c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	if err != nil || !endsAtAdmission(v) {
 		c.decoding.end(v)
 	}
-	return err
+	return found, err
 }
 
 // check refuses a message that its handler would refuse for what it takes. The handlers of smaller ones say
@@ -187,7 +188,7 @@ func (c boundedCodec) check(found contents, bytes int, v any) error {
 	}
 	most := c.plainMessageMax()
 	if isForeign(v) {
-		most = foreignMessageMax
+		most = openMessageMax
 	}
 	if bytes > most {
 		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
@@ -201,9 +202,9 @@ func (c boundedCodec) check(found contents, bytes int, v any) error {
 // plainMessageMax is the largest message without operations.
 func (c boundedCodec) plainMessageMax() int { return 2*watchRangesMax*c.limits.KeyBytes + plainBytes }
 
-// foreignMessageMax is the largest message to a service that is not ours: of gRPC's health and reflection, which every client may call. It
-// names a service or a symbol. An answer of reflection repeats all of it, twice.
-const foreignMessageMax = 4 << 10
+// openMessageMax is the largest message to a method that clients may call which are not known. It names a service or a symbol, or has a password. An
+// answer of reflection repeats all of it, twice.
+const openMessageMax = 4 << 10
 
 func isForeign(message any) bool {
 	m, ok := message.(proto.Message)
@@ -240,21 +241,25 @@ func (u *unaryMessage) free() {
 	}
 }
 
-// receiveUnary receives the one message of a unary request and its end, and then decodes the message.
-func (c boundedCodec) receiveUnary(receive func(any) error, request any) error {
+// receiveUnary receives the one message of a unary request and its end, and then decodes the message. The size is what it takes, zero if that is
+// little.
+func (c boundedCodec) receiveUnary(receive func(any) error, request any) (size int, err error) {
 	u := unaryMessage{request: request}
 	defer u.free()
 	if err := receive(&u); err != nil || u.encoded == nil {
-		return err
+		return 0, err
 	}
-	err := c.decode(u.encoded, request)
+	found, err := c.decode(u.encoded, request)
 	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) {
-		return statusOf(err).Err()
+		return 0, statusOf(err).Err()
 	}
 	if err != nil {
-		return status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+		return 0, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
 	}
-	return nil
+	if u.encoded.Len() < countedBytesMin {
+		return 0, nil
+	}
+	return found.bytes(u.encoded.ReadOnlyData(), kindRead), nil
 }
 
 // admittedBytes is what a decoded request is admitted with.

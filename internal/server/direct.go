@@ -93,17 +93,17 @@ func (s *Server) newDirect() *transport.Services {
 	return services
 }
 
-// largestMessage is how large a message to a method may be. Of the methods that every client may call the messages are small: what a client
-// declares counts as being received, and must not take the room of others before the client is known.
+// largestMessage is how large a message to a method may be. To the methods that clients may call which are not known the messages are small: what a
+// client declares counts as being received, and must not take the room of others before the client is known.
 func (s *Server) largestMessage(path string) int {
 	row := rpcRows[path]
 	switch {
 	case row == nil || !row.open:
 		return messageBytesMax(&s.config)
-	case strings.HasPrefix(path, "/epochkv."):
+	case row.sender:
 		return s.codec().plainMessageMax()
 	}
-	return foreignMessageMax
+	return openMessageMax
 }
 
 // drain returns when no request of the direct transport is left, or those that are have been cut off

@@ -119,7 +119,18 @@ func messageOf(err error) string {
 	for _, name := range []string{"server: ", "mvcc: ", "feed: ", "storage: ", "batch: ", "wal: ", "vfs: "} {
 		text = strings.TrimPrefix(text, name)
 	}
-	return text
+	return shortText(text)
+}
+
+// textBytesMax bounds the text of an error, which may quote what the client has sent. A status waits for its client uncounted, with its text twice,
+// and many clients accept no more than 8 KiB of trailers.
+const textBytesMax = 1 << 10
+
+func shortText(text string) string {
+	if len(text) <= textBytesMax {
+		return text
+	}
+	return strings.ToValidUTF8(text[:textBytesMax], "") + "..."
 }
 
 // contextStatus is the status of a deadline or cancellation met while the request was waiting:

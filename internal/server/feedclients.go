@@ -51,9 +51,10 @@ func hostOf(ctx context.Context) string {
 // watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.
 type watchUnits struct{ used atomic.Int64 }
 
-// unitsOf is how many watches the ranges of one count as: the stream, the feed and its index keep their bounds.
-func unitsOf(ranges []feed.Range) int64 {
-	size := watchOwnBytes
+// unitsOf is how many watches the ranges of one count as, with the key at which it goes on: the stream, the feed and its index keep their bounds, and
+// a watch that waits for its turn keeps the key.
+func unitsOf(ranges []feed.Range, last []byte) int64 {
+	size := watchOwnBytes + len(last)
 	for _, r := range ranges {
 		size += watchRangeBytes + 3*(len(r.Lower)+len(r.Upper))
 	}

@@ -38,7 +38,7 @@ func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
 		err = w.permit(ctx, sw, req)
 	}
 	if err == nil {
-		err = w.reserve(sw)
+		err = w.reserve(sw, start.last)
 	}
 	if err == nil {
 		w.watches[sw.id] = sw
@@ -87,8 +87,8 @@ func (w *watchStream) accessTo(sw *streamWatch) *access {
 }
 
 // reserve counts a watch among those of the server.
-func (w *watchStream) reserve(sw *streamWatch) error {
-	units, most := unitsOf(sw.options.ranges), w.server.config.Feed.Watches
+func (w *watchStream) reserve(sw *streamWatch, last []byte) error {
+	units, most := unitsOf(sw.options.ranges, last), w.server.config.Feed.Watches
 	if !w.server.feed.units.reserve(units, most) {
 		return &feed.LimitError{What: "watches of the server", Limit: most}
 	}

@@ -62,6 +62,10 @@ func TestWatchesThatComeBackAreWhole(t *testing.T) {
 	watching.Wait()
 	stop()
 	writing.Wait()
+	eventually(t, "no write that was cancelled is under way", func() bool {
+		requests, _, _ := h.admission.inflight()
+		return requests == 0
+	})
 	last := h.put(t, "last", "v")
 	want := h.contents(t)
 	for i, c := range all {

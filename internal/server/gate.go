@@ -182,6 +182,9 @@ func (a *access) compare() error {
 	}
 	if a.row.open {
 		a.caller = &openCaller
+		if a.row.sender { // before its message is received
+			return a.gate.callerOf(a.conn, a.header, a.table).err
+		}
 		return nil
 	}
 	if err := a.identify(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
 )
 
@@ -46,6 +47,19 @@ func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, reque
 		return s.refuse(ctx, a, row, err)
 	}
 	return nil
+}
+
+// holdMessage counts a message without operations, which takes so many bytes, with the answers while its request lasts. Nothing else counts it, and the
+// request may wait as long as its client likes: for a lock, for a change of users, or for the client. That of a keep-alive is not counted: leases
+// would end if it were refused.
+func (s *Server) holdMessage(ctx context.Context, request any, bytes int) (*memoryCharge, error) {
+	if _, keeps := request.(*pb.KeepAliveRequest); keeps || bytes < countedBytesMin || carriesOperations(request) {
+		return nil, nil //nolint:nilnil // as charge
+	}
+	if _, admitted := methodOf(request); admitted {
+		return nil, nil //nolint:nilnil // as charge
+	}
+	return s.admission.charge(connectionOf(ctx), bytes, false)
 }
 
 // takeMessage counts a message among those of the user.
@@ -94,6 +108,24 @@ func (a *access) details(d *details) *details {
 	return d
 }
 
+// openStreamsMax is how many streams of methods that every client may call a connection has at once while users are checked. A client that is not
+// known could otherwise take all streams that all connections share, with streams that watch the health for ever.
+const openStreamsMax = 16
+
+// enterOpen counts a stream of such a method, or refuses it. After nil the caller calls leave.
+func (s *Server) enterOpen(ctx context.Context, row *rpcRow) (leave func(), err error) {
+	conn := connectionOf(ctx)
+	if row == nil || !row.open || row.sender || conn == nil || s.gate.table.Load() == nil {
+		return func() {}, nil
+	}
+	if conn.opens.Add(1) > openStreamsMax {
+		conn.opens.Add(-1)
+		s.admission.refused.Add(1)
+		return nil, errTooManyStreams
+	}
+	return func() { conn.opens.Add(-1) }, nil
+}
+
 // reflectionsMax bounds the streams of reflection that are open at once. Every client may open them, and their answers, each of up to some
 // ten KiB, count nowhere.
 const reflectionsMax = 64
@@ -111,13 +143,20 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, hand
 		}
 		defer l.Close(auth.Streams)
 	}
+	leave, err := s.enterOpen(ctx, row)
+	if err != nil {
+		return s.refuse(ctx, a, row, err)
+	}
+	defer leave()
 	if row != nil && row.reflects {
 		defer s.reflections.Add(-1)
 		if s.reflections.Add(1) > reflectionsMax {
 			return s.refuse(ctx, a, row, errTooManyStreams)
 		}
 	}
-	return handler(srv, &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a)})
+	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a)}
+	defer func() { g.held.release() }()
+	return handler(srv, g)
 }
 
 // gatedStream checks the messages of a stream, unless its handler does.
@@ -127,6 +166,7 @@ type gatedStream struct {
 	row    *rpcRow
 	access *access
 	ctx    context.Context
+	held   *memoryCharge // of its message
 }
 
 // Context implements grpc.ServerStream.
@@ -137,5 +177,15 @@ func (g *gatedStream) RecvMsg(m any) error {
 	if err := g.ServerStream.RecvMsg(m); err != nil || g.row == nil || g.row.itself || g.row.open {
 		return err
 	}
-	return g.server.checkMessage(g.ctx, g.access, g.row, m)
+	err := g.server.checkMessage(g.ctx, g.access, g.row, m)
+	if sized, ours := m.(encoder); err == nil && ours {
+		held, err := g.server.holdMessage(g.ctx, m, sized.SizeVT())
+		if err != nil {
+			return g.server.refuse(g.ctx, g.access, g.row, err)
+		}
+		if held != nil { // then it is the only message, and the handler's goroutine receives it
+			g.held = held
+		}
+	}
+	return err
 }

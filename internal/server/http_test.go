@@ -79,10 +79,10 @@ func TestReflectionHoldsLittle(t *testing.T) {
 		if h.config.Transport == config.TransportGRPC {
 			large = codes.Internal // of the library
 		}
-		if _, err := ask(strings.Repeat("h", foreignMessageMax)); status.Code(err) != large {
+		if _, err := ask(strings.Repeat("h", openMessageMax)); status.Code(err) != large {
 			t.Errorf("a large request: %v", err)
 		}
-		if _, err := healthpb.NewHealthClient(h.conn).Check(testContext(t), &healthpb.HealthCheckRequest{Service: strings.Repeat("s", foreignMessageMax)}); status.Code(err) != large {
+		if _, err := healthpb.NewHealthClient(h.conn).Check(testContext(t), &healthpb.HealthCheckRequest{Service: strings.Repeat("s", openMessageMax)}); status.Code(err) != large {
 			t.Errorf("a large name of a service: %v", err)
 		}
 		eventually(t, "none is open", func() bool { return h.reflections.Load() == 0 })

@@ -92,19 +92,29 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			if err != nil {
 				return nil, err
 			}
+			quit, err := s.enterOpen(ctx, row)
+			if err != nil {
+				return nil, s.refuse(ctx, a, row, err)
+			}
+			defer quit()
 			leave := func() {}
 			refused := false // and reported
+			var held *memoryCharge
 			decode := func(request any) error {
+				size := 0
 				if !ours {
 					err = receive(request)
 				} else {
-					err = codec.receiveUnary(receive, request)
+					size, err = codec.receiveUnary(receive, request)
 				}
 				if err != nil {
 					return err
 				}
 				if err = s.checkMessage(ctx, a, row, request); err == nil {
-					if leave, err = s.lists.enter(ctx, row); err != nil {
+					if held, err = s.holdMessage(ctx, request, size); err == nil {
+						leave, err = s.lists.enter(ctx, row)
+					}
+					if err != nil {
 						err = s.refuse(ctx, a, row, err)
 					}
 				}
@@ -115,6 +125,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			out, err := handler(srv, ctx, decode, interceptor)
 			out, err = s.countAnswer(ctx, row, out, err)
 			leave()
+			held.release()
 			if row != nil && row.rare && ours && !refused {
 				s.endedRow(ctx, accessOf(ctx), row, status.Code(err), start)
 			}

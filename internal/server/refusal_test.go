@@ -16,12 +16,14 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
 )
 
@@ -259,6 +261,37 @@ func TestUnknownClientsReserveLittle(t *testing.T) {
 	}
 }
 
+// TestUnknownClientsReserveNothingOfUsers: the handlers of users refuse clients that are not known, but only once they have a message, which may be
+// large: of roles, for instance. They are refused before. The messages to the methods that are left are small.
+func TestUnknownClientsReserveNothingOfUsers(t *testing.T) {
+	h := mustStart(t, withDirect)
+	h.setUsers(map[string][]auth.Grant{testUser: {grant("rwl", "")}})
+	x, end := newExchange(t, h.Address(), patience)
+	defer end()
+	declared := binary.BigEndian.AppendUint32([]byte{0}, uint32(h.codec().plainMessageMax()))
+	id := uint32(1)
+	for path, row := range rpcRows {
+		if !row.open {
+			continue
+		}
+		want := "200 3 without a message"
+		if row.sender {
+			want = "200 16 without a message"
+		}
+		x.open(id, path, false, "authorization", "")
+		if !row.sender {
+			x.data(id, false, declared)
+		}
+		if outcome := x.outcomeOf(t, id); outcome != want {
+			t.Errorf("%s: %s, want %s", path, outcome, want)
+		}
+		if large, small := h.receiving.large.reserved.Load(), h.receiving.small.reserved.Load(); large+small != 0 {
+			t.Errorf("%s: %d and %d bytes are reserved", path, large, small)
+		}
+		id += 2
+	}
+}
+
 // TestStreamsHaveABoundOnAllConnections: those beyond it are refused with a reason, however many
 // connections they come from; each connection has a few of its own, an operator gets through, and
 // what has ended leaves room.
@@ -303,6 +336,31 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 	eventually(t, "there is room again", func() bool { return h.receiving.streams.reserved.Load() == limit-2*streamStep })
 	if err := beginPipeline(t, hog); err != nil {
 		t.Errorf("a stream that has room: %v", err)
+	}
+}
+
+// TestUnknownClientsTakeFewStreams: those that watch the health last for ever, and all connections share the streams.
+func TestUnknownClientsTakeFewStreams(t *testing.T) {
+	h := mustStart(t)
+	h.setUsers(map[string][]auth.Grant{testUser: {grant("rwl", "")}})
+	unknown, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unknown.Close() }()
+	refused := 0
+	for range openStreamsMax + 5 {
+		stream, err := healthpb.NewHealthClient(unknown).Watch(testContext(t), new(healthpb.HealthCheckRequest))
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			refused++
+		}
+	}
+	if refused != 5 {
+		t.Errorf("%d streams were refused", refused)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 type rpcRow struct {
 	method    string // full name, as in the path of a request
 	open      bool   // every client may call it, also one that is not known
+	sender    bool   // but its handler refuses those that are not known, whether users are checked or not
 	actions   auth.Actions
 	footprint func(*footprint, any) // of a request, or of each message of a stream; nil: no keys
 	itself    bool                  // the handler checks each message: a refusal does not end the stream
@@ -112,24 +113,24 @@ var rpcTable = []rpcRow{
 
 	// AuthService authenticates its clients itself, also while users are not checked.
 	{method: pb.AuthService_Login_FullMethodName, class: audit.ClassAuth, open: true, needs: "nothing: a password is the credential"},
-	{method: pb.AuthService_Logout_FullMethodName, class: audit.ClassAuth, open: true, needs: "a token, which it revokes"},
+	{method: pb.AuthService_Logout_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "a token, which it revokes"},
 	{method: pb.AuthService_Bootstrap_FullMethodName, class: audit.ClassAuth, open: true, needs: "nothing: the token that the server prints"},
 	{method: pb.AuthService_WhoAmI_FullMethodName, class: audit.ClassAuth, open: true, needs: "nothing"},
-	{method: pb.AuthService_Enable_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users, and all rights"},
-	{method: pb.AuthService_Disable_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_Explain_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
-	{method: pb.AuthService_CreateUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_UpdateUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_DeleteUser_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_ListUsers_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_SetPassword_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, and its password; or administrative action users"},
-	{method: pb.AuthService_CreateRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_UpdateRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_DeleteRole_FullMethodName, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_ListRoles_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "administrative action users"},
-	{method: pb.AuthService_CreateToken_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
-	{method: pb.AuthService_ListTokens_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, needs: "to be that user, or administrative action users"},
-	{method: pb.AuthService_RevokeToken_FullMethodName, class: audit.ClassAuth, open: true, needs: "to be its user, or administrative action users"},
+	{method: pb.AuthService_Enable_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users, and all rights"},
+	{method: pb.AuthService_Disable_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_Explain_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "to be that user, or administrative action users"},
+	{method: pb.AuthService_CreateUser_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_UpdateUser_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_DeleteUser_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_ListUsers_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_SetPassword_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "to be that user, and its password; or administrative action users"},
+	{method: pb.AuthService_CreateRole_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_UpdateRole_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_DeleteRole_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_ListRoles_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, sender: true, needs: "administrative action users"},
+	{method: pb.AuthService_CreateToken_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "to be that user, or administrative action users"},
+	{method: pb.AuthService_ListTokens_FullMethodName, lists: listStored, class: audit.ClassAuth, open: true, sender: true, needs: "to be that user, or administrative action users"},
+	{method: pb.AuthService_RevokeToken_FullMethodName, class: audit.ClassAuth, open: true, sender: true, needs: "to be its user, or administrative action users"},
 	{method: healthpb.Health_Check_FullMethodName, open: true},
 	{method: healthpb.Health_List_FullMethodName, open: true},
 	{method: healthpb.Health_Watch_FullMethodName, open: true},

@@ -59,7 +59,7 @@ func classifyAuth(err error) (fault, bool) {
 		invalid  *users.InvalidError
 	)
 	named := func(code codes.Code, reason pb.ErrorReason, kind, name string) (fault, bool) {
-		return fault{code: code, reason: reason, metadata: map[string]string{"kind": kind, "name": name}}, true
+		return fault{code: code, reason: reason, metadata: map[string]string{"kind": kind, "name": shortText(name)}}, true
 	}
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):

@@ -22,8 +22,8 @@ type inbox struct {
 	taken    int    // messages
 }
 
-// spareBytesMax is the largest buffer that a call keeps for the next message: as much as a message that is not counted.
-const spareBytesMax = receivedBytesMin
+// spareBytesMax is the largest buffer that a call keeps for the next message: it may be idle for hours, and streams are counted with about as much.
+const spareBytesMax = 4 << 10
 
 var errTwoMessages = status.New(codes.Internal, "cardinality violation: received multiple request messages for non-client-streaming RPC")
 
@@ -104,16 +104,15 @@ func (k *call) admitLocked() (length int, err error) {
 		return 0, status.Errorf(codes.Internal, "grpc: received unexpected payload format %d", k.received[0])
 	}
 	length = int(binary.BigEndian.Uint32(k.received[1:]))
-	if length < receivedBytesMin {
-		return length, nil
-	}
 	if err := k.method.admit(k.conn.client, length); err != nil {
 		if k.taken > 0 {
 			err = &LaterError{Cause: err}
 		}
 		return 0, k.conn.client.Status(err).Err()
 	}
-	k.reserved = length
+	if length >= receivedBytesMin {
+		k.reserved = length
+	}
 	return length, nil
 }
 

@@ -42,8 +42,11 @@ func (e *TooLargeError) Error() string {
 
 // admit asks a client about a message of a size that it has declared. What the method does not take is refused before it counts.
 func (m *method) admit(c Client, length int) error {
-	if length > m.most {
+	switch {
+	case length > m.most:
 		return &TooLargeError{Most: m.most, Got: length}
+	case length < receivedBytesMin:
+		return nil
 	}
 	return c.Receive(length)
 }
