@@ -167,6 +167,28 @@ func TestGreedyConnectionsLeaveRoomForOthers(t *testing.T) {
 	}
 }
 
+// TestGreedyConnectionsLeaveRoomToReceive is the same for messages that are being received, which clients may leave half-sent, again and again.
+func TestGreedyConnectionsLeaveRoomToReceive(t *testing.T) {
+	var r receiving
+	r.init(64<<20, 0, 0) // 16 MiB of large messages, and 32 MiB of small ones
+	for name, s := range map[string]*receivingShare{"large": &r.large, "small": &r.small} {
+		const part = 64 << 10
+		for range 6 {
+			greedy, messages := int64(0), 0
+			for s.add(&greedy, part) {
+				messages++
+			}
+			if messages < 2 {
+				t.Fatalf("%s: a connection sends %d messages", name, messages)
+			}
+		}
+		one := int64(0)
+		if !s.add(&one, part) {
+			t.Errorf("%s: a message of a connection that sends nothing else was refused", name)
+		}
+	}
+}
+
 func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = 2 })
 	release := h.holdSyncs(t)

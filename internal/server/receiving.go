@@ -79,7 +79,7 @@ func (r *receiving) countBeyond(conn *int64, n int64) bool {
 }
 
 type receivingShare struct {
-	limit    int64 // of all connections; the messages of one connection get half of it
+	limit    int64 // of all connections
 	reserved atomic.Int64
 }
 
@@ -90,10 +90,11 @@ func (r *receiving) init(inflight, streams, messageBytes int64) {
 	r.large.limit, r.small.limit, r.streams.limit = inflight/4, inflight/2, streams
 }
 
-// add reserves bytes for a connection that has reserved *conn bytes, unless a limit is reached.
+// add reserves bytes for a connection that has reserved *conn bytes, unless a limit is reached. A connection that has bytes gets more only
+// if afterwards at least as many are free as it has.
 func (s *receivingShare) add(conn *int64, bytes int64) bool {
 	all := s.reserved.Add(bytes)
-	if all > s.limit && all != bytes || *conn > 0 && *conn+bytes > s.limit/2 {
+	if all > s.limit && all != bytes || *conn > 0 && *conn+bytes > s.limit-all {
 		s.reserved.Add(-bytes)
 		return false
 	}
