@@ -174,7 +174,7 @@ func TestEveryMutatingRequestHasOneLine(t *testing.T) {
 func TestRequestsThatEndEarlyHaveALine(t *testing.T) {
 	h, lines := startAudited(t)
 	release := h.holdSyncs(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k-late"), Value: []byte("secret")})
 	if status.Code(err) != codes.DeadlineExceeded {
