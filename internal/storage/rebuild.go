@@ -14,6 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/orphans"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
 )
 
@@ -22,6 +23,10 @@ const (
 	newFileCheckpoint = 1
 	// rebuildReadBytes is how many bytes a search for orphans reads each second, so that readers keep the device.
 	rebuildReadBytes = 128 << 20
+	// healEvery is the time between two looks whether skipped leaves can be read again.
+	healEvery = 10 * time.Minute
+	// healTime bounds a look: a device that fails may take seconds for each page.
+	healTime = 5 * time.Second
 	// rebuildPauseMin is the least time between two searches; rebuildPauses is how many times longer than a search the pause
 	// after it is.
 	rebuildPauseMin = 50 * time.Millisecond
@@ -47,8 +52,15 @@ type rebuilds struct {
 
 // readyRebuild is what a search has found, for the next checkpoint.
 type readyRebuild struct {
-	state *PinnedState
-	nodes []btree.RebuiltNode
+	state  *PinnedState // nil without nodes
+	nodes  []btree.RebuiltNode
+	leaves map[page.ID]struct{} // that are skipped and can be read again
+}
+
+// mends reports whether the page need not be skipped any more.
+func (r *readyRebuild) mends(id page.ID) bool {
+	_, healed := r.leaves[id]
+	return healed || isRebuilt(r.nodes, id)
 }
 
 // Rebuild tells what became of an inner node that could not be read.
@@ -114,12 +126,19 @@ func (r *rebuilds) reasonOf(id page.ID) string {
 	return r.refused[id]
 }
 
-// RunRebuilds searches the children of inner nodes that cannot be read, whenever one is met, until ctx ends.
+// RunRebuilds searches the children of inner nodes that cannot be read, whenever one is met, and looks at the skipped leaves from time to
+// time, until ctx ends.
 func (e *Engine) RunRebuilds(ctx context.Context) {
+	heal := time.NewTicker(healEvery)
+	defer heal.Stop()
+	e.healLeaves(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-heal.C:
+			e.healLeaves(ctx)
+			continue
 		case <-e.rebuilds.requests:
 		}
 		began := time.Now()
@@ -170,15 +189,48 @@ func (e *Engine) searchOrphans(ctx context.Context) error {
 		state.Release()
 		return nil
 	}
-	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+	if err := e.hand(ctx, &readyRebuild{state: state, nodes: found.Nodes}); err != nil {
 		state.Release()
 		return err
 	}
-	e.rebuilds.ready = &readyRebuild{state, found.Nodes}
+	return nil
+}
+
+// hand gives the next checkpoint what was found.
+func (e *Engine) hand(ctx context.Context, found *readyRebuild) error {
+	if err := e.checkpoints.mu.Lock(ctx); err != nil {
+		return err
+	}
+	e.rebuilds.ready = found
 	e.rebuilds.waiting.Store(true)
 	e.checkpoints.mu.Unlock()
 	e.checkpoints.request()
 	return nil
+}
+
+// healLeaves lets the next checkpoint end the skipping of leaves that can be read again, as after a device has answered with errors for a
+// while. A live page never changes: what it has is what it had.
+func (e *Engine) healLeaves(ctx context.Context) {
+	if e.rebuilds.waiting.Load() || e.Shortage() != nil {
+		return
+	}
+	source, found := pagesource.NewDirect(&e.pager.Reader), &readyRebuild{leaves: map[page.ID]struct{}{}}
+	pages, began := e.view.Load().repairTree.Pages(), time.Now()
+	for i := range pages {
+		p := &pages[(i+int(began.Unix()))%len(pages)] // each time from another one on
+		if ctx.Err() != nil || time.Since(began) > healTime {
+			break
+		}
+		if p.Level > 0 {
+			continue // a search finds inner nodes
+		}
+		if b, err := source.Page(p.ID, 0); err == nil && page.IsTree(b, 0) {
+			found.leaves[p.ID] = struct{}{}
+		}
+	}
+	if len(found.leaves) > 0 {
+		_ = e.hand(ctx, found) // ctx has ended
+	}
 }
 
 // findOrphans searches the state.
@@ -274,7 +326,7 @@ func (e *Engine) rebuildIn(
 	case !job.rebuildsMirror(e):
 		return nil, known, nil
 	}
-	b = &nodeRebuild{back: known.GiveBack(&e.pager.Reader, func(id page.ID) bool { return isRebuilt(in.Rebuilt, id) })}
+	b = &nodeRebuild{back: known.GiveBack(&e.pager.Reader, e.mendedIn(job))}
 	if b.copies, err = b.back.Copies(ctx, e.blobs, batch.Store); err != nil {
 		return nil, nil, err
 	}
@@ -282,6 +334,14 @@ func (e *Engine) rebuildIn(
 	in.Input = func() btree.Input { return b.back.Input(all()) }
 	in.Lookahead, in.Cuts = nil, btree.Cuts{}
 	return b, b.back.Remaining, nil
+}
+
+// mendedIn reports which pages the merge skips no more.
+func (e *Engine) mendedIn(job *mergeJob) func(page.ID) bool {
+	if !job.rebuilds(e) {
+		return func(page.ID) bool { return false }
+	}
+	return e.rebuilds.ready.mends
 }
 
 // nodeRebuild is the part of a merge that rebuilds nodes.
@@ -355,6 +415,10 @@ func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bo
 		e.rebuilds.later.Store(true)
 		return true
 	}
+	if len(nodes) == 0 {
+		e.rebuilds.wake() // for nodes that were met meanwhile
+		return true
+	}
 	e.rebuilds.refuse(nodes, fmt.Sprintf("the checkpoint that rebuilt it failed: %v", err))
 	for i := range nodes {
 		e.reportRebuild(&Rebuild{Page: uint64(nodes[i].ID), Level: nodes[i].Level, Reason: e.rebuilds.reasonOf(nodes[i].ID)})
@@ -363,7 +427,9 @@ func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bo
 }
 
 func (e *Engine) dropRebuild() {
-	e.rebuilds.ready.state.Release()
+	if e.rebuilds.ready.state != nil {
+		e.rebuilds.ready.state.Release()
+	}
 	e.rebuilds.ready = nil
 	e.rebuilds.waiting.Store(false)
 }
@@ -377,10 +443,9 @@ func (e *Engine) meetsLost(pages []btree.UnreadablePage) {
 	}
 }
 
-// failsRebuild reports whether a merge could not read a node that it was to rebuild: the node does not fit its place.
+// failsRebuild reports whether a merge could not read a page that it was not to skip any more: a node does not fit its place, or a leaf
+// can be read at times only.
 func (e *Engine) failsRebuild(job *mergeJob, err error) bool {
 	found, ok := errors.AsType[*btree.UnreadableError](err)
-	return ok && job.rebuilds(e) && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool {
-		return isRebuilt(e.rebuilds.ready.nodes, p.ID)
-	})
+	return ok && job.rebuilds(e) && slices.ContainsFunc(found.Pages, func(p btree.UnreadablePage) bool { return e.rebuilds.ready.mends(p.ID) })
 }

@@ -62,7 +62,7 @@ func TestGivingUpARebuildAfterItsSearchWasRequestedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.rebuilds.ready = &readyRebuild{state, []btree.RebuiltNode{{ID: 7, Level: 1}}}
+	e.rebuilds.ready = &readyRebuild{state: state, nodes: []btree.RebuiltNode{{ID: 7, Level: 1}}}
 	e.rebuilds.waiting.Store(true)
 	e.rebuilds.again()
 	if !e.giveUpRebuild(ctx, &mergeJob{}, errors.New("as the test wants it")) || e.rebuilds.waiting.Load() {
