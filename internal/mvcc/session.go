@@ -67,14 +67,10 @@ func (x *Session) Close() {
 // *SnapshotGoneError. A previous snapshot of the session ends.
 func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 	x.CloseSnapshot()
-	switch visible := x.store.Visible(); {
-	case at == 0:
+	if at == 0 {
 		x.at = x.slot.OpenSnapshot()
-	case at > visible || !x.slot.OpenSnapshotAt(at):
-		return 0, x.store.snapshotGone(at)
-	default:
-		if err := x.store.refuseRemoved(at); err != nil {
-			x.slot.CloseSnapshot()
+	} else {
+		if err := x.store.openSnapshotAt(x.slot, at); err != nil {
 			return 0, err
 		}
 		x.at = at
@@ -84,6 +80,18 @@ func (x *Session) OpenSnapshot(at keys.Epoch) (keys.Epoch, error) {
 		x.assertSnapshot()
 	}
 	return x.at, nil
+}
+
+// openSnapshotAt registers a snapshot at a named epoch in a slot. After an error the slot has none.
+func (s *Store) openSnapshotAt(slot *pin.Slot, at keys.Epoch) error {
+	if at > s.Visible() || !slot.OpenSnapshotAt(at) {
+		return s.snapshotGone(at)
+	}
+	err := s.refuseRemoved(at)
+	if err != nil {
+		slot.CloseSnapshot()
+	}
+	return err
 }
 
 func (s *Store) snapshotGone(e keys.Epoch) *SnapshotGoneError {

@@ -20,12 +20,9 @@ func (t *Txn) UnchangedSince(lower, upper []byte, since keys.Epoch) (bool, error
 	if invariants.Enabled {
 		t.session.assertRange(lower, upper)
 	}
-	past, err := t.session.store.Session()
-	if err != nil {
-		return false, err
-	}
-	defer past.Close()
-	if _, err := past.OpenSnapshot(since); err != nil { // the snapshot keeps the epoch readable
+	past := t.session.store.registry.Slot() // no session: those of other requests would be fewer
+	defer past.Free()
+	if err := t.session.store.openSnapshotAt(past, since); err != nil { // the snapshot keeps the epoch readable
 		return false, err
 	}
 	from, to := keys.Append(nil, keys.SpaceUser, lower), []byte{byte(keys.SpaceUser) + 1}
