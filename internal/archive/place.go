@@ -192,11 +192,16 @@ func (e *StoreError) Error() string {
 	return fmt.Sprintf("archive: %s says that the archive is that of store %s, and this is store %s", e.File, e.Found, e.Want)
 }
 
-// claim makes lineage.json, or compares it with what it should say.
+// claim makes lineage.json, or compares it with what it should say. One that is damaged says nothing, and is made again.
 func (p *place) claim(ctx context.Context, o Origin) error {
 	name := p.name(lineageName)
 	found, err := p.origin(ctx)
-	if errors.Is(err, objectstore.ErrNotFound) {
+	if errors.Is(err, ErrDamaged) {
+		if err := p.store.Delete(ctx, name); err != nil {
+			return err
+		}
+	}
+	if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, ErrDamaged) {
 		data, err := json.MarshalIndent(o, "", "  ")
 		if err != nil {
 			return err
