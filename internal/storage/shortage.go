@@ -26,6 +26,7 @@ type diskReserve struct {
 	shortage atomic.Pointer[ShortageError] // nil while the disk has space; written by note
 	requests chan struct{}                 // capacity 1: the reserve should be checked; constant after Open
 	checked  atomic.Pointer[chan struct{}] // closed when the next check has ended; replaced under mu
+	judged   atomic.Int64                  // files of the log's reserve that had become segments when the last check began
 	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
 
 	mu    sync.Mutex // one check at a time; taken after checkpointState.mu, before retired.mu and Engine.mu
@@ -86,7 +87,9 @@ func (e *Engine) CheckSpace() {
 	}
 	e.reserve.mu.Lock()
 	defer e.reserve.mu.Unlock()
+	_, taken := e.log.Reserve()
 	e.reserve.note(e.fillReserve())
+	e.reserve.judged.Store(int64(taken))
 	close(*e.reserve.checked.Swap(newSpaceCheck()))
 }
 
@@ -113,11 +116,14 @@ func newSpaceCheck() *chan struct{} {
 	return &judged
 }
 
-// AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them:
-// writers must not be faster than RunSpace, which may be slow on a slow device. The caller reads Shortage afterwards. It
+// AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them, or
+// the log has taken a file of the reserve: writers must not be faster than RunSpace, which may be slow on a slow device, and which may find
+// space in what is kept of the log. The caller reads Shortage afterwards. It
 // waits up to Options.StallMax (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long.
 func (e *Engine) AwaitReserve(ctx context.Context) error {
-	if outgrown := e.reserve.enabled && e.Shortage() == nil && !e.covers(e.unmerged()); !outgrown {
+	_, taken := e.log.Reserve()
+	unjudged := int64(taken) > e.reserve.judged.Load()
+	if outgrown := e.reserve.enabled && e.Shortage() == nil && (unjudged || !e.covers(e.unmerged())); !outgrown {
 		return nil
 	}
 	judged := *e.reserve.checked.Load()
@@ -211,8 +217,8 @@ func (e *Engine) releasePages() {
 // spaceRetry is how often a store that refuses writes checks whether the disk has space again.
 const spaceRetry = 500 * time.Millisecond
 
-// newSegment returns a segment of the log, and records a shortage if the segment came from the reserve. It waits at Open
-// only; see advanceGeneration.
+// newSegment returns a segment of the log, and lets the reserve be checked if the segment came from there: whether that is a shortage depends on
+// what else the log can give up. It waits at Open only; see advanceGeneration.
 func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, error) {
 	if err := e.certify(); err != nil {
 		return nil, err
@@ -220,7 +226,7 @@ func (e *Engine) newSegment(first keys.Epoch, bodyBytes int) (*wal.Segment, erro
 	segment, err := e.log.NewSegment(context.Background(), first, bodyBytes)
 	if _, taken := e.log.Reserve(); taken > e.reserve.taken {
 		e.reserve.taken = taken
-		e.reserve.note(fmt.Errorf("the log has taken a file from the reserve: %w", vfs.ErrNoSpace))
+		e.reserve.requestCheck()
 		e.checkpoints.request() // immutable memtables should be merged while the reserve is there
 	}
 	return segment, err
