@@ -89,7 +89,7 @@ func TestIdlePipelinesKeepNoAnswer(t *testing.T) {
 // TestPooledExecutorsKeepNothingOfRequests: neither operands and the values that they met, nor the values of conditions.
 func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 	conditions := func() []*pb.Precondition {
-		return []*pb.Precondition{{Key: []byte("large/000"), Condition: &pb.Precondition_ValueEquals{ValueEquals: make([]byte, idleValue)}}}
+		return []*pb.Precondition{{Key: []byte("none"), Condition: &pb.Precondition_ValueEquals{ValueEquals: make([]byte, idleValue)}}}
 	}
 	for name, execute := range map[string]func(*executor) error{
 		"an invocation": func(c *executor) error {
@@ -176,6 +176,9 @@ func TestIdleStreamsKeepNoMessage(t *testing.T) {
 func TestAPausedWalkKeepsNoPreviousValue(t *testing.T) {
 	h := mustStart(t)
 	h.putLarge(t, 1, idleValue)
+	if err := h.store.Checkpoint(testContext(t)); err != nil { // what is read from the tree is copied
+		t.Fatal(err)
+	}
 	var walks []*watchWalk
 	sw := &streamWatch{options: watchOptions{values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS}}
 	mustKeepLittle(t, idleStreams, idleValue, func(int) {
