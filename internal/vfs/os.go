@@ -83,6 +83,7 @@ func (o *OS) Open(name string, mode Mode) (File, error) {
 	}
 	fd, err := openRetry(name, flags)
 	if err == nil && mode == Create {
+		writeInPlace(fd)
 		if err = giveFile(name, fd); err != nil {
 			err = errors.Join(err, unix.Close(fd))
 		}
