@@ -175,9 +175,12 @@ func TestOpenWatchesKeepLoadsReadable(t *testing.T) {
 		}
 	}
 	w.cancel()
-	for h.Server.feed.streams.Load() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	expanding := &h.Server.feed.expanding // its watches are counted until its sender has ended
+	eventually(t, "no watch expands loads", func() bool {
+		expanding.mu.Lock()
+		defer expanding.mu.Unlock()
+		return expanding.count == 0
+	})
 	before := len(h.store.SnapshotLeases())
 	if _, err := h.bulk(t, 10, 1, true); err != nil {
 		t.Fatal(err)
