@@ -87,13 +87,17 @@ func TestReflectionHoldsLittle(t *testing.T) {
 		}
 		eventually(t, "none is open", func() bool { return h.reflections.Load() == 0 })
 		var open []reflectionpb.ServerReflection_ServerReflectionInfoClient
-		for range reflectionsMax {
+		for i := range reflectionsMax {
+			if i%openStreamsMax == 0 { // while users are checked, a connection has no more
+				client = reflectionpb.NewServerReflectionClient(h.dial(t))
+			}
 			stream, err := ask("host")
 			if err != nil {
 				t.Fatal(err)
 			}
 			open = append(open, stream)
 		}
+		client = reflectionpb.NewServerReflectionClient(h.conn)
 		_, err := ask("host")
 		failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
 		for _, stream := range open {
