@@ -19,6 +19,7 @@ import (
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -213,6 +214,7 @@ func (b *bench) damageRecord(e keys.Epoch) {
 
 // TestLogThatTheDeviceCannotReadIsAGap: while the archiver runs, and at its start. Otherwise the whole log would be kept for it for ever.
 func TestLogThatTheDeviceCannotReadIsAGap(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprintf("running=%v", running), func(t *testing.T) {
 			b := newBench(t)
@@ -377,6 +379,7 @@ func TestBulkLoadThatIsNotKeptEndsTheChain(t *testing.T) {
 // TestRestoreTakesTheNewestBackupBeforeTheTarget: with backups, states after a bulk load and after a gap can be restored, and a backup
 // after the target is not used.
 func TestRestoreTakesTheNewestBackupBeforeTheTarget(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	b := newBench(t)
 	b.commits(15)
 	b.archived()

@@ -17,6 +17,7 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // load bulk loads some keys, and notes the state after it.
@@ -39,6 +40,7 @@ func (b *bench) load(n int, valueBytes int) mvcc.BulkLoaded {
 // TestBulkLoadsAreInTheArchive: a bulk load does not end the chain of an archive. Each state before it, at its epoch and after it is restored
 // from the archive alone.
 func TestBulkLoadsAreInTheArchive(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	b := newBench(t)
 	b.mergeQuickly()
 	b.commits(10)

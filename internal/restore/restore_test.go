@@ -299,6 +299,7 @@ func (b *bench) times() (list []moment) {
 // are restored (all of them with -restore.points=200): whatever epoch or time is restored, the store has the state of then, and no other
 // one. The original is closed and opened again meanwhile, and files of the archive are merged.
 func TestRestoreEqualsTheModelAtRandomEpochsAndTimes(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	b := newBench(t)
 	b.mergeQuickly()
 	for range 3 {

@@ -16,6 +16,7 @@ import (
 	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // copyOf is a copy of the data directory of a store, which is open before and after. It sees the same objects, with faults of its own.
@@ -227,6 +228,7 @@ func (b *bench) ends(last keys.Epoch) string {
 // TestForkedArchiveIsRestoredByNameOnly: of an archive with the commits of two copies, states before they parted are restored as usual. A
 // later one is refused, and the message names both histories; with the name of one, its state is restored, and never a mixture.
 func TestForkedArchiveIsRestoredByNameOnly(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	b, other, common := forked(t)
 	if _, got, err := b.restore(archive.Target{Epoch: common}); err != nil || got != b.state(common) {
 		t.Fatalf("before the fork: %v", err)
