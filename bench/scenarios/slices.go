@@ -59,6 +59,9 @@ type path struct {
 }
 
 func (s sliced) run(r *harness.Run) (err error) {
+	if r.Smoke {
+		s.buffer = smokeBuffer
+	}
 	open := func(name string, oneMutex bool) (engines.Engine, error) {
 		o := engines.Options{Dir: filepath.Join(r.Dir, name), BufferBytes: s.buffer, Buffers: 8, Memtable: s.buffer, CacheBytes: 64 << 20, OneMutex: oneMutex}
 		if err := os.Mkdir(o.Dir, 0o755); err != nil {
