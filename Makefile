@@ -37,7 +37,7 @@ BENCH_BUDGET ?= 20m
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
 GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)
-GRPC_GO_RACE_TESTS := (?i:inbound|unread|drain)
+GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
 # seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do. The programs' tests have no
 # seeds: make test runs them, and test-invariants those with servers.
