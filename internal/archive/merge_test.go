@@ -327,8 +327,9 @@ func TestFileOfAnotherHistoryIsNotDeleted(t *testing.T) {
 	}
 }
 
-// TestDamagedMergedFileIsMadeAgain: as long as all of its parts are there.
-func TestDamagedMergedFileIsMadeAgain(t *testing.T) {
+// newMerged is an archive of eight files that are merged, and whose parts are still there.
+func newMerged(t *testing.T) (*archived, *merger) {
+	t.Helper()
 	a := newArchived(t)
 	for range 8 {
 		a.file(3)
@@ -338,6 +339,12 @@ func TestDamagedMergedFileIsMadeAgain(t *testing.T) {
 	if err := m.pass(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	return a, m
+}
+
+// TestDamagedMergedFileIsMadeAgain: as long as all of its parts are there.
+func TestDamagedMergedFileIsMadeAgain(t *testing.T) {
+	a, m := newMerged(t)
 	a.damageMerged()
 	m.options.Grace = time.Nanosecond
 	a.file(1)
@@ -359,15 +366,7 @@ func TestDamagedMergedFileIsMadeAgain(t *testing.T) {
 
 // TestDamagedMergedFileWithoutAllPartsStays: what is intact of it can be recovered by hand.
 func TestDamagedMergedFileWithoutAllPartsStays(t *testing.T) {
-	a := newArchived(t)
-	for range 8 {
-		a.file(3)
-	}
-	m := a.merger()
-	m.options.Grace = time.Hour
-	if err := m.pass(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	a, m := newMerged(t)
 	merged := a.damageMerged()
 	if err := a.target.Delete(t.Context(), merged.inside[2].name); err != nil {
 		t.Fatal(err)
@@ -404,15 +403,7 @@ func TestAMergeOpensABoundedNumberOfFiles(t *testing.T) {
 
 // TestAPlanTakesThePartsOfADamagedMergedFile: as long as they are there. What only the damaged file has is never left out without an error.
 func TestAPlanTakesThePartsOfADamagedMergedFile(t *testing.T) {
-	a := newArchived(t)
-	for range 8 {
-		a.file(3)
-	}
-	m := a.merger()
-	m.options.Grace = time.Hour
-	if err := m.pass(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	a, _ := newMerged(t)
 	merged := covers(mustFiles(t, a))[0]
 	data, err := a.place.read(t.Context(), merged.name, 0, merged.size)
 	if err != nil || len(merged.inside) < 2 {

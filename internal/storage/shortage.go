@@ -116,10 +116,10 @@ func newSpaceCheck() *chan struct{} {
 	return &judged
 }
 
-// AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them, or
-// the log has taken a file of the reserve: writers must not be faster than RunSpace, which may be slow on a slow device, and which may find
-// space in what is kept of the log. The caller reads Shortage afterwards. It
-// waits up to Options.StallMax (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long.
+// AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them, or the
+// log has taken a file of the reserve: writers must not be faster than RunSpace, which may be slow on a slow device, and which may
+// find space in what is kept of the log. The caller reads Shortage afterwards. It waits up to Options.StallMax
+// (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long.
 func (e *Engine) AwaitReserve(ctx context.Context) error {
 	_, taken := e.log.Reserve()
 	unjudged := int64(taken) > e.reserve.judged.Load()
