@@ -119,7 +119,7 @@ func timeText(us uint64) string {
 }
 
 func (a *app) printArchive(r *archiveReport) error {
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		return a.printJSON(format, r)
 	}
 	if !r.Enabled {

@@ -51,7 +51,7 @@ type auditReport struct {
 
 func (a *app) printAudit(r *audit.Report) error {
 	out := auditReport{r.Files, r.Lines, r.First, r.Last, r.Chained, r.Unclean, r.Dropped, r.LastHash}
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		return a.printJSON(format, out)
 	}
 	return a.print("%d lines in %d files follow each other: %d to %d\nwith hashes: %d; unclean ends: %d; lines were dropped: %v\nlast hash: %s\n",

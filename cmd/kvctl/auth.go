@@ -175,7 +175,7 @@ func (a *app) authStatus(cmd *cobra.Command, c *client.Client) error {
 	if who.GetExpires() != nil {
 		row.Expires = who.GetExpires().AsTime().Format(time.RFC3339)
 	}
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		return a.printJSON(format, row)
 	}
 	checked := "not checked: every client may do everything"
@@ -219,7 +219,7 @@ The exit code is 9 if one is missing.`,
 				if err != nil {
 					return err
 				}
-				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+				if format := a.formatOr(formatTable); printsJSON(format) {
 					err = a.printJSON(format, struct {
 						Permitted bool   `json:"permitted"`
 						Missing   string `json:"missing,omitempty"`

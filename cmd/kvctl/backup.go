@@ -150,7 +150,7 @@ func (a *app) backupStatusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+				if format := a.formatOr(formatTable); printsJSON(format) {
 					return a.printMessage(format, s)
 				}
 				return a.print("%s", backupStatusText(s))

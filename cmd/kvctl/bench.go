@@ -143,7 +143,7 @@ type benchReport struct {
 
 func (a *app) printBench(r *benchReport) error {
 	format := a.formatOr(formatTable)
-	if format == formatJSON || format == formatJSONL {
+	if printsJSON(format) {
 		return a.printJSON(format, r)
 	}
 	micro := func(us float64) string { return time.Duration(us * 1e3).Round(time.Microsecond).String() }

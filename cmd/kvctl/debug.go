@@ -125,7 +125,7 @@ func (a *app) tellBundle(name string, parts []*bundlePart) error {
 			_, _ = fmt.Fprintf(a.err, "kvctl: %s is missing: %s\n", p.name, printable(p.err.Error()))
 		}
 	}
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		missing := []string{}
 		for _, p := range parts {
 			if p.err != nil {

@@ -46,7 +46,7 @@ The directory needs as much room as the store has. It is removed in any case; wh
 }
 
 func (a *app) printDrill(r *restore.Report) error {
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		return a.printRestored(r, true)
 	}
 	base := "a store without a commit"

@@ -70,7 +70,7 @@ func (a *app) observeElection(cmd *cobra.Command, name string) error {
 
 // printHolder prints the leader of an election.
 func (a *app) printHolder(token uint64, value []byte) error {
-	if a.format == formatJSON || a.format == formatJSONL {
+	if printsJSON(a.format) {
 		return a.print("{\"token\":%d,%s}\n", token, appendJSONField(nil, "value", value, a.hex))
 	}
 	return a.print("%d %s\n", token, a.cell(value))

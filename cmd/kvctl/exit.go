@@ -59,7 +59,7 @@ func (a *app) report(err error) int {
 	if errors.As(err, new(usageError)) {
 		text = inOurWords(text)
 	}
-	if a.format == formatJSON || a.format == formatJSONL {
+	if printsJSON(a.format) {
 		a.reportJSON(err, text, advice)
 		return exitCode(err)
 	}

@@ -197,7 +197,7 @@ func (a *app) leaseShowCommand() *cobra.Command {
 				return err
 			}
 			row := toLeaseRow(found.GetLease())
-			if format := a.formatOr(formatJSONL); format == formatJSON || format == formatJSONL {
+			if format := a.formatOr(formatJSONL); printsJSON(format) {
 				return a.printJSON(format, leaseShown{row, a.keysAsJSON(found.GetKeys()), found.GetMore()})
 			}
 			if err := a.printLeases([]leaseRow{row}); err != nil {

@@ -46,7 +46,7 @@ the disk is full, the largest first.`,
 
 func (a *app) printHolders(holders []*kvpb.LogHolder) error {
 	format := a.formatOr(formatTable)
-	if format == formatJSON || format == formatJSONL {
+	if printsJSON(format) {
 		for _, h := range holders {
 			if err := a.printMessage(format, h); err != nil {
 				return err

@@ -33,6 +33,9 @@ func (a *app) formatOr(inPipe string) string {
 	return inPipe
 }
 
+// printsJSON reports whether a format is JSON, whole or one document a line.
+func printsJSON(format string) bool { return format == formatJSON || format == formatJSONL }
+
 // bytesArg reads a key or value from the command line.
 func (a *app) bytesArg(arg string) ([]byte, error) {
 	if !a.hex {

@@ -83,7 +83,7 @@ func (a *app) repairLog(dir string) error {
 }
 
 func (a *app) printRepaired(dropped inspect.RepairedLog) error {
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		return a.printJSON(format, repairedAsJSON(dropped))
 	}
 	if dropped.Cause == nil {

@@ -139,7 +139,7 @@ type restoreReport struct {
 }
 
 func (a *app) printRestored(r *restore.Report, plan bool) error {
-	if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+	if format := a.formatOr(formatTable); printsJSON(format) {
 		out := restoreReport{
 			Lineage: r.Lineage.String(), Base: r.Base.ID, BaseEpoch: uint64(r.Base.Epoch), Files: r.Files, BulkLoads: r.Loads, FileBytes: r.FileBytes, Epoch: uint64(r.Reached.Epoch),
 			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, Damages: len(r.Damages), TookSeconds: r.Took.Seconds(),

@@ -71,7 +71,7 @@ func (a *app) top(ctx context.Context, c *client.Client, interval time.Duration,
 			err = a.showLive([]string{"kvctl top " + a.endpoint, "", "the server cannot be reached: " + err.Error()})
 		case live:
 			err = a.showLive(newActivity(before, after).lines(a.endpoint))
-		case format == formatJSON || format == formatJSONL:
+		case printsJSON(format):
 			err = a.printJSON(formatJSONL, newActivity(before, after))
 		default:
 			err = a.print("%s\n", newActivity(before, after).line())

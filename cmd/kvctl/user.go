@@ -273,7 +273,7 @@ func (a *app) userShowCommand() *cobra.Command {
 					return err
 				}
 				row := userRowOf(u)
-				if format := a.formatOr(formatTable); format == formatJSON || format == formatJSONL {
+				if format := a.formatOr(formatTable); printsJSON(format) {
 					return a.printJSON(format, row)
 				}
 				table := [][]string{
