@@ -136,7 +136,7 @@ type bulkLoads struct {
 	keys     atomic.Uint64
 	bytes    atomic.Uint64
 	loaded   loadedRanges
-	yield    atomic.Pointer[context.CancelCauseFunc] // cancels the bulk load that is being built; nil without one
+	yield    yielder // cancels the bulk load that is being built
 
 	// Guarded by Engine.mu.
 	switching bool // commits pause: the running ones need not wait for memory, which only the bulk load can free
@@ -212,19 +212,34 @@ func (l *BulkLoad) CommitTime() uint64 { return l.time }
 // has waited for memory for half of Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on no
 // writer waits for memory.
 func (e *Engine) YieldingBulkLoad(ctx context.Context) (yielding context.Context, release func()) {
+	return e.bulkLoads.yield.begin(ctx)
+}
+
+// yielder cancels work that keeps memory from becoming free.
+type yielder struct {
+	cancel atomic.Pointer[context.CancelCauseFunc] // nil without such work
+}
+
+// begin returns a context for the work.
+func (y *yielder) begin(ctx context.Context) (yielding context.Context, release func()) {
 	yielding, cancel := context.WithCancelCause(ctx)
-	e.bulkLoads.yield.Store(&cancel)
+	y.cancel.Store(&cancel)
 	return yielding, func() {
-		e.bulkLoads.yield.Store(nil)
+		y.cancel.Store(nil)
 		cancel(nil)
 	}
 }
 
-// yieldToCommits cancels the bulk load that is being built, if there is one.
-func (e *Engine) yieldToCommits() {
-	if cancel := e.bulkLoads.yield.Load(); cancel != nil {
-		(*cancel)(ErrBulkLoadYielded)
+func (y *yielder) yield(cause error) {
+	if cancel := y.cancel.Load(); cancel != nil {
+		(*cancel)(cause)
 	}
+}
+
+// yieldToCommits cancels the bulk load that is being built, and what a merge rebuilds.
+func (e *Engine) yieldToCommits() {
+	e.bulkLoads.yield.yield(ErrBulkLoadYielded)
+	e.rebuilds.yield.yield(errRebuildYields)
 }
 
 // BuildBulkLoad merges the bulk load into a state that no reader sees, at an epoch far ahead of visible. Unless it returns an

@@ -235,7 +235,12 @@ func (e *Engine) merge(ctx context.Context, job mergeJob) error {
 // yet. Pages that cannot be read are skipped, and entries that the tree refuses go into quarantine.
 func (e *Engine) mergeTree(ctx context.Context, base btree.Root, job *mergeJob, cut keys.Epoch) (number uint64, result *btree.Result, err error) {
 	for {
-		number, result, err = e.tryMerge(ctx, base, job, cut)
+		attempt, release := e.yieldingRebuild(ctx, job)
+		number, result, err = e.tryMerge(attempt, base, job, cut)
+		release()
+		if errors.Is(err, context.Canceled) && errors.Is(context.Cause(attempt), errRebuildYields) {
+			err = errRebuildYields
+		}
 		gaveUp := e.failsRebuild(job, err) && e.giveUpRebuild(ctx, job, err)
 		if !gaveUp && !e.skipPages(err) && !e.skipInRepairTree(err) && !e.setAside(err) && !e.giveUpRebuild(ctx, job, err) {
 			return number, result, e.stopIfBroken(err)

@@ -276,7 +276,7 @@ func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)
 		}
 		select {
 		case <-o.ready:
-		case <-yield: // memory becomes free with a checkpoint, which the bulk load that is being built prevents
+		case <-yield: // memory becomes free with a checkpoint, which a bulk load prevents, and for which what it rebuilds may be too much
 			e.yieldToCommits()
 			continue
 		case <-deadline:

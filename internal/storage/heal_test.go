@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -19,16 +21,7 @@ func TestALeafThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
 			e := b.engine
 			b.put(0, 300, 60)
 			b.checkpoint()
-			intact := make([]byte, int64(e.pager.PageCount())*int64(e.pager.PageSize()))
-			f, err := b.fs.Open("db/data.ekv", vfs.ReadOnly)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := f.ReadAt(intact, 0); err != nil {
-				t.Fatal(err)
-			}
-			_ = f.Close()
-			b.damageLastLeaf()
+			heal := b.loseLastLeaf()
 			var w batch.Builder
 			w.Set(keys.SpaceUser, []byte("key-00299"), []byte("new"))
 			w.Delete(keys.SpaceUser, []byte("key-00298"))
@@ -43,9 +36,8 @@ func TestALeafThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
 			if e.rebuilds.waiting.Load() {
 				t.Fatal("a leaf that cannot be read was healed")
 			}
-			id, size := skipped[0].ID, e.pager.PageSize()
-			b.writePage(id, intact[int(id)*size:(int(id)+1)*size])
-			e.pages.Invalidate(id)
+			id := skipped[0].ID
+			heal(id)
 			e.healLeaves(t.Context())
 			if flaps {
 				b.clearPage(id)
@@ -66,6 +58,79 @@ func TestALeafThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
 				t.Errorf("found %v, want %v", kinds, want)
 			}
 		})
+	}
+}
+
+// loseLastLeaf is damageLastLeaf. It returns what lets a page be read again.
+func (b *bench) loseLastLeaf() (heal func(page.ID)) {
+	b.t.Helper()
+	size := b.engine.pager.PageSize()
+	intact := make([]byte, int(b.engine.pager.PageCount())*size)
+	f, err := b.fs.Open("db/data.ekv", vfs.ReadOnly)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := f.ReadAt(intact, 0); err != nil {
+		b.t.Fatal(err)
+	}
+	_ = f.Close()
+	b.damageLastLeaf()
+	return func(id page.ID) {
+		b.writePage(id, intact[int(id)*size:(int(id)+1)*size])
+		b.engine.pages.Invalidate(id)
+	}
+}
+
+// TestWhatIsGivenBackDelaysNoCommit: the repair tree may have so much that the merge which gives it back takes longer than writers wait for memory.
+func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
+	b := newBench(t)
+	e := b.engine
+	b.put(0, 300, 60)
+	b.checkpoint()
+	heal := b.loseLastLeaf()
+	var w batch.Builder
+	for i := range 3000 {
+		w.Set(keys.SpaceUser, fmt.Appendf(nil, "key-00299-%05d", i), []byte(strings.Repeat("n", 100)))
+	}
+	b.commit(&w)
+	b.checkpoint()
+	heal(e.checkpoints.skippedPages.Pages()[0].ID)
+	e.healLeaves(t.Context())
+
+	e.options.StallMax = 200 * time.Millisecond
+	e.memory.immutableBytes.Store(2 * e.memory.memtableBytes)
+	slow := b.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow, Delay: time.Millisecond})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-e.CheckpointRequests():
+				at := keys.Epoch(b.visible.Load())
+				if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}()
+	for i := range 300 { // more than memory holds; each that is refused fails
+		b.put(i%10, i%10+1, 1000)
+	}
+	close(stop)
+	<-stopped
+	slow.Remove()
+	if n := len(e.checkpoints.skippedPages.Pages()); n != 1 || e.Stats().Backpressure.Stalls == 0 {
+		t.Errorf("%d pages are skipped; %+v: the test tests nothing", n, e.Stats().Backpressure)
+	}
+	e.healLeaves(t.Context())
+	b.checkpoint()
+	if n := b.scanned(); n != 3300 {
+		t.Errorf("a scan has %d keys", n)
+	}
+	if kinds := b.found(); len(kinds) > 0 {
+		t.Errorf("found %v", kinds)
 	}
 }
 

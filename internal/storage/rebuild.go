@@ -43,6 +43,7 @@ type rebuilds struct {
 	ready        *readyRebuild      // guarded by checkpointState.mu
 	mirrorFailed bool               // no mirror of the repair tree can be built, until the next start; guarded by checkpointState.mu
 	waiting      atomic.Bool        // ready is not nil: a checkpoint has something to do
+	yield        yielder            // cancels a merge that rebuilds
 	later        atomic.Bool        // a checkpoint could not write the nodes: the search is repeated after one that succeeds
 	done         atomic.Uint64      // nodes rebuilt
 	reads        atomic.Uint64      // pages read by searches
@@ -397,9 +398,21 @@ func (e *Engine) endRebuild(job *mergeJob) {
 	e.rebuilds.wake() // the nodes may have others below them
 }
 
+// errRebuildYields ends a merge with a rebuild when a writer has waited for memory for long: the repair tree may be far larger than what the
+// merge frees.
+var errRebuildYields = errors.New("storage: it takes longer than writers wait for memory")
+
+// yieldingRebuild is the context for one attempt of a merge.
+func (e *Engine) yieldingRebuild(ctx context.Context, job *mergeJob) (yielding context.Context, release func()) {
+	if !job.rebuilds(e) && !job.rebuildsMirror(e) {
+		return ctx, func() {}
+	}
+	return e.rebuilds.yield.begin(ctx)
+}
+
 // giveUpRebuild makes a merge go on without the nodes that are ready, after an attempt with them failed, or else without a new
-// mirror, and reports whether there was one of the two. After a full disk the search for nodes is repeated later; after another
-// failure they stay lost. A mirror is not tried again before the next start.
+// mirror, and reports whether there was one of the two. After a full disk, or if writers waited for memory, the search for nodes is repeated
+// later; after another failure they stay lost. A mirror is not tried again before the next start.
 func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bool {
 	if err == nil || ctx.Err() != nil || e.pager.Err() != nil {
 		return false
@@ -411,7 +424,7 @@ func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bo
 	}
 	nodes := e.rebuilds.ready.nodes
 	e.dropRebuild()
-	if doesNotFit(err) {
+	if doesNotFit(err) || errors.Is(err, errRebuildYields) {
 		e.rebuilds.later.Store(true)
 		return true
 	}
