@@ -26,6 +26,9 @@ type DurableState struct {
 // SkippedPage is what the repair tree records of a damaged page that checkpoints skip.
 type SkippedPage = repairtree.Page
 
+// RepairTree has the skipped pages of a state, and what was written to their keys.
+type RepairTree = repairtree.Tree
+
 // Tree is the root of the tree.
 func (s *DurableState) Tree() btree.Root { return rootOf(s.Pages.State()) }
 
@@ -34,10 +37,9 @@ func (s *DurableState) RepairTreeRoots() (root, mirror btree.Root, err error) {
 	return repairTreeRoots(&s.Pages.Reader)
 }
 
-// SkippedPages reads the records of the repair tree, or of its mirror where the first is damaged.
-func (s *DurableState) SkippedPages(blobs *blob.Store) ([]SkippedPage, error) {
-	tree, err := readRepairTree(&s.Pages.Reader, blobs)
-	return tree.Pages(), err
+// RepairTree reads the records of the repair tree, or of its mirror where the first is damaged.
+func (s *DurableState) RepairTree(blobs *blob.Store) (*RepairTree, error) {
+	return readRepairTree(&s.Pages.Reader, blobs)
 }
 
 // ReadPage reads and verifies a page.

@@ -89,20 +89,24 @@ type salvager struct {
 	mapped  bool              // the allocation map is readable
 	reached bitset.Set        // leaves that the walk has read
 	gaps    []gap             // ranges that the walk could not read
-	log     map[string]logged // newest version of each internal key in log, quarantine and repair tree
+	log     map[string]logged // newest version of each internal key in log and quarantine
 	unsure  []gap             // ranges of the repair tree that could not be read
-	decided []byte            // the last internal key whose newest version was found
+
+	beside       []btree.Root        // the repair tree and its mirror: what they have of a key was passed on; nil without any
+	besideSource btree.Source        // of their pages
+	skipped      *storage.RepairTree // the ranges of their keys; nil if these are not known
+
+	decided []byte // the last internal key whose newest version was found
 	value   []byte
 	entry   Salvaged // of emit
 }
 
-// logged is a version from the log, from the quarantine or from the repair tree.
+// logged is a version from the log or from the quarantine.
 type logged struct {
-	epoch      keys.Epoch
-	kind       keys.Kind
-	metadata   metadata.Fields
-	value      []byte // without the metadata
-	repairTree bool   // it is from the repair tree
+	epoch    keys.Epoch
+	kind     keys.Kind
+	metadata metadata.Fields
+	value    []byte // without the metadata
 }
 
 // gap is a range of internal keys, nil for no bound.
@@ -281,10 +285,13 @@ func gapBound(s *page.Separator) []byte {
 // It does not if the log has a newer one, or if what could not be read may have.
 func (s *salvager) take(key []byte, copies []found, count *uint64) error {
 	v := &copies[0]
-	// The same version is in the repair tree and in its mirror. One of them was read with its
+	// The same version is in the repair tree and in its mirror. One of them was passed on with its
 	// value. The leaves of the other may come from the scan, and their value may be damaged.
 	if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || inGap(s.unsure, key) {
 		return nil
+	}
+	if beside, err := s.isBeside(key); beside || err != nil {
+		return err
 	}
 	delete(s.log, string(key))
 	if v.kind == keys.KindDelete || keys.SpaceOf(key) != keys.SpaceUser {

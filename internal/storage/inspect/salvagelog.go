@@ -141,19 +141,14 @@ func (s *salvager) record(r wal.Record) {
 	}
 }
 
-// writeLog passes on what is left: the versions of log, quarantine and repair tree that are newer
-// than the tree.
+// writeLog passes on what is left: the versions of log and quarantine that are newer than the trees.
 func (s *salvager) writeLog() error {
 	for _, key := range slices.Sorted(maps.Keys(s.log)) {
 		v := s.log[key]
 		if !v.kind.HasValue() || keys.SpaceOf([]byte(key)) != keys.SpaceUser {
 			continue
 		}
-		if v.repairTree {
-			s.report.FromTree++
-		} else {
-			s.report.FromLog++
-		}
+		s.report.FromLog++
 		if err := s.emit([]byte(key), v.value, v.epoch, &v.metadata); err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
 
-// readRepairTree collects the versions in the repair tree: they are newer than the tree's versions
+// readRepairTree passes on the versions in the repair tree: they are newer than the tree's versions
 // of their keys, and older than the log's. Damaged pages of the repair tree may have had newer
 // versions, too, so their keys in the ranges of skipped pages are not salvaged at all.
 func (s *salvager) readRepairTree() error {
@@ -18,24 +18,39 @@ func (s *salvager) readRepairTree() error {
 		s.lose(Damage{Kind: DamageSuperblock, File: s.state.Pages.Name(), Reason: err.Error()})
 		return unlessDamage(s.ctx, err)
 	}
-	gaps, err := s.walkRepairTree(root)
-	if len(gaps) > 0 && err == nil && !mirror.Empty() {
-		s.note("a page of the repair tree is damaged, and its mirror was read, too")
-		var again []gap
-		again, err = s.walkRepairTree(mirror)
-		gaps = inBoth(gaps, again)
+	if root.Empty() {
+		return nil
 	}
-	if len(gaps) == 0 || err != nil {
-		return err
-	}
-	skipped, err := s.state.SkippedPages(s.blobs)
+	s.beside, s.besideSource = []btree.Root{root, mirror}, s.state.Source()
+	s.skipped, err = s.state.RepairTree(s.blobs)
 	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
 		return stop
 	}
-	for _, g := range gaps {
-		s.unsure = append(s.unsure, g.within(skipped)...)
+	gaps, err := s.walkRepairTree(root, []gap{{}})
+	if len(gaps) > 0 && err == nil && !mirror.Empty() {
+		s.note("a page of the repair tree is damaged, and its mirror was read, too")
+		var again []gap
+		again, err = s.walkRepairTree(mirror, gaps)
+		gaps = inBoth(gaps, again)
 	}
-	return nil
+	for _, g := range gaps {
+		s.unsure = append(s.unsure, g.within(s.skipped.Pages())...)
+	}
+	return err
+}
+
+// isBeside reports whether the repair tree or its mirror has a version of a key.
+func (s *salvager) isBeside(key []byte) (found bool, err error) {
+	if s.skipped != nil && !s.skipped.Covers(key, keys.MakeTrailer(keys.MaxEpoch, 0xff)) {
+		return false, nil
+	}
+	for _, root := range s.beside {
+		_, found, err := btree.Get(s.besideSource, root, key, keys.MaxEpoch)
+		if stop := unlessDamage(s.ctx, err); found || err != nil && stop != nil {
+			return found, stop
+		}
+	}
+	return false, nil
 }
 
 // inBoth is the intersection of two lists of gaps.
@@ -57,13 +72,13 @@ func inBoth(a, b []gap) (both []gap) {
 	return both
 }
 
-// walkRepairTree collects what can be read of the repair tree or of its mirror, and returns the
-// gaps.
-func (s *salvager) walkRepairTree(root btree.Root) (gaps []gap, err error) {
+// walkRepairTree passes on what can be read of the repair tree or of its mirror in these gaps, and
+// returns those that are left.
+func (s *salvager) walkRepairTree(root btree.Root, in []gap) (gaps []gap, err error) {
 	s.decided = nil
 	err = s.walkTree(root, &gaps, func(p page.Leaf) error {
 		return s.eachNewest(p, func(key []byte, v *found) error {
-			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) == keys.SpaceRepairTree {
+			if other, ok := s.log[string(key)]; ok && other.epoch >= v.epoch || keys.SpaceOf(key) != keys.SpaceUser || !inGap(in, key) {
 				return nil
 			}
 			value, f, ok, err := s.valueOf(key, []found{*v})
@@ -71,8 +86,12 @@ func (s *salvager) walkRepairTree(root btree.Root) (gaps []gap, err error) {
 				gaps = append(gaps, gap{bytes.Clone(key), append(bytes.Clone(key), 0)})
 				return err
 			}
-			s.log[string(key)] = logged{epoch: v.epoch, kind: v.kind, metadata: f, value: bytes.Clone(value), repairTree: true}
-			return nil
+			delete(s.log, string(key))
+			if !v.kind.HasValue() {
+				return nil
+			}
+			s.report.FromTree++
+			return s.emit(key, value, v.epoch, &f)
 		})
 	})
 	return gaps, err

@@ -115,10 +115,11 @@ const skippedNotesMax = 20
 // noteSkipped notes which pages checkpoints skip. Those that still cannot be read are also reported
 // as damage.
 func (v *verifier) noteSkipped(store *blob.Store) error {
-	skipped, err := v.state.SkippedPages(store)
+	tree, err := v.state.RepairTree(store)
 	if err != nil {
 		return v.damageOr(err, DamagePage)
 	}
+	skipped := tree.Pages()
 	for i := range skipped[:min(len(skipped), skippedNotesMax)] {
 		p := &skipped[i]
 		v.note("page %d could not be read at checkpoint %d (%s): checkpoints skip it, and later writes to its keys are in the repair tree%s", p.ID, p.Checkpoint, p.Reason, v.rebuildNote(p.Level))
