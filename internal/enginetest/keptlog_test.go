@@ -12,9 +12,15 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// TestWhatIsKeptOfTheLogRefusesNoWrite: what the log keeps for watches that come back takes the disk, and gives way to writes.
+// TestWhatIsKeptOfTheLogRefusesNoWrite: what the log keeps for watches that come back takes the disk, and gives way to writes, also to those that
+// need a file of their own.
 func TestWhatIsKeptOfTheLogRefusesNoWrite(t *testing.T) {
-	const disk = 16 << 20
+	t.Run("small", func(t *testing.T) { keptLogRefusesNoWrite(t, 16<<20, 1000, 48000) })
+	t.Run("large", func(t *testing.T) { keptLogRefusesNoWrite(t, 32<<20, 2<<20, 32) })
+}
+
+func keptLogRefusesNoWrite(t *testing.T, disk int64, valueBytes, puts int) {
+	t.Helper()
 	fs := vfs.NewMem()
 	o := reserving(fs)
 	o.Storage.DiskReserve, o.Storage.ChangeLog = 4<<20, storage.ChangeLog{Age: time.Hour} // free pages are enough for the memtables
@@ -27,10 +33,10 @@ func TestWhatIsKeptOfTheLogRefusesNoWrite(t *testing.T) {
 	})
 	x := mustSession(t, s)
 	defer x.Close()
-	value, given := strings.Repeat("v", 1000), uint64(0)
-	for i := range 3 * disk / len(value) {
-		_, err := put(x, fmt.Sprint("k", i%100), value, mvcc.DurabilityAsync)
-		if short := new(storage.ShortageError); errors.As(err, &short) {
+	value, given := strings.Repeat("v", valueBytes), uint64(0)
+	for i := range puts {
+		_, err := put(x, fmt.Sprint("k", i%(1+100_000/len(value))), value, mvcc.DurabilityAsync)
+		if errors.Is(err, vfs.ErrNoSpace) {
 			free, _ := fs.Free("db")
 			t.Fatalf("put %d was refused: %v; a moment later %d bytes are free", i, err, free)
 		} else if err != nil {

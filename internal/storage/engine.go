@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -229,6 +230,7 @@ func (e *Engine) oversized(body *batch.Body) bool {
 type obstacle struct {
 	ready   <-chan struct{}  // delivers when the rotation should be tried again
 	segment *wal.Preparation // of the log segment that is not ready; nil if memory is full
+	large   bool             // the record needs a segment that is larger than the others
 }
 
 // final is the reason not to try again now, or nil.
@@ -237,6 +239,9 @@ func (o obstacle) final() error {
 		return nil
 	}
 	err := o.segment.Err()
+	if errors.Is(err, vfs.ErrNoSpace) && o.segment.Oversized() && !o.large {
+		return nil // for the record of another writer
+	}
 	if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrFailed) || errors.Is(err, wal.ErrClosed) {
 		return fmt.Errorf("rotate: %w", err)
 	}
@@ -258,7 +263,7 @@ func (o obstacle) timedOut(e *Engine) error {
 // awaitRoom repeats the attempt until memory is not full and a log segment is ready.
 func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)) error {
 	var deadline, yield <-chan time.Time
-	stalled := false
+	stalled, given := false, uint64(math.MaxUint64)
 	for {
 		o, err := attempt()
 		if o.ready == nil || err != nil {
@@ -285,7 +290,7 @@ func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)
 			return context.Cause(ctx)
 		}
 		if err := o.final(); err != nil {
-			room := e.segmentToCome(err)
+			room := e.segmentToCome(err, o.large, &given)
 			if room == nil {
 				return err
 			}
@@ -326,7 +331,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	full = v.active
 	full.seal()
 	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
-		return obstacle{ready: attempt.Done(), segment: attempt}, nil
+		return obstacle{attempt.Done(), attempt, e.log.Oversized(bodyBytes)}, nil
 	}
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes, first)
 	if err != nil {

@@ -25,8 +25,10 @@ type diskReserve struct {
 	enabled  bool                          // Options.DiskReserve is not zero; constant after Open
 	shortage atomic.Pointer[ShortageError] // nil while the disk has space; written by note
 	requests chan struct{}                 // capacity 1: the reserve should be checked; constant after Open
-	checked  atomic.Pointer[chan struct{}] // closed when the next check has ended; replaced under mu
+	checked  atomic.Pointer[chan struct{}] // closed when the next check that begins has ended; replaced under mu
 	judged   atomic.Int64                  // files of the log's reserve that had become segments when the last check began
+	wanted   atomic.Bool                   // the next check gives up something of the log, although the reserve may be complete
+	given    atomic.Uint64                 // how often a check has given up something of the log
 	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
 
 	mu    sync.Mutex // one check at a time; taken after checkpointState.mu, before retired.mu and Engine.mu
@@ -87,23 +89,27 @@ func (e *Engine) CheckSpace() {
 	}
 	e.reserve.mu.Lock()
 	defer e.reserve.mu.Unlock()
+	judged := *e.reserve.checked.Swap(newSpaceCheck()) // a wait that begins from now on needs a check that begins later
 	_, taken := e.log.Reserve()
 	e.reserve.note(e.fillReserve())
 	e.reserve.judged.Store(int64(taken))
-	close(*e.reserve.checked.Swap(newSpaceCheck()))
+	close(judged)
 }
 
 // fillReserve fills all parts of the reserve. If the disk is full, the log gives up its old files, and then the holders of the log
-// that yield give up their segments, the largest first.
+// that yield give up their segments, the largest first. One of these is given up if a record has found no room.
 func (e *Engine) fillReserve() error {
 	for {
 		err := errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
-		if !errors.Is(err, vfs.ErrNoSpace) {
+		if wanted := e.reserve.wanted.Swap(false); !wanted && !errors.Is(err, vfs.ErrNoSpace) {
 			return err
 		}
 		more, failed := e.log.ReleaseOldFiles()
 		if !more && failed == nil && e.mayTruncate() {
 			_, more, failed = e.log.DropLargestHolder()
+		}
+		if more {
+			e.reserve.given.Add(1)
 		}
 		if !more || failed != nil {
 			return errors.Join(err, failed)
@@ -321,10 +327,21 @@ func (e *Engine) reservedPages() int64 {
 }
 
 // segmentToCome returns a channel to wait for, if a segment could not be made because the disk is full, and a checkpoint
-// will recycle one, or has done so since. Otherwise it returns nil.
-func (e *Engine) segmentToCome(err error) (room <-chan struct{}) {
+// will recycle one, or has done so since. Otherwise it returns nil. A large record needs a file of its own: that the disk does not have so much is
+// no shortage for others, and only what the log gives up can help. given is how often it had when the record was refused before.
+func (e *Engine) segmentToCome(err error, large bool, given *uint64) (room <-chan struct{}) {
 	if !errors.Is(err, vfs.ErrNoSpace) || !e.reserve.enabled {
 		return nil
+	}
+	if large {
+		before := *given
+		if *given = e.reserve.given.Load(); *given == before {
+			return nil
+		}
+		judged := *e.reserve.checked.Load()
+		e.reserve.wanted.Store(true)
+		e.reserve.requestCheck()
+		return judged
 	}
 	e.reserve.note(err)
 	e.mu.Lock()

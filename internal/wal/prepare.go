@@ -18,8 +18,9 @@ var ErrNoSegment = errors.New("wal: no log segment is prepared")
 // Preparation is an attempt to prepare a segment. It begins after Prepare has returned it, so that its
 // outcome is never an old one.
 type Preparation struct {
-	done chan struct{}
-	err  error // written before done is closed
+	done      chan struct{}
+	err       error // written before done is closed
+	oversized bool  // the same
 }
 
 // Done is closed when the attempt has ended, with or without success.
@@ -34,6 +35,10 @@ func (p *Preparation) Err() error {
 		return nil
 	}
 }
+
+// Oversized reports whether the attempt, which has ended, was to make a segment for a record that is larger than a standard segment. Its error
+// says nothing of the others.
+func (p *Preparation) Oversized() bool { return p.oversized }
 
 const (
 	// prepareGap is the least time between a failed attempt to prepare a segment and the next attempt while a
@@ -106,6 +111,9 @@ func spaceFor(bodyLen int) int {
 	size := headerPage + skipSpace + int(recordSpace(uint32(bodyLen)+recordHeaderSize)) + closeRecordSpace
 	return (size + pageSize - 1) &^ (pageSize - 1)
 }
+
+// Oversized reports whether a body needs a segment that is larger than a standard one.
+func (l *Log) Oversized(bodyLen int) bool { return spaceFor(bodyLen) > l.buffers.size }
 
 // preallocatedFor waits for a preallocated segment with room for a body. The caller holds rotation.mu.
 func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, error) {
@@ -215,7 +223,7 @@ func (l *Log) prepareOne() (made bool, err error) {
 	all := errors.Join(err, s.removeScheduled())
 	l.recordAttempt(all)
 	if attempt != nil {
-		attempt.err = err
+		attempt.err, attempt.oversized = err, oversized > 0
 		close(attempt.done)
 	}
 	return made, all
@@ -247,7 +255,12 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 // it flushes until a buffer comes back.
 func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, err error) {
 	if oversized > 0 {
-		err = l.preallocator.oversized(oversized)
+		if err = l.preallocator.oversized(oversized); errors.Is(err, vfs.ErrNoSpace) {
+			err = l.preallocator.oversizedFromReserve(oversized, err)
+		}
+		if errors.Is(err, vfs.ErrNoSpace) { // others may wait for this attempt, and need a standard one
+			_, _ = l.preallocate(0, skipZeroing, awaited)
+		}
 		return err == nil, err
 	}
 	allocate := vfs.PreallocateZeroed

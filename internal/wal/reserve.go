@@ -27,7 +27,7 @@ type reserve struct {
 	files   []string // file names
 	pending int      // files that are being added
 	last    int      // number of the last name given out
-	taken   int      // files that became segments
+	taken   int      // files that became segments, or made room for one
 }
 
 // adoptReserve finds the reserve files of an earlier run, and what it had recycled. It removes files beyond the target and what may be
@@ -176,7 +176,32 @@ func (p *preallocator) prepareFromReserve(cause error) (made bool, err error) {
 	return true, nil
 }
 
-// Reserve is how many files are kept for a full device, and how many became segments since Open, because the
+// oversizedFromReserve is oversized on a full device: if that gives the segment room, the files of the reserve, and those that wait to become
+// segments, are removed for it. Otherwise it returns the error of the attempt to make it beside them.
+func (p *preallocator) oversizedFromReserve(size int, cause error) error {
+	free, err := p.fs.Free(p.dir)
+	p.mu.Lock()
+	n := len(p.reserve.files)
+	if err != nil || free+int64(n+len(p.recyclable))*int64(p.buffers.size) < int64(size) {
+		p.mu.Unlock()
+		return cause
+	}
+	p.toRemove = append(p.toRemove, p.reserve.files...)
+	p.reserve.files = nil
+	p.reserve.taken += n
+	p.reserve.pending += n // until the segment is made, the reserve does not take the room again
+	p.keepRecyclableLocked(0)
+	p.mu.Unlock()
+	if err = cause; p.removeScheduled() == nil {
+		err = p.oversized(size)
+	}
+	p.mu.Lock()
+	p.reserve.pending -= n
+	p.mu.Unlock()
+	return err
+}
+
+// Reserve is how many files are kept for a full device, and how many became segments since Open, or made room for one, because the
 // device was full.
 func (l *Log) Reserve() (kept, taken int) {
 	l.preallocator.mu.Lock()

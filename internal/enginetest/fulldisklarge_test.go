@@ -1,0 +1,81 @@
+package enginetest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestAFullDiskTakesADeletionThatIsLargerThanASegment: its record needs a file of its own, for which the reserve of the log makes room.
+func TestAFullDiskTakesADeletionThatIsLargerThanASegment(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.MemoryBytes = 1 << 20 // so that the log has few segments in memory, and no more files than in a large store
+	s := mustOpen(t, o)
+	want := map[string]string{}
+	const keys = 12000
+	fillSmall(t, s, want, keys, "v")
+	for range 3 { // what a checkpoint gives back
+		fillOthers(t, fs, 0)
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fillOthers(t, fs, 0)
+	mustDeleteRange(t, s, want, numbered(0), numbered(keys-10))
+	awaitSpace(t, s, "later")
+	want["later"] = "v"
+	mustHold(t, s, want)
+	mustClose(t, s)
+	mustHold(t, mustOpen(t, o), want)
+}
+
+// TestALargeRecordThatDoesNotFitRefusesNoOther: it is refused soon, and the others go on, also while there is always one of other clients.
+func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
+	fs := vfs.NewMem()
+	s := mustOpen(t, reserving(fs))
+	want := map[string]string{}
+	fillSmall(t, s, want, 1000, "v")
+	fillOthers(t, fs, 256<<10)
+	soon := func(x *session, key, value string, fits bool) {
+		began := time.Now()
+		if _, err := put(x, key, value, mvcc.DurabilitySync); fits && err != nil || !fits && !errors.Is(err, vfs.ErrNoSpace) {
+			t.Errorf("a put of %d bytes: %v", len(value), err)
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("a put of %d bytes took %v", len(value), took)
+		}
+		if short := s.Shortage(); short != nil {
+			t.Error(short)
+		}
+	}
+	var stop atomic.Bool
+	var others sync.WaitGroup
+	large := strings.Repeat("l", 1<<20)
+	for i := range 8 {
+		x := mustSession(t, s)
+		others.Go(func() {
+			defer x.Close()
+			for !stop.Load() {
+				soon(x, fmt.Sprint("large", i), large, false)
+			}
+		})
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 10 {
+		soon(x, "large", large, false)
+		soon(x, numbered(i), "w", true)
+		want[numbered(i)] = "w"
+	}
+	stop.Store(true)
+	others.Wait()
+	mustHold(t, s, want)
+}

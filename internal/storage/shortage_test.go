@@ -1,0 +1,37 @@
+package storage
+
+import (
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestAWriterWaitsForACheckThatBeginsLater: a check that has begun before the log took a file of the reserve says nothing of what is left.
+func TestAWriterWaitsForACheckThatBeginsLater(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e, waits := b.engine, (chan struct{})(nil)
+	e.pager.SetReserve(2 << 20) // so that there is something to fill
+	b.fs.SetHook(func(op vfs.Op, _ string) {
+		if op == vfs.OpPreallocate && waits == nil {
+			waits = *e.reserve.checked.Load()
+		}
+	})
+	for check, want := range []bool{false, true} {
+		e.CheckSpace()
+		if waits == nil {
+			t.Fatal("the check has filled nothing")
+		}
+		ended := false
+		select {
+		case <-waits:
+			ended = true
+		default:
+		}
+		if ended != want {
+			t.Errorf("check %d: the wait that began during the first one has ended: %v", check, ended)
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
