@@ -27,8 +27,8 @@ import (
 type connection struct {
 	credentials.CommonAuthInfo
 	shard   *telemetry.Shard
-	addr    net.Addr // of the client
-	refused bool     // over the limit: its requests get an error with the reason before the connection closes
+	addr    net.Addr    // of the client
+	refused atomic.Bool // over the limit: its requests get an error with the reason; see connections.refuses
 
 	refusals refusals               // written by the code that follows its frames
 	tls      *tls.ConnectionState   // nil in plain text
@@ -41,7 +41,7 @@ type connection struct {
 	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
 	connectionCounts
 
-	mu      sync.Mutex // a leaf; guards the counts of answers and pages
+	mu      sync.Mutex // a leaf; guards the counts of answers and pages, and changes of refused
 	answers int64
 	waiting int64 // the part of answers that waits for the transport
 	charges uint64
@@ -242,8 +242,7 @@ func (c *connection) end(a *admission) {
 // AuthType implements credentials.AuthInfo.
 func (*connection) AuthType() string { return "epochkv" }
 
-// refusedConnectionsMax bounds the connections above the limit that remain open only until their
-// requests have the error.
+// refusedConnectionsMax bounds the connections above the limit, whose requests get the error.
 const refusedConnectionsMax = 64
 
 // connections counts the open connections and bounds them.
@@ -253,6 +252,7 @@ type connections struct {
 	admission *admission
 	receiving *receiving
 	open      atomic.Int64
+	served    atomic.Int64 // of them, those within the limit
 	refused   atomic.Uint64
 
 	violations [transport.Violations]atomic.Uint64 // connections closed because of their clients; see transport.Violation
@@ -278,27 +278,52 @@ func (c *connections) violationStats() []telemetry.Violation {
 
 // admit counts a new connection; nil means that it is closed at once.
 func (c *connections) admit(addr net.Addr) *connection {
-	n := c.open.Add(1)
-	if n > c.max {
-		c.refused.Add(1)
-	}
-	if n > c.max+refusedConnectionsMax {
+	if c.open.Add(1) > c.max+refusedConnectionsMax {
 		c.open.Add(-1)
+		c.refused.Add(1)
 		return nil
 	}
-	return &connection{
+	conn := &connection{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
 		shard:          c.requests.Shard(),
 		addr:           addr,
-		refused:        n > c.max,
 	}
+	if !c.takePlace() {
+		c.refused.Add(1)
+		conn.refused.Store(true)
+	}
+	return conn
 }
 
-// release ends a connection that admit has returned, and that no transport serves.
+func (c *connections) takePlace() bool {
+	if c.served.Add(1) <= c.max {
+		return true
+	}
+	c.served.Add(-1)
+	return false
+}
+
+// refuses reports whether a connection is over the limit. One that was takes a place that has become free since: its client keeps it.
+func (c *connections) refuses(conn *connection) bool {
+	if !conn.refused.Load() {
+		return false
+	}
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	if conn.refused.Load() && !conn.ended && c.takePlace() {
+		conn.refused.Store(false)
+	}
+	return conn.refused.Load()
+}
+
+// release ends a connection that admit has returned.
 func (c *connections) release(conn *connection) {
 	conn.close()
 	c.open.Add(-1)
 	conn.end(c.admission)
+	if !conn.refused.Load() { // which does not change any more
+		c.served.Add(-1)
+	}
 }
 
 // credentials are transport credentials that register each connection, after its TLS handshake
@@ -526,10 +551,8 @@ func (c *countedConn) Write(b []byte) (int, error) {
 
 func (c *countedConn) Close() error {
 	c.once.Do(func() {
-		c.info.close()
 		c.connections.remove(c)
-		c.connections.open.Add(-1)
-		c.info.end(c.connections.admission)
+		c.connections.release(c.info)
 		c.mu.Lock()
 		c.inbound.end()
 		c.inbound = nil

@@ -263,9 +263,7 @@ func (c *directClient) Cancelled(r transport.Request) {
 func (c *directClient) Closed(cause error) {
 	c.report(cause)
 	c.acks.close()
-	c.connection.close()
-	c.server.connections.open.Add(-1)
-	c.connection.end(&c.server.admission)
+	c.server.connections.release(c.connection)
 	c.cancel()
 }
 

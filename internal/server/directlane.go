@@ -116,7 +116,7 @@ func (l *lane) readLater(message []byte) {
 
 // admitDirect is Server.admit without a context: that of a request takes the connection's mutex.
 func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
-	if c.refused {
+	if s.connections.refuses(c.connection) {
 		return errTooManyConns
 	}
 	if isPast(a.deadline) {

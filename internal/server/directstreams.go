@@ -50,7 +50,7 @@ func (c *directClient) Messages(r transport.Request) (transport.Messages, error)
 	default:
 		return nil, nil //nolint:nilnil // as the interface says
 	}
-	if c.refused {
+	if c.server.connections.refuses(c.connection) {
 		return nil, errTooManyConns
 	}
 	limiter, user, err := c.countOfUser(r, row)

@@ -40,10 +40,13 @@ func TestConnectionsPastTheLimitGetTheReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a place is free", func() bool { return h.connections.open.Load() <= 2 })
+	if _, err := pb.NewKVServiceClient(third).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
+		t.Errorf("a connection that was refused, after another has left: %v", err)
+	}
 	if err := third.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "places are free", func() bool { return h.connections.open.Load() == 1 })
+	eventually(t, "places are free", func() bool { return h.connections.open.Load() == 1 && h.connections.served.Load() == 1 })
 	if _, err := pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: []byte("k")}); err != nil {
 		t.Errorf("after others left: %v", err)
 	}
@@ -222,7 +225,7 @@ func TestOverloadIsAnsweredAtOnceAndEnds(t *testing.T) {
 func TestExpiredRequestIsNotExecuted(t *testing.T) {
 	h := mustStart(t)
 	conn := h.connections.admit(nil)
-	defer h.connections.open.Add(-1)
+	defer h.connections.release(conn)
 	ctx, cancel := context.WithDeadline(peer.NewContext(context.Background(), &peer.Peer{AuthInfo: conn}), time.Now().Add(-time.Second))
 	defer cancel()
 	ran := false

@@ -516,7 +516,7 @@ func TestSmallRequestsAllocateNothing(t *testing.T) {
 	h := mustStart(t)
 	h.put(t, "key", "value")
 	conn := h.connections.admit(nil)
-	defer h.connections.open.Add(-1)
+	defer h.connections.release(conn)
 	c, err := h.takeExecutor()
 	if err != nil {
 		t.Fatal(err)

@@ -184,7 +184,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 // the admission. While the server drains, requests are admitted until the transport takes no more
 // of them: their clients do not know of the drain.
 func (s *Server) admit(ctx context.Context, conn *connection, k kind, sh share, size int) error {
-	if conn.refused {
+	if s.connections.refuses(conn) {
 		return errTooManyConns
 	}
 	// A context's timer fires late on a busy machine, so compare the deadline with the clock.
