@@ -60,6 +60,31 @@ func TestAnswersAreSentWhenTheReaderIsRelieved(t *testing.T) {
 	server.goroutines.Wait()
 }
 
+// TestAnswersAreSentWhileMessagesWait: of messages that come at once, the first is answered while the next one is executed, although nothing comes
+// after which the reader would send the answer.
+func TestAnswersAreSentWhileMessagesWait(t *testing.T) {
+	s, server, p, burst := unsent(t)
+	server.options.HandOverAfter = 1 // every message takes longer
+	waits := append(prefixed(4)[:grpcPrefixBytes], "wait"...)
+	p.open(1, pathStream)
+	_ = p.framer.WriteData(1, true, bytes.Repeat(waits, 2))
+	go func() { _, _ = p.Write(burst.Bytes()) }()
+	go func() { s.release <- struct{}{} }()
+	for answered := false; !answered; {
+		f, err := p.framer.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, answered = f.(*http2.DataFrame)
+	}
+	close(s.release)
+	if st, n := p.outcome(1); st != "0" || n != len(waits) {
+		t.Errorf("status %s, %d bytes after the first answer", st, n)
+	}
+	_ = p.Close()
+	server.goroutines.Wait()
+}
+
 // unsent is a connection of a server of which nothing runs that would send by itself. What its client sends is in the buffer first.
 func unsent(t *testing.T) (*service, *Server, *peer, *bytes.Buffer) {
 	t.Helper()

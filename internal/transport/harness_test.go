@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	pathEcho   = "/test/Echo"   // answers with its message
 	pathBlock  = "/test/Block"  // waits until the service is released
-	pathStream = "/test/Stream" // answers each message with itself
+	pathStream = "/test/Stream" // answers each message with itself; the message wait waits for a token of the service
 	pathLarge  = "/test/Large"  // answers with largeBytes
 	pathHeld   = "/test/Held"   // takes one message, and never asks for more
 	pathKiB    = "/test/KiB"    // answers with three of them
@@ -38,7 +38,7 @@ const largeBytes = 300 << 10
 
 // service counts what a server takes and gives back.
 type service struct {
-	release   chan struct{} // ends requests for pathBlock
+	release   chan struct{} // ends requests for pathBlock; its tokens are for pathStream
 	clients   atomic.Int64
 	streams   atomic.Int64
 	received  atomic.Int64 // bytes
@@ -95,7 +95,7 @@ func (c client) Receive(bytes int) error {
 func (c client) Messages(r Request) (Messages, error) {
 	switch r.Method() {
 	case 3:
-		return &echoStream{request: r, failed: &c.failed}, nil
+		return &echoStream{request: r, failed: &c.failed, release: c.release}, nil
 	case 7:
 		return &echoStream{request: r, always: threeKiB, failed: &c.failed}, nil
 	case 5:
@@ -108,9 +108,13 @@ type echoStream struct {
 	request Request
 	always  Message // nil: the message itself
 	failed  *atomic.Int64
+	release chan struct{}
 }
 
 func (s *echoStream) Execute(_ Lane, message []byte) bool {
+	if string(message) == "wait" {
+		<-s.release
+	}
 	answer := s.always
 	if answer == nil {
 		answer = raw(bytes.Clone(message))

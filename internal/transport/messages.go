@@ -3,6 +3,7 @@ package transport
 import (
 	"cmp"
 	"encoding/binary"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -89,6 +90,7 @@ func isWhole(b []byte) bool {
 // executeMessages executes a message, unless it is nil, and all that are complete after it.
 func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 	m, reserved := s.messages, 0
+	sent := time.Time{}
 	for {
 		if whole == nil {
 			c.mu.Lock()
@@ -103,6 +105,7 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 				}
 				return
 			}
+			sent = c.sendDueLocked(sent)
 			c.mu.Unlock()
 		}
 		more := m.service.Execute(l, whole[grpcPrefixBytes:])
@@ -119,6 +122,22 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 		c.mu.Unlock()
 		whole = nil
 	}
+}
+
+// sendDueLocked sends what is ready before a message that was waiting is executed, if it has not done so for long. The goroutine that reads may have
+// nothing to read, and the rest of the messages may take seconds.
+func (c *Conn) sendDueLocked(sent time.Time) time.Time {
+	now := time.Now()
+	if sent.IsZero() {
+		return now
+	}
+	if now.Sub(sent) < c.server.options.HandOverAfter {
+		return sent
+	}
+	if len(c.out.buf)+len(c.senders) > 0 {
+		c.flushAsideLocked()
+	}
+	return now
 }
 
 // consumedLocked counts bytes that have been executed, and were not counted when they came.
