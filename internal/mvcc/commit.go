@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -59,6 +60,11 @@ func (w *Write) Reset() {
 	w.ops, w.outcomes, w.body, w.load = nil, nil, nil, nil
 	w.request, w.fence, w.own = nil, false, false
 	w.derived.reset()
+}
+
+// MemoryBytes is about how much memory the write keeps for the next one.
+func (w *Write) MemoryBytes() int {
+	return w.Batch.MemoryBytes() + cap(w.Conditions)*int(unsafe.Sizeof(Condition{}))
 }
 
 // Set adds "key becomes value" to the commit.

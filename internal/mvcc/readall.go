@@ -20,6 +20,12 @@ type batchRead struct {
 	guardEntries int // times that the last ReadAll entered its guard
 }
 
+// forget drops the keys of the last call, which refer to memory of its caller.
+func (b *batchRead) forget() {
+	clear(b.keys)
+	b.finder.Forget()
+}
+
 // ErrNotCopied is what the function of AdmitLarge returns for a value that ReadAll is to leave out: visit gets it without its data.
 var ErrNotCopied = errors.New("mvcc: the value is not copied")
 

@@ -26,6 +26,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) error {
 	if len(list) < readBeforeMin {
 		return nil
 	}
+	defer x.buffers.batch.forget()
 	x.slot.Enter()
 	defer x.slot.Leave()
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, keys.MaxEpoch, storage.Visits{

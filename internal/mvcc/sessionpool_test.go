@@ -86,3 +86,14 @@ func TestPooledSessionsForgetTheirScans(t *testing.T) {
 		}
 	}
 }
+
+// TestPooledSessionsKeepNoRoomForManyConditions: a request of some MB may have a hundred thousand of them.
+func TestPooledSessionsKeepNoRoomForManyConditions(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	x.buffers.ranged.write.Conditions = make([]Condition, pooledBytesMax/64)
+	x.Close()
+	if n := cap(x.buffers.ranged.write.Conditions); n > 0 {
+		t.Errorf("an idle session has room for %d conditions", n)
+	}
+}

@@ -221,8 +221,13 @@ func (c *executor) release() {
 	c.ctx = context.Background() // the context of the request must not remain reachable
 	c.attempt, c.access = attempt{}, nil
 	c.takeDetails(new(details))
-	if c.write.Reset(); c.write.Batch.MemoryBytes() > pooledBytesMax {
+	c.forgetWrite()
+	c.session.Close()
+}
+
+// forgetWrite empties the write, and keeps no large buffers of it.
+func (c *executor) forgetWrite() {
+	if c.write.Reset(); c.write.MemoryBytes() > pooledBytesMax {
 		c.write = mvcc.Write{}
 	}
-	c.session.Close()
 }

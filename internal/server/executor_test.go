@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // TestPooledExecutorsKeepNoHugeBuffers: what one huge request needed does not stay with the pool.
@@ -25,6 +26,11 @@ func TestPooledExecutorsKeepNoHugeBuffers(t *testing.T) {
 	c.release()
 	if held := c.write.Batch.MemoryBytes(); held > pooledBytesMax {
 		t.Errorf("the pool holds %d bytes of one executor", held)
+	}
+	c.write.Conditions = make([]mvcc.Condition, pooledBytesMax/8)
+	c.forgetWrite()
+	if n := cap(c.write.Conditions); n > 0 {
+		t.Errorf("the pool holds room for %d conditions", n)
 	}
 }
 

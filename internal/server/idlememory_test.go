@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -33,6 +34,18 @@ func mustKeepLittle(t *testing.T, times, bytes int, each func(i int)) {
 // unlikely is an invocation that is not applied: the large value is not what it expects.
 func unlikely(operand []byte) *pb.Invocation {
 	return &pb.Invocation{Key: []byte("large/000"), Operation: &pb.Invocation_CompareAndSet{CompareAndSet: &pb.CompareAndSet{Expect: []byte("x"), Value: operand}}}
+}
+
+// batchWithDeadlines is a batch of idleValue, of whose keys the newest versions are read before it is refused.
+func batchWithDeadlines() *pb.BatchWriteRequest {
+	const puts = 64
+	out := &pb.BatchWriteRequest{Preconditions: []*pb.Precondition{{Key: []byte("none"), Condition: &pb.Precondition_Exists{Exists: true}}}}
+	for i := range puts {
+		out.Mutations = append(out.Mutations, &pb.Mutation{
+			Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%d", i), Value: make([]byte, idleValue/puts), TtlMs: 3_600_000,
+		})
+	}
+	return out
 }
 
 // TestIdleTransactionsKeepLittle: a stream of transactions keeps neither the last message nor the values that its last invocation has read.
@@ -67,6 +80,7 @@ func TestIdlePipelinesKeepNoAnswer(t *testing.T) {
 		"the value of an invocation":   {Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: read}}},
 		"the values of invocations":    {Request: &pb.PipelineRequest_InvokeAll{InvokeAll: &pb.InvokeAllRequest{Invocations: []*pb.Invocation{read}}}},
 		"a batch":                      {Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: [][]byte{key}}}},
+		"a batch with deadlines":       {Request: &pb.PipelineRequest_BatchWrite{BatchWrite: batchWithDeadlines()}},
 		"the operand of an invocation": {Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: compare}}},
 		"the value of a condition": {Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: key, Preconditions: []*pb.Precondition{
 			{Key: key, Condition: &pb.Precondition_ValueEquals{ValueEquals: make([]byte, idleValue)}},
@@ -102,6 +116,10 @@ func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 		},
 		"a put with a condition": func(c *executor) error {
 			_, err := c.put(c.ctx, &pb.PutRequest{Key: []byte("k"), Preconditions: conditions()})
+			return err
+		},
+		"a batch with deadlines": func(c *executor) error {
+			_, err := c.batchWrite(c.ctx, batchWithDeadlines())
 			return err
 		},
 		"an invocation with a condition": func(c *executor) error {

@@ -221,7 +221,7 @@ func (p *pipelineExecution) resetLarge() {
 	}
 	if p.in.size > pooledBytesMax {
 		p.in.reset()
-		p.executor.write.Reset() // of keys and values of conditions
+		p.executor.forgetWrite()
 		p.executor.request = mvcc.Request{}
 	}
 }

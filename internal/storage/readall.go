@@ -26,6 +26,12 @@ type largeValue struct {
 	end     int // of its part of Finder.stored
 }
 
+// Forget drops the keys of the last call.
+func (f *Finder) Forget() {
+	clear(f.missing[:cap(f.missing)]) // the repair tree may have had some of them
+	clear(f.sorted)
+}
+
 // Visits is what GetAll calls back.
 type Visits struct {
 	// Each is called with each outcome, in no certain order. The version lives until it returns.
