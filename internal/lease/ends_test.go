@@ -196,6 +196,23 @@ func TestLeasesEndWhileClientsHaveAllSessions(t *testing.T) {
 	}
 }
 
+// TestKeysOfALeaseAreFoundWithoutTheirValues: clients choose how large these are, and nothing counts them.
+func TestKeysOfALeaseAreFoundWithoutTheirValues(t *testing.T) {
+	files := vfs.NewFaulty(vfs.NewMem())
+	h := mustOpen(t, files, Options{})
+	defer func() { h.stop() }()
+	h.mustGrant(1, time.Hour)
+	h.mustPut("large", string(make([]byte, 200<<10)), 1)
+	if err := h.store.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	reads := files.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow})
+	found, _, _, err := h.Keys(t.Context(), 1, nil, 10)
+	if n := reads.Fired(); err != nil || len(found) != 1 || n > 10 {
+		t.Errorf("%d keys with %d reads of the device, %v", len(found), n, err)
+	}
+}
+
 // TestKeysOfALeaseAreBoundedInBytes, and the next answers have the rest.
 func TestKeysOfALeaseAreBoundedInBytes(t *testing.T) {
 	h := mustOpen(t, vfs.NewMem(), Options{})

@@ -30,9 +30,14 @@ func (x *Session) reveals(sync bool, e keys.Epoch) {
 
 // checkFirst lets the first committer win: no key of the write set may have a version newer than
 // the snapshot. It reads straight from memtables and tree, not through visible. The error is
-// returned once the snapshot of a retry would see that version.
-func (x *Session) checkFirst(w *Write) error {
+// returned once the snapshot of a retry would see that version. It calls pause after every few keys.
+func (x *Session) checkFirst(w *Write, pause func() error) error {
 	for i := range w.Batch.Count() {
+		if i%checkContextEvery == checkContextEvery-1 {
+			if err := pause(); err != nil {
+				return err
+			}
+		}
 		key := w.Batch.Key(i)
 		if keys.SpaceOf(key) == keys.SpaceSystem {
 			continue // a record changes with the key that it belongs to, or is of one request alone
@@ -46,13 +51,13 @@ func (x *Session) checkFirst(w *Write) error {
 
 // orConflict replaces a refusal of a transaction by a conflict, if there is one: of a key that was attached to a lease when the
 // transaction read it, the lease may have ended with the key.
-func (x *Session) orConflict(w *Write, err error) error {
+func (x *Session) orConflict(ctx context.Context, w *Write, err error) error {
 	if !w.firstWins || x.store.latches.newest(&x.committing.held) <= w.snapshot {
 		return err
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	if conflict := x.checkFirst(w); errors.As(conflict, new(*ConflictError)) {
+	if conflict := x.checkFirst(w, func() error { return endOf(ctx) }); errors.As(conflict, new(*ConflictError)) {
 		return conflict
 	}
 	return err
@@ -123,7 +128,7 @@ func (x *Session) conditionHolds(c *Condition, v storage.Version, ok bool) (bool
 	case EpochEquals, LockHeld:
 		return exists && v.Epoch == c.Epoch, nil
 	}
-	if !exists {
+	if !exists || v.Size() != len(c.Value) { // one of another length is not read: nothing counts it
 		return false, nil
 	}
 	var err error

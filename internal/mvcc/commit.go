@@ -31,7 +31,7 @@ type Write struct {
 	Durability Durability
 	Origin     batch.Origin // what makes the commit; a client
 
-	snapshot  keys.Epoch  // at which the write was computed; zero for a plain write
+	snapshot  keys.Epoch  // at which the write was computed, or a later one up to which its keys have not changed; zero for a plain write
 	reads     *readSet    // what a validated commit read; nil for others
 	firstWins bool        // a key that changed after the snapshot is a conflict
 	checkOnly bool        // the batch is empty: conditions and reads are checked, and nothing is written
@@ -117,11 +117,11 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.awaitTurn(ctx); err != nil {
 		return 0, err
 	}
-	if err := x.prevalidate(ctx, w); err != nil {
-		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
-	}
 	if err := x.readBefore(ctx, w); err != nil {
 		return 0, err
+	}
+	if err := x.prevalidate(ctx, w); err != nil {
+		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
 	}
 	if err := x.lock(ctx, w); err != nil {
 		return 0, err
@@ -160,7 +160,7 @@ func (x *Session) commitLatched(ctx context.Context, w *Write) (keys.Epoch, erro
 		return 0, err
 	}
 	if err := x.compute(ctx, w); err != nil {
-		return 0, x.orConflict(w, err)
+		return 0, x.orConflict(ctx, w, err)
 	}
 	if w.load != nil {
 		return x.publishBulkLoad(ctx, w.load)
@@ -374,7 +374,7 @@ func (x *Session) unlock() {
 // that it waits for can be reclaimed; validation then starts again.
 func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if w.firstWins && x.store.latches.newest(&x.committing.held) > w.snapshot {
-		if err := x.checkFirst(w); err != nil {
+		if err := x.checkFirst(w, func() error { return endOf(ctx) }); err != nil {
 			return 0, err
 		}
 	}

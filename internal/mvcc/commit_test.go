@@ -87,6 +87,8 @@ func TestPreconditions(t *testing.T) {
 	mustPut(t, s, "there", "v1")
 	at := mustPut(t, s, "there", "v2")
 	mustPut(t, s, "gone", "x")
+	mustPut(t, s, "empty", "")
+	mustPut(t, s, "large", string(make([]byte, 16<<10)))
 	w := Write{}
 	w.Delete([]byte("gone"))
 	if _, err := commitAndWait(x, &w); err != nil {
@@ -104,6 +106,8 @@ func TestPreconditions(t *testing.T) {
 		{Condition{Kind: ValueEquals, Key: []byte("there"), Value: []byte("v2")}, true},
 		{Condition{Kind: ValueEquals, Key: []byte("there"), Value: []byte("v1")}, false},
 		{Condition{Kind: ValueEquals, Key: []byte("gone"), Value: nil}, false},
+		{Condition{Kind: ValueEquals, Key: []byte("empty"), Value: nil}, true},
+		{Condition{Kind: ValueEquals, Key: []byte("large"), Value: []byte("v2")}, false},
 		{Condition{Kind: EpochEquals, Key: []byte("there"), Epoch: at}, true},
 		{Condition{Kind: EpochEquals, Key: []byte("there"), Epoch: at - 1}, false},
 		{Condition{Kind: EpochEquals, Key: []byte("gone"), Epoch: 4}, false},
@@ -121,6 +125,9 @@ func TestPreconditions(t *testing.T) {
 		case !c.holds && s.Visible() != before:
 			t.Errorf("%+v: a refused write took an epoch", c.condition)
 		}
+	}
+	if n := cap(x.committing.writer.Scratch); n >= 16<<10 {
+		t.Errorf("%d bytes were read to compare a large value with a short one", n)
 	}
 }
 

@@ -61,7 +61,7 @@ type Newest struct {
 	Found    bool
 	Epoch    keys.Epoch
 	Metadata metadata.Fields
-	Value    []byte // empty if it is stored outside of the leaf; valid until the next call
+	Value    []byte // of a record of the store; empty if it is stored outside of the leaf; valid until the next call
 }
 
 // Newest reads the newest version of an internal key whose latch is held. The outcome of the commit reveals it.
@@ -80,8 +80,10 @@ func (l *Latched) Newest(internal []byte) (n Newest, err error) {
 	if n.Epoch, n.Found = v.Epoch, v.Kind.HasValue(); !n.Found {
 		return n, nil
 	}
-	l.value = append(l.value[:0], v.Inline()...)
-	n.Value = l.value
+	if keys.SpaceOf(internal) == keys.SpaceSystem { // a memtable may have large values of clients
+		l.value = append(l.value[:0], v.Inline()...)
+		n.Value = l.value
+	}
 	n.Metadata, err = v.Metadata()
 	return n, err
 }

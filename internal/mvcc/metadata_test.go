@@ -442,10 +442,10 @@ func TestCommitComputesUnderItsLatches(t *testing.T) {
 		w.Latch(guard)
 		w.Under(func(l *Latched) error {
 			n, err := l.Newest(guard)
-			if err != nil || string(n.Value) == "closed" && n.Epoch == epoch {
+			if err != nil || n.Epoch == epoch || len(n.Value) > 0 { // values of clients, which may be large, are not copied
 				return errors.Join(failed, err)
 			}
-			l.Write().Batch.SetRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, 1, keys.Append(nil, keys.SpaceUser, []byte("k"))), n.Value)
+			l.Write().Batch.SetRecord(keys.SpaceSystem, keys.AppendOwned(nil, keys.SystemAttachment, 1, keys.Append(nil, keys.SpaceUser, []byte("k"))), []byte("open"))
 			return nil
 		})
 	}

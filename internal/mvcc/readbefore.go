@@ -30,10 +30,40 @@ func (x *Session) readBefore(ctx context.Context, w *Write) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, keys.MaxEpoch, storage.Visits{
-		Each:  func(int, storage.Version, bool) error { return nil },
+		Each: func(i int, v storage.Version, ok bool) error {
+			if ok && v.Inline() == nil && v.Size() <= largeValueMin && w.readsValue(i) { // of larger ones a batch has few
+				scratch := &x.committing.writer.Scratch
+				*scratch, _ = x.reader.AppendValue((*scratch)[:0], v)
+			}
+			return nil
+		},
 		Pause: x.pauseIn(ctx),
 	})
 	return endOf(ctx)
+}
+
+// readsValue reports whether the value of a key of readUnderLatches is read as well.
+func (w *Write) readsValue(i int) bool {
+	if i < len(w.Conditions) {
+		return w.Conditions[i].Kind == ValueEquals
+	}
+	return w.ops != nil
+}
+
+// checkFirstBefore is checkFirst while no latch is held, for many keys, if the tree has versions newer than the snapshot: a page may have to be
+// read for each of the keys. Under the latches only what was committed since then is looked for.
+func (x *Session) checkFirstBefore(ctx context.Context, w *Write) error {
+	if !w.firstWins || w.Batch.Count() < readBeforeMin || x.store.engine.TreeEpoch() <= w.snapshot {
+		return nil
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	visible := x.store.Visible()
+	if err := x.checkFirst(w, x.pauseIn(ctx)); err != nil {
+		return err
+	}
+	w.snapshot = visible
+	return nil
 }
 
 // readUnderLatches are the internal keys that w reads while it holds its latches, in the session's buffers.

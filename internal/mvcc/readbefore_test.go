@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -15,21 +16,38 @@ import (
 func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 	const count = 200
 	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
-	for name, commit := range map[string]func(context.Context, *Session) error{
-		"invocations": func(ctx context.Context, x *Session) error {
-			ops := make([]Invoke, count)
-			for i := range ops {
-				ops[i] = Invoke{Kind: InvokeAppend, Key: key(i), Operand: []byte("more")}
-			}
-			_, err := x.InvokeAll(ctx, ops, nil, DurabilityAsync, make([]Invoked, count))
-			return err
-		},
-		"conditions": func(ctx context.Context, x *Session) error {
+	var values int       // bytes of each
+	var since keys.Epoch // after which the tree got other keys
+	invocations := func(ctx context.Context, x *Session) error {
+		ops := make([]Invoke, count)
+		for i := range ops {
+			ops[i] = Invoke{Kind: InvokeAppend, Key: key(i), Operand: []byte("more")}
+		}
+		_, err := x.InvokeAll(ctx, ops, nil, DurabilityAsync, make([]Invoked, count))
+		return err
+	}
+	conditions := func(kind ConditionKind) func(context.Context, *Session) error {
+		return func(ctx context.Context, x *Session) error {
 			w := Write{Durability: DurabilityAsync}
 			for i := range count {
-				w.Conditions = append(w.Conditions, Condition{Kind: KeyPresent, Key: key(i)})
+				w.Conditions = append(w.Conditions, Condition{Kind: kind, Key: key(i), Value: make([]byte, values)})
 			}
 			w.Set([]byte("other"), nil)
+			_, err := x.Commit(ctx, &w)
+			return err
+		}
+	}
+	for name, commit := range map[string]func(context.Context, *Session) error{
+		"invocations":          invocations,
+		"invocations of large": invocations,
+		"conditions":           conditions(KeyPresent),
+		"conditions on large":  conditions(ValueEquals),
+		"transactions": func(ctx context.Context, x *Session) error {
+			w := Write{Durability: DurabilityAsync, snapshot: since, firstWins: true}
+			for i := range count {
+				w.Set(key(i), nil)
+			}
+			mustPutAsync(t, x.store, besideInStripe(x.store, key(0)), "")
 			_, err := x.Commit(ctx, &w)
 			return err
 		},
@@ -63,9 +81,17 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			files := vfs.NewFaulty(vfs.NewMem())
 			o := tiny(files)
+			o.Storage.CacheBytes = 4 << 20
+			if values = 1000; strings.HasSuffix(name, "large") {
+				values = 3000 // not in the leaf
+			}
 			s := mustOpen(t, o)
 			for i := range count {
-				mustPutAsync(t, s, string(key(i)), string(make([]byte, 1000)))
+				since = mustPutAsync(t, s, string(key(i)), string(make([]byte, values)))
+			}
+			mustCheckpoint(t, s)
+			for i := range count {
+				mustPutAsync(t, s, string(key(i))+" beside", "")
 			}
 			mustCheckpoint(t, s)
 			if err := s.Close(); err != nil {
@@ -89,5 +115,15 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 				t.Errorf("%d reads of the device while the latches are held, and %d before", n, before)
 			}
 		})
+	}
+}
+
+// besideInStripe is another key with the latch of a key.
+func besideInStripe(s *Store, key []byte) string {
+	stripe := func(key []byte) int { return s.latches.stripe(keys.Append(nil, keys.SpaceUser, key)) }
+	for i := 0; ; i++ {
+		if other := fmt.Appendf(nil, "%d", i); stripe(other) == stripe(key) {
+			return string(other)
+		}
 	}
 }

@@ -1,8 +1,13 @@
 package mvcc
 
-import "context"
+import (
+	"context"
 
-// NewestVersion reads the newest version of an internal key, with a copy of its value. The answer is linearizable. It may be sent once what Await returns is durable.
+	"github.com/epochkv/epochkv/internal/keys"
+)
+
+// NewestVersion reads the newest version of an internal key, with a copy of its value if it is a record of the store: those of clients may be
+// large, and nothing counts them here. The answer is linearizable. It may be sent once what Await returns is durable.
 func (x *Session) NewestVersion(ctx context.Context, internal []byte) (n Newest, err error) {
 	err = x.underLatch(ctx, internal, func() error {
 		x.slot.Enter()
@@ -15,10 +20,9 @@ func (x *Session) NewestVersion(ctx context.Context, internal []byte) (n Newest,
 		if n.Epoch, n.Found = v.Epoch, v.Kind.HasValue(); !n.Found {
 			return nil
 		}
-		if n.Metadata, err = v.Metadata(); err != nil {
-			return err
+		if n.Metadata, err = v.Metadata(); err == nil && keys.SpaceOf(internal) == keys.SpaceSystem {
+			n.Value, err = x.reader.AppendValue(nil, v)
 		}
-		n.Value, err = x.reader.AppendValue(nil, v)
 		return err
 	})
 	return n, err

@@ -24,11 +24,11 @@ const (
 	validationRoundsMax = 16
 )
 
-// prevalidate is the walk of a commit with a read set, and the first rounds, while no latch is held. Holding latches for
-// that time would make other writers wait, also those of other keys in the same stripes.
+// prevalidate is the walk of a commit with a read set, and the first rounds, and checkFirst of many keys, while no latch is held. Holding
+// latches for that time would make other writers wait, also those of other keys in the same stripes.
 func (x *Session) prevalidate(ctx context.Context, w *Write) error {
-	if w.reads == nil {
-		return nil
+	if err := x.checkFirstBefore(ctx, w); err != nil || w.reads == nil {
+		return err
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
