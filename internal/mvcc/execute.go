@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -131,14 +132,14 @@ func (t *Txn) allHold(ctx context.Context, e *Execution) (bool, error) {
 	all := true
 	for i := range e.Write.Conditions {
 		holds, err := t.conditionHolds(&e.Write.Conditions[i])
-		if err != nil {
+		if err = cmp.Or(err, endOf(ctx)); err != nil {
 			return false, err
 		}
 		all = all && holds
 	}
 	for i := range e.Ranges {
 		holds, err := t.rangeHolds(ctx, &e.Ranges[i])
-		if err != nil {
+		if err = cmp.Or(err, endOf(ctx)); err != nil {
 			return false, err
 		}
 		all = all && holds

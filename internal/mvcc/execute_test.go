@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -67,5 +68,24 @@ func TestExecuteChoosesTheCase(t *testing.T) {
 				t.Errorf("%d attempts, want 2", attempts)
 			}
 		})
+	}
+}
+
+// TestAnExecutionEndsBetweenItsConditions: there may be very many of them, and each may walk over all keys in memory.
+func TestAnExecutionEndsBetweenItsConditions(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	since := mustPut(t, s, "k", "v")
+	x := mustSession(t, s)
+	defer x.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, e := range map[string]*Execution{
+		"on keys":   {Write: &Write{Conditions: []Condition{{Kind: KeyPresent, Key: []byte("k")}}}},
+		"on ranges": {Write: &Write{}, Ranges: []RangeCondition{{UnchangedSince: since}}},
+	} {
+		e.Operate = func(context.Context, *Txn, bool) error { return errors.New("all conditions were evaluated") }
+		if _, err := x.Execute(ctx, e); !errors.Is(err, context.Canceled) {
+			t.Errorf("conditions %s: %v", name, err)
+		}
 	}
 }

@@ -30,7 +30,10 @@ func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
 	for _, key := range keys {
 		invocations.Invocations = append(invocations.Invocations, &pb.Invocation{Key: key, Operation: &pb.Invocation_Touch{Touch: true}, TtlMs: 3_600_000, ReturnOld: true})
 	}
-	scan := &pb.RangeReadRequest{PageBytes: scanPageBytesMax}
+	scan := &pb.RangeReadRequest{Range: &pb.KeyRange{Prefix: []byte("large/")}, PageBytes: scanPageBytesMax}
+	if _, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("one"), Value: make([]byte, 6*room)}); err != nil {
+		t.Fatal(err)
+	}
 	txns := pb.NewTransactionServiceClient(h.conn)
 	for name, read := range map[string]func() error{
 		"batch": func() error {
@@ -44,6 +47,9 @@ func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
 		"one-shot transaction": func() error {
 			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Scan{Scan: scan}}}})
 			return err
+		},
+		"scan of a large value in a transaction": func() error {
+			return inTransaction(ctx, txns, &pb.TransactRequest{Request: &pb.TransactRequest_Scan{Scan: &pb.RangeReadRequest{Range: &pb.KeyRange{Prefix: []byte("one")}}}})
 		},
 		"scan in a transaction": func() error {
 			return inTransaction(ctx, txns, &pb.TransactRequest{Request: &pb.TransactRequest_Scan{Scan: scan}})
@@ -82,6 +88,38 @@ func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
 				t.Errorf("want at most %d KiB", most>>10)
 			}
 		})
+	}
+}
+
+// TestALargeValueOfAScanIsCountedBeforeItIsRead: there may be many scans that are admitted with a page of a few bytes.
+func TestALargeValueOfAScanIsCountedBeforeItIsRead(t *testing.T) {
+	const size, room = 3 << 20, 1 << 20
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	h.putLarge(t, 1, size)
+	scan := func() error {
+		stream, err := h.kv.Scan(testContext(t), &pb.ScanRequest{PageBytes: 1})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	if err := scan(); err != nil {
+		t.Fatalf("while there is room: %v", err)
+	}
+	scans := &h.admission.words[shareScans]
+	others := admissionOne + scans.limit.bytes - room
+	scans.word.Add(others)
+	defer scans.word.Add(-others)
+	taken := uint64(math.MaxUint64)
+	for range 3 { // something else in the process may take memory, too
+		taken = min(taken, allocated(func() {
+			if err := scan(); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("without room: %v", err)
+			}
+		}))
+	}
+	if taken > size/2 {
+		t.Errorf("%d KiB were taken for a value for which there is no room", taken>>10)
 	}
 }
 

@@ -234,7 +234,7 @@ func (sc *scan) begin(ctx context.Context) (err error) {
 		return err
 	}
 	sc.snapshot = sc.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_SCAN, sc.at, x.CloseSnapshot)
-	sc.options.Context = sc.snapshot.ctx
+	sc.options.Context, sc.options.Admit = sc.snapshot.ctx, sc.admit
 	sc.cursor, err = x.Scan(sc.options)
 	return err
 }
@@ -365,6 +365,18 @@ func (sc *scan) grow(bytes int) error {
 	}
 	sc.held = bytes
 	return nil
+}
+
+// admit counts a large value before it is read, with its place in the page and in the buffer that is sent.
+func (sc *scan) admit(bytes int) error {
+	if bytes < admitStep {
+		return nil
+	}
+	arena := sc.arenaBytes
+	if cap(sc.arena)-len(sc.arena) < bytes {
+		arena += bytes
+	}
+	return sc.grow(arena + pb.BufferBytes(sc.size+bytes))
 }
 
 // fill makes the next page, and reports whether the range may continue after it.

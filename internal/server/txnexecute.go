@@ -150,6 +150,9 @@ func toRangeCondition(r *pb.RangeCondition, i int) (c mvcc.RangeCondition, err e
 func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
 	size := 0
 	for i, o := range list {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		r, err := executeOperation(ctx, t, o, name, i, func(bytes int) error { return c.admitGrowing(size + bytes) })
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 func keyCondition(key string, value string) *pb.TxnCondition {
@@ -368,4 +371,28 @@ func TestInvocationsGoThroughAPipeline(t *testing.T) {
 	}
 	mustSend(t, stream, &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Invoke{Invoke: new(pb.InvokeRequest)}})
 	failureOf(t, status.FromProto(mustRecv(t, stream).GetError()).Err()).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+}
+
+// TestReadsOfATransactionEndWithItsContext: there may be very many of them, and each may read a page.
+func TestReadsOfATransactionEndWithItsContext(t *testing.T) {
+	h := mustStart(t)
+	c, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.release()
+	c.access = h.authorized(t, pb.TransactionService_Execute_FullMethodName)
+	txn, err := c.session.Begin(mvcc.TxnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	cancel()
+	if _, err := txnBatchGet(ctx, txn, &pb.BatchReadRequest{Keys: [][]byte{[]byte("k")}}, &h.limits, c.admitGrowing); !errors.Is(err, context.Canceled) {
+		t.Errorf("a batch of gets: %v", err)
+	}
+	err = (&txnService{Server: h.Server}).operate(ctx, c, txn, operations(getOperation("k")), "then_operations", new(pb.ExecuteResponse))
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("operations: %v", err)
+	}
 }

@@ -23,7 +23,7 @@ func txnGet(t *mvcc.Txn, req *pb.KeyReadRequest) (*pb.GetResponse, error) {
 	}, err
 }
 
-func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits, admit func(bytes int) error) (*pb.BatchGetResponse, error) {
+func txnBatchGet(ctx context.Context, t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits, admit func(bytes int) error) (*pb.BatchGetResponse, error) {
 	if n := len(req.Keys); n > limits.BatchOps {
 		return nil, &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
 	}
@@ -33,6 +33,9 @@ func txnBatchGet(t *mvcc.Txn, req *pb.BatchReadRequest, limits *limits, admit fu
 		if size >= batchGetBytesMax {
 			out.Results = append(out.Results, &pb.BatchGetResult{Unread: true})
 			continue
+		}
+		if ctx.Err() != nil { // each may read a page
+			return nil, context.Cause(ctx)
 		}
 		v, err := t.Get(nil, key)
 		if err != nil {
@@ -65,15 +68,16 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest, admit f
 	if req.PageBytes > 0 {
 		pageBytes = int(min(req.PageBytes, scanPageBytesMax))
 	}
+	out, size := new(pb.RangeReadResponse), 0
 	c, err := t.Scan(mvcc.ScanOptions{
 		Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly, Limit: scanLimit(req.Limit), Context: ctx,
+		Admit: func(bytes int) error { return admit(size + bytes + (len(out.Entries)+1)*entryMemory) },
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	out := new(pb.RangeReadResponse)
-	for size := 0; c.Next(); {
+	for c.Next() {
 		f, err := c.Metadata()
 		if err != nil {
 			return nil, err

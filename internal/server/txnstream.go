@@ -528,7 +528,7 @@ func (c *transactionStream) operate(req *pb.TransactRequest, out *pb.TransactRes
 		out.Response = &pb.TransactResponse_Get{Get: m}
 		return err
 	case *pb.TransactRequest_BatchGet:
-		m, err := txnBatchGet(c.txn, r.BatchGet, &c.server.limits, c.executor.admitGrowing)
+		m, err := txnBatchGet(c.row.ctx, c.txn, r.BatchGet, &c.server.limits, c.executor.admitGrowing)
 		out.Response = &pb.TransactResponse_BatchGet{BatchGet: m}
 		return err
 	case *pb.TransactRequest_Scan:
