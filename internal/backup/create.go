@@ -248,9 +248,9 @@ func newID(now time.Time) string {
 	return fmt.Sprintf("%s-%x", now.Format("20060102T150405Z"), random)
 }
 
-// Find returns a backup by its id.
+// Find returns a backup by its id. That is a name, which a client has chosen, and never a path.
 func Find(ctx context.Context, store objectstore.Store, dir, id string) (*Manifest, error) {
-	names, err := list(ctx, store, path.Join(dir, manifestsDir, id)+".")
+	names, err := list(ctx, store, dir+"/"+manifestsDir+id+".")
 	if err != nil {
 		return nil, err
 	}

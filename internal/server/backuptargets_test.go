@@ -102,9 +102,18 @@ func TestServerPrunesTheBackupsOfATarget(t *testing.T) {
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
 }
 
-// TestHistoriesOfATargetAreNamedByIt: a name is never a path.
+// TestHistoriesOfATargetAreNamedByIt: a name is never a path, that of a backup neither.
 func TestHistoriesOfATargetAreNamedByIt(t *testing.T) {
-	_, c, target, _ := withBackups(t)
+	_, c, target, made := withBackups(t)
+	if err := os.WriteFile(filepath.Join(target, "host.conf"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"../../../host", "../manifests/" + made[0].Id} {
+		_, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target, Id: id})
+		failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_FAILED)
+		_, err = createBackup(testContext(t), c, &pb.CreateBackupRequest{Target: target, Base: id})
+		failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_FAILED)
+	}
 	for _, name := range []string{"..", "../x", "0123", "/"} {
 		_, err := c.ListBackups(testContext(t), &pb.ListBackupsRequest{Target: target, Lineage: name})
 		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
