@@ -294,7 +294,7 @@ func (p *pruner) deletePart(ctx context.Context, o objectstore.Object) error {
 }
 
 // deleted reads the copies of removed manifests. It returns the parts of those that were removed long ago, the parts of the others,
-// and the names of the old copies.
+// and the names of the old copies. Parts of an old copy that is damaged are like those that no backup has named.
 func (p *pruner) deleted(ctx context.Context) (gone, waiting map[string]bool, old []string, err error) {
 	gone, waiting = map[string]bool{}, map[string]bool{}
 	copies, err := list(ctx, p.store, path.Join(p.dir, deletedDir)+"/")
@@ -303,14 +303,16 @@ func (p *pruner) deleted(ctx context.Context) (gone, waiting map[string]bool, ol
 	}
 	for _, o := range copies {
 		m, err := readManifest(ctx, p.store, p.dir, strings.TrimPrefix(o.Name, p.dir+"/"))
-		if err != nil {
+		young := p.now.Sub(o.Created) < p.options.grace
+		switch {
+		case err != nil && (young || !errors.Is(err, ErrDamaged)):
 			return nil, nil, nil, err
-		}
-		if p.now.Sub(o.Created) < p.options.grace {
+		case young:
 			m.addParts(waiting)
 			continue
+		case err == nil:
+			m.addParts(gone)
 		}
-		m.addParts(gone)
 		if !p.options.DryRun {
 			old = append(old, o.Name)
 		}

@@ -199,3 +199,29 @@ func TestAPruneKeepsABackupThatCanBeRestored(t *testing.T) {
 	check(t, err)
 	f.mustRestore(left)
 }
+
+// TestADamagedCopyOfARemovedManifestEndsNoPrune: of it, a prune needs to know nothing but that its parts have waited.
+func TestADamagedCopyOfARemovedManifestEndsNoPrune(t *testing.T) {
+	f := newFixture(t)
+	_, left := f.twoBackups()
+	_, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+	check(t, err)
+	copies := f.objects("base/deleted")
+	if len(copies) != 1 {
+		t.Fatalf("%v", copies)
+	}
+	name := f.dir + "/base/deleted/" + copies[0]
+	check(t, f.target.Delete(t.Context(), name))
+	check(t, f.target.Create(t.Context(), name, objectstore.Bytes("{}")))
+	young := pruneAtOnce
+	young.grace = time.Hour
+	_, err = Prune(t.Context(), f.target, f.dir, young)
+	wantError(t, err, ErrDamaged)
+	r, err := Prune(t.Context(), f.target, f.dir, pruneAtOnce)
+	check(t, err)
+	if r.Parts == 0 || len(f.objects("base/deleted")) != 0 {
+		t.Fatalf("%+v, %v", r, f.objects("base/deleted"))
+	}
+	f.mustVerify(left)
+	f.mustRestore(left)
+}
