@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -16,27 +17,28 @@ import (
 // leaseEvery is how often a lease is renewed. What deletes objects waits until the newest lease object is several times older.
 const leaseEvery = time.Minute
 
-// Lease keeps objects of an archive from being deleted while a restore reads them. It is an object under <lineage>/restores; objects are
-// never replaced, so each renewal creates another one and deletes the one before.
+// Lease keeps backups and the archive of a history from being deleted while a restore reads them. It is an object under restores in the history's
+// directory; objects are never replaced, so each renewal creates another one and deletes the one before.
 type Lease struct {
-	place place
+	store objectstore.Store
+	dir   string // of the history
 	id    string
 	n     int
 	every time.Duration
 }
 
-// TakeLease takes a lease on an archive. Keep renews and ends it.
-func TakeLease(ctx context.Context, store objectstore.Store, lineage keys.Lineage) (*Lease, error) {
+// TakeLease takes a lease on what the directory of a history has. Keep renews and ends it.
+func TakeLease(ctx context.Context, store objectstore.Store, dir string) (*Lease, error) {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails: it ends the program instead
-	l := &Lease{place: place{store, lineage}, id: hex.EncodeToString(id[:]), every: leaseEvery}
+	l := &Lease{store: store, dir: dir, id: hex.EncodeToString(id[:]), every: leaseEvery}
 	return l, l.create(ctx)
 }
 
-func (l *Lease) name() string { return l.place.name(restoresDir, fmt.Sprintf("%s-%d", l.id, l.n)) }
+func (l *Lease) name() string { return path.Join(l.dir, restoresDir, fmt.Sprintf("%s-%d", l.id, l.n)) }
 
 func (l *Lease) create(ctx context.Context) error {
-	if err := l.place.store.Create(ctx, l.name(), objectstore.Bytes("a restore reads this archive\n")); err != nil {
+	if err := l.store.Create(ctx, l.name(), objectstore.Bytes("a restore reads this archive\n")); err != nil {
 		return fmt.Errorf("take the lease of a restore: %w", err)
 	}
 	return nil
@@ -61,11 +63,11 @@ func (l *Lease) Keep(ctx context.Context, lost context.CancelCauseFunc) {
 			continue
 		}
 		failures = 0
-		_ = l.place.store.Delete(ctx, before) // one that is left ends by its age
+		_ = l.store.Delete(ctx, before) // one that is left ends by its age
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
-	_ = l.place.store.Delete(end, l.name()) // the same
+	_ = l.store.Delete(end, l.name()) // the same
 }
 
 // Lineages are the histories of which a store of objects has anything, in ascending order.

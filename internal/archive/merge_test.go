@@ -210,7 +210,7 @@ func TestPartsStayWhileARestoreRuns(t *testing.T) {
 		a.file(3)
 	}
 	m := a.merger()
-	lease, err := TakeLease(t.Context(), a.target, testLineage)
+	lease, err := TakeLease(t.Context(), a.target, testLineage.String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,8 @@ func (s readOnly) Create(_ context.Context, name string, _ objectstore.Content) 
 	return fmt.Errorf("create %s: %w", name, s.why)
 }
 
-// TestArchiveThatCannotBeWrittenIsRestored: neither a volume that is full or mounted to be read nor a missing right to write prevents a restore.
+// TestArchiveThatCannotBeWrittenIsRestored: neither a volume that is full or mounted to be read nor a missing right to write prevents a restore, or ends
+// one when its lease cannot be renewed.
 func TestArchiveThatCannotBeWrittenIsRestored(t *testing.T) {
 	b := newBench(t)
 	b.commits(20)
@@ -68,6 +69,13 @@ func TestArchiveThatCannotBeWrittenIsRestored(t *testing.T) {
 		check(t, err)
 		if r.Records == 0 {
 			t.Fatal("nothing was restored")
+		}
+		running, end := context.WithCancelCause(t.Context())
+		if unlessFull(end)(fmt.Errorf("renew: %w", why)); running.Err() != nil {
+			t.Errorf("%v ends a restore", why)
+		}
+		if unlessFull(end)(errors.New("another error")); running.Err() == nil {
+			t.Error("a restore goes on that may have lost its lease")
 		}
 	}
 }

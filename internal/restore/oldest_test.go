@@ -44,11 +44,18 @@ func TestABackupFromBeforeFinalizeIsRestored(t *testing.T) {
 	want, id := contents(t, original), original.ID()
 	check(t, original.Close())
 
-	o := Options{Store: target, PageSize: 1024, Memory: 64 << 20}
+	leased := false
+	o := Options{Store: target, PageSize: 1024, Memory: 64 << 20, Progress: func(p Progress) {
+		leased = leased || p.Step == "base" && isLeased(t, target, backup.Dir(keys.Lineage{}, id))
+	}}
 	for _, o.Oldest = range []string{"", backup.Dir(keys.Lineage{}, id)} {
 		o.Dir = filepath.Join(t.TempDir(), "restored")
+		leased = false
 		r, err := Run(t.Context(), o)
 		check(t, err)
+		if !leased {
+			t.Error("nothing keeps a prune from deleting the backup while it is restored")
+		}
 		s := at(o.Dir, 0)
 		if r.Base.ID != m.ID || r.Reached.Epoch != m.Epoch() || contents(t, s) != want {
 			t.Fatalf("another state was restored: %+v", r)
@@ -68,4 +75,13 @@ func TestABackupFromBeforeFinalizeIsRestored(t *testing.T) {
 	if _, err := Run(t.Context(), o); !Unreachable(err) {
 		t.Fatalf("a state after the backup: %v", err)
 	}
+}
+
+// isLeased reports whether a restore keeps what the directory of a history has.
+func isLeased(t *testing.T, target objectstore.Store, dir string) (found bool) {
+	check(t, target.List(t.Context(), dir+"/restores/", func(objectstore.Object) error {
+		found = true
+		return nil
+	}))
+	return found
 }

@@ -49,7 +49,7 @@ func TestPruneKeepsWhatTheOldestBackupNeeds(t *testing.T) {
 	if !slices.Equal(b.objects(), before) || plan.Files == 0 || plan.Through >= oldest || len(r.Backups) != 1 || len(r.Kept) != 1 {
 		t.Fatalf("the plan %+v, %+v", plan, r)
 	}
-	lease, err := archive.TakeLease(t.Context(), b.target, b.lineage())
+	lease, err := archive.TakeLease(t.Context(), b.target, b.lineage().String())
 	check(t, err)
 	if log, r := b.prune(false); log.Files > 0 || r.Postponed == "" || !slices.Equal(b.objects(), before) {
 		t.Fatalf("beside a restore: %+v", log)

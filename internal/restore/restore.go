@@ -120,7 +120,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := chooseHistory(ctx, &o); err != nil {
 		return nil, err
 	}
-	if !o.PlanOnly && o.Oldest == "" { // before the plan: nothing of it is deleted meanwhile
+	if !o.PlanOnly { // before the plan: nothing of it is deleted meanwhile
 		leased, end, err := keepLease(ctx, &o)
 		if err != nil {
 			return nil, err
@@ -176,8 +176,8 @@ func (e *baseError) damaged() bool {
 // keepLease keeps the objects of an archive from being deleted until end is called. An archive that cannot be written, such as a
 // volume that is full or mounted to be read, is restored without: what is deleted meanwhile is a named error.
 func keepLease(ctx context.Context, o *Options) (_ context.Context, end func(), err error) {
-	lease, err := archive.TakeLease(ctx, o.Store, o.Lineage)
-	if slices.ContainsFunc([]error{objectstore.ErrDenied, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT}, func(kind error) bool { return errors.Is(err, kind) }) {
+	lease, err := archive.TakeLease(ctx, o.Store, o.backups())
+	if cannotBeWritten(err) {
 		o.Progress(Progress{Step: "no lease, because the archive cannot be written: nothing keeps a prune from deleting what is restored"})
 		return ctx, func() {}, nil
 	}
@@ -188,12 +188,25 @@ func keepLease(ctx context.Context, o *Options) (_ context.Context, end func(), 
 	renewed := make(chan struct{})
 	go func() {
 		defer close(renewed)
-		lease.Keep(ctx, cancel)
+		lease.Keep(ctx, unlessFull(cancel))
 	}()
 	return ctx, func() {
 		cancel(nil)
 		<-renewed
 	}, nil
+}
+
+// unlessFull ends a restore that has lost its lease, unless the archive cannot be written any more: a server may have filled it meanwhile.
+func unlessFull(end context.CancelCauseFunc) context.CancelCauseFunc {
+	return func(err error) {
+		if !cannotBeWritten(err) {
+			end(err)
+		}
+	}
+}
+
+func cannotBeWritten(err error) bool {
+	return slices.ContainsFunc([]error{objectstore.ErrDenied, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT}, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 // checkDir refuses a directory with anything in it, and one whose place the finished directory cannot take.
