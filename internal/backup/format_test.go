@@ -229,4 +229,9 @@ func TestNewerFormatsAreRefusedByName(t *testing.T) {
 	sum = sha256.Sum256(p)
 	_, err = decodeManifest(manifestsDir+m.ID+"."+hex.EncodeToString(sum[:]), p)
 	wantError(t, err, ErrDamaged)
+	m.Parts[0].Bytes = objectBytesMax + 1 // which a check of the backup would read into memory
+	p, err = m.encode()
+	check(t, err)
+	_, err = decodeManifest(m.name, p)
+	wantError(t, err, ErrDamaged)
 }

@@ -25,6 +25,7 @@ const (
 	manifestFormat   = 3 // 2 has no table; 1 has no table either, and no parts of version 2
 	formatWithTable  = 3
 	manifestBytesMax = 256 << 20 // a million parts
+	objectBytesMax   = 1 << 30   // of a part, which is in memory as a whole: many times what is written
 
 	manifestsDir = "base/manifests/"
 	partsDir     = "base/parts/"
@@ -103,16 +104,31 @@ type Quarantine struct {
 
 // Bytes is the size of the backup's parts.
 func (m *Manifest) Bytes() (n int64) {
-	for i := range m.Parts {
-		n += m.Parts[i].Bytes
-	}
-	for i := range m.Table {
-		n += m.Table[i].Bytes
-	}
-	if m.Quarantine != nil {
-		n += m.Quarantine.Bytes
+	for _, object := range m.objects() {
+		n += object.Bytes
 	}
 	return n
+}
+
+// object is what a manifest says of an object of its backup.
+type object struct {
+	SHA256 string
+	Bytes  int64
+}
+
+// objects are all parts of a backup, with those of its page table and of the quarantine.
+func (m *Manifest) objects() []object {
+	all := make([]object, 0, len(m.Parts)+len(m.Table)+1)
+	for i := range m.Parts {
+		all = append(all, object{m.Parts[i].SHA256, m.Parts[i].Bytes})
+	}
+	for i := range m.Table {
+		all = append(all, object{m.Table[i].SHA256, m.Table[i].Bytes})
+	}
+	if m.Quarantine != nil {
+		all = append(all, object{m.Quarantine.SHA256, m.Quarantine.Bytes})
+	}
+	return all
 }
 
 // PartCount is the number of the backup's parts, but for that of the quarantine.
@@ -213,6 +229,11 @@ func (m *Manifest) check(id string) error {
 		return errors.New("the superblock is of another state")
 	case m.Kind != Full && m.Kind != Incremental || (m.Kind == Incremental) != (m.Base != nil):
 		return fmt.Errorf("impossible kind %q", m.Kind)
+	}
+	for _, object := range m.objects() {
+		if object.Bytes < 0 || object.Bytes > objectBytesMax {
+			return fmt.Errorf("part %s has %d bytes", object.SHA256, object.Bytes)
+		}
 	}
 	pages := uint64(0)
 	for i := range m.Parts {

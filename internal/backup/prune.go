@@ -322,14 +322,8 @@ func (p *pruner) deleted(ctx context.Context) (gone, waiting map[string]bool, ol
 
 // addParts adds the hashes of the parts of a backup to a set.
 func (m *Manifest) addParts(set map[string]bool) {
-	for i := range m.Parts {
-		set[m.Parts[i].SHA256] = true
-	}
-	for i := range m.Table {
-		set[m.Table[i].SHA256] = true
-	}
-	if m.Quarantine != nil {
-		set[m.Quarantine.SHA256] = true
+	for _, object := range m.objects() {
+		set[object.SHA256] = true
 	}
 }
 
