@@ -63,6 +63,9 @@ var ErrUnavailable = errors.New("audit: the file cannot be written, so no reques
 const (
 	// patience is how long a write may take before it counts as failed, although it may still succeed.
 	patience = 10 * time.Second
+	// unknownMax is how many lines a second are written about clients that are not known. Such a line costs a client nothing, and enough of
+	// them would push those of others out of the queue, and out of the files.
+	unknownMax = 100
 	// closeWait is how long Close waits for a device that does not answer: longer than retryEvery.
 	closeWait = 1500 * time.Millisecond
 )
@@ -83,6 +86,8 @@ type Log struct {
 	bytes   int        // of queue, of what is being written, and reserved
 	dropped uint64     // lines, since the last line that says so
 	total   Stats
+	second  int64         // in which the newest line about an unknown client came
+	within  int           // such lines in it
 	err     error         // why the last write failed; nil: it did not
 	writing time.Time     // since when a line is being written; zero: none is
 	room    chan struct{} // closed when bytes become free
@@ -196,6 +201,12 @@ func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.bytes -= admitted
+	if e.UnknownClient && l.tooManyLocked(e.Time) { // the next line says how many there were
+		l.dropped++
+		l.total.Dropped++
+		l.wakeLocked()
+		return
+	}
 	before := len(l.queue)
 	l.queue = e.append(l.queue, l.options.Keys)
 	size := len(l.queue) - before
@@ -213,6 +224,15 @@ func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	case l.work <- struct{}{}:
 	default:
 	}
+}
+
+// tooManyLocked counts a line about an unknown client, and reports whether its second has had enough of them.
+func (l *Log) tooManyLocked(at time.Time) bool {
+	if second := at.Unix(); second != l.second {
+		l.second, l.within = second, 0
+	}
+	l.within++
+	return l.within > unknownMax
 }
 
 // Stats returns the counts.

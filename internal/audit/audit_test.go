@@ -217,6 +217,52 @@ func TestDroppedLinesAreCountedInTheLog(t *testing.T) {
 	}
 }
 
+// TestUnknownClientsPushNoLineOut: of lines about clients that are not known, which cost these nothing, a bounded number is written each second. What the
+// others had room for is free again.
+func TestUnknownClientsPushNoLineOut(t *testing.T) {
+	o := options(t)
+	o.QueueBytes, o.Full = 400, FullBlock
+	l := mustOpen(t, o)
+	for i := range 2 * 4 * unknownMax {
+		e := event(1 + i/(4*unknownMax)) // two seconds
+		if e.User, e.UnknownClient = "", true; i%2 == 0 {
+			if err := l.Admit(t.Context(), 300); err != nil {
+				t.Fatal(err)
+			}
+			l.Write(e, 300)
+		} else {
+			l.Write(e, 0)
+		}
+	}
+	if err := l.Admit(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	admitted := make(chan error, 1)
+	go func() { admitted <- l.Admit(t.Context(), 300) }() // waits for the room of the one before
+	time.Sleep(time.Millisecond)
+	l.Write(&Event{Time: time.Unix(2, 0), UnknownClient: true}, 300)
+	select {
+	case err := <-admitted:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(patience / 2):
+		t.Fatal("the room of a line that is not written is not free")
+	}
+	l.Write(event(2), 300)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(o.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown, others := strings.Count(string(text), `"user":""`), strings.Count(string(text), `"user":"ann"`)
+	if r, err := Verify([]string{o.Path}); err != nil || !r.Dropped || unknown > 2*unknownMax || unknown == 0 || others != 1 || l.Stats().QueueBytes != 0 {
+		t.Errorf("%d lines about unknown clients, %d others: %+v, %v, %+v", unknown, others, r, err, l.Stats())
+	}
+}
+
 // TestBlockedRequestsWaitForRoomOrAreRefused: within the context of the request, and not while nothing can be written.
 func TestBlockedRequestsWaitForRoomOrAreRefused(t *testing.T) {
 	o := options(t)

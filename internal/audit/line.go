@@ -52,6 +52,8 @@ type Event struct {
 	Code    string // of the status; Unknown if it is not known whether the request was executed
 	Epoch   uint64 // of the commit; 0: none, or not known
 	Took    time.Duration
+
+	UnknownClient bool // the client is not known, and has got nothing: see unknownMax
 }
 
 // RangesMax bounds the ranges that a line names: more would let one request fill the queue.

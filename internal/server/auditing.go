@@ -168,6 +168,7 @@ func (s *Server) auditRefusal(peer, method string, class audit.Class, err error)
 	if denied, ok := errors.AsType[*auth.DeniedError](err); ok {
 		line.User = denied.User
 	}
+	line.UnknownClient = isUnknown(&line)
 	au.log.Write(&line, 0)
 }
 
@@ -232,11 +233,17 @@ func (s *Server) writeAudit(conn *connection, e *requestEnd, d *details, now tim
 	if class == audit.ClassWrite && n.executed && (e.code == codes.Internal || e.code == codes.Canceled || e.code == codes.DeadlineExceeded) {
 		line.Code = "Unknown"
 	}
+	line.UnknownClient = isUnknown(&line)
 	if n.late {
 		au.log.WriteLate(&line)
 		return
 	}
 	au.log.Write(&line, n.admitted)
+}
+
+// isUnknown reports whether a line is about a client that is not known, and that has got nothing by its request.
+func isUnknown(line *audit.Event) bool {
+	return line.User == "" && (line.Class == audit.ClassDenied || line.Class == audit.ClassAuth && (line.Code != codes.OK.String() || line.Method == telemetry.MethodWhoAmI.String()))
 }
 
 // class is the class of a request; empty if it has no line unless it is denied.

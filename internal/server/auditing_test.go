@@ -308,6 +308,38 @@ func TestDeniedRequestsHaveOneLineWithTheirUser(t *testing.T) {
 	}
 }
 
+// TestClientsThatAreNotKnownPushNoLineOut: their requests cost them nothing, with a token that is wrong or without any, and to AuthService as well. The
+// lines of others are written.
+func TestClientsThatAreNotKnownPushNoLineOut(t *testing.T) {
+	h, lines := startAudited(t, func(c *config.Config) { c.Audit.Classes = "" })
+	h.setUsers(map[string][]auth.Grant{"ann": {grant("rw", "ann/")}})
+	const most = 10_000
+	who := pb.NewAuthServiceClient(h.conn)
+	for name, send := range map[string]func(ctx context.Context) error{
+		"Get": func(ctx context.Context) error {
+			_, err := h.kv.Get(ctx, &pb.GetRequest{Key: []byte("k")})
+			return err
+		},
+		"WhoAmI": func(ctx context.Context) error {
+			_, err := who.WhoAmI(ctx, &pb.WhoAmIRequest{})
+			return err
+		},
+	} {
+		before := h.observer.audit.stats().Dropped
+		for n := 0; h.observer.audit.stats().Dropped == before; n++ {
+			if err := send(testContext(t)); n == most || err != nil && status.Code(err) != codes.Unauthenticated {
+				t.Fatalf("%s: %d lines, %v", name, n, err)
+			}
+		}
+	}
+	if _, err := h.kv.Put(as(testContext(t), "ann"), &pb.PutRequest{Key: []byte("bob/1")}); status.Code(err) != codes.PermissionDenied {
+		t.Fatal(err)
+	}
+	if all := lines(); all[len(all)-1].User != "ann" || all[len(all)-1].Class != string(audit.ClassDenied) {
+		t.Errorf("the last line: %s", all[len(all)-1].text)
+	}
+}
+
 // TestRefusedKeepAlivesHaveTheirUser in their line, also if they are refused before their rights are checked.
 func TestRefusedKeepAlivesHaveTheirUser(t *testing.T) {
 	h, lines := startAudited(t)
