@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/peer"
+
 	"github.com/epochkv/epochkv/internal/auth"
 )
 
@@ -115,7 +117,8 @@ func (p *passwordCache) identify(g *gate, r *http.Request, user, password string
 	if ok && found.table == t && time.Now().Before(found.until) {
 		return found.identity, nil
 	}
-	id, err := g.password(r.Context(), user, password)
+	ctx := peer.NewContext(r.Context(), &peer.Peer{Addr: httpPeer(r.RemoteAddr)})
+	id, err := g.password(ctx, user, password)
 	if err != nil {
 		return id, err
 	}

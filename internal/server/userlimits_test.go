@@ -209,6 +209,11 @@ func TestHTTPPathsNeedTheirRights(t *testing.T) {
 		t.Errorf("while users are not checked: %d", got)
 	}
 	h.setUsers(map[string][]auth.Grant{"observer": {action(auth.ActionObserve)}, "debugger": {action(auth.ActionDebug)}})
+	check, client := h.gate.password, "" // whose passwords wait to be checked
+	h.gate.password = func(ctx context.Context, user, password string) (auth.Identity, error) {
+		client = h.userOptions().Client(ctx)
+		return check(ctx, user, password)
+	}
 	for _, row := range []struct {
 		path string
 		set  func(*http.Request)
@@ -229,5 +234,8 @@ func TestHTTPPathsNeedTheirRights(t *testing.T) {
 		if got := ask(row.path, row.set); got != row.want {
 			t.Errorf("%s: got %d, want %d", row.path, got, row.want)
 		}
+	}
+	if client != "127.0.0.1" {
+		t.Errorf("a password of the client %q was checked", client)
 	}
 }

@@ -22,6 +22,7 @@ func (s *Server) userOptions() users.Options {
 	return users.Options{
 		Hash:    passwordCost,
 		Observe: s.gate.publish,
+		Client:  hostOf,
 		Rule:    users.CertificateRule(s.config.TLS.ClientUser),
 		Report: func(what string, err error) {
 			s.log.Error("a record cannot be read; it gives no rights", "record", what, "error", err)

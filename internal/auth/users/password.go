@@ -84,16 +84,20 @@ func (p *passwordHash) matches(password string) bool {
 
 // hasher computes hashes outside of the goroutines of requests.
 type hasher struct {
-	queue chan func()
-	ended chan struct{} // closed when nothing is hashed any more
-	cost  HashCost
-	dummy passwordHash // that no password has
+	queue  chan func()
+	ended  chan struct{} // closed when nothing is hashed any more
+	cost   HashCost
+	dummy  passwordHash                 // that no password has
+	client func(context.Context) string // whose a job is; empty if it is not known
 
 	computed atomic.Uint64 // jobs that were executed
+
+	mu      sync.Mutex     // a leaf
+	waiting map[string]int // jobs of each client in the queue
 }
 
 func newHasher(cost HashCost) *hasher {
-	h := &hasher{queue: make(chan func(), hashQueue), ended: make(chan struct{}), cost: cost}
+	h := &hasher{queue: make(chan func(), hashQueue), ended: make(chan struct{}), cost: cost, client: func(context.Context) string { return "" }, waiting: map[string]int{}}
 	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
 	return h
 }
@@ -125,15 +129,13 @@ const retryHash = time.Second
 // mvcc.ErrClosed.
 func (h *hasher) do(ctx context.Context, job func()) error {
 	done := make(chan struct{})
-	select {
-	case h.queue <- func() {
+	if !h.join(h.client(ctx), func() {
 		if ctx.Err() == nil {
 			h.computed.Add(1)
 			job()
 		}
 		close(done)
-	}:
-	default:
+	}) {
 		return &auth.LimitError{What: "passwords that wait to be checked", Limit: hashQueue, Retry: retryHash}
 	}
 	select {
@@ -146,6 +148,31 @@ func (h *hasher) do(ctx context.Context, job func()) error {
 		return context.Cause(ctx)
 	case <-h.ended:
 		return mvcc.ErrClosed
+	}
+}
+
+// join adds a job of a client to the queue, or reports false. A client with jobs in it gets another one only if afterwards at least as many places
+// are free as it has: a flood leaves room for the passwords of others.
+func (h *hasher) join(client string, job func()) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := h.waiting[client]; client != "" && n > 0 && n+1 > hashQueue-len(h.queue)-1 {
+		return false
+	}
+	select {
+	case h.queue <- func() { h.leave(client); job() }:
+		h.waiting[client]++
+		return true
+	default:
+		return false
+	}
+}
+
+func (h *hasher) leave(client string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.waiting[client]--; h.waiting[client] == 0 {
+		delete(h.waiting, client)
 	}
 }
 

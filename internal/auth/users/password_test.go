@@ -182,6 +182,33 @@ func TestHashesWaitInABoundedQueue(t *testing.T) {
 	}
 }
 
+// TestAClientLeavesRoomInTheQueueOfPasswords: a flood of one, whose requests may have been given up, lets those of others be checked.
+func TestAClientLeavesRoomInTheQueueOfPasswords(t *testing.T) {
+	type key struct{}
+	x := newHasher(cheap) // no goroutine hashes
+	x.client = func(ctx context.Context) string { return ctx.Value(key{}).(string) }
+	of := func(client string) error {
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, client))
+		cancel()
+		return x.do(ctx, func() {})
+	}
+	for range 2 * hashQueue {
+		_ = of("a flood")
+	}
+	if len(x.queue) != hashQueue/2 {
+		t.Errorf("a client has %d of %d places", len(x.queue), hashQueue)
+	}
+	if err := of("another"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for len(x.queue) > 0 {
+		(<-x.queue)()
+	}
+	if len(x.waiting) != 0 {
+		t.Errorf("clients whose passwords were checked are known: %v", x.waiting)
+	}
+}
+
 // TestHashesAreKept: the form of stored hashes, computed by another program (argon2 of the reference implementation).
 func TestHashesAreKept(t *testing.T) {
 	const stored = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"

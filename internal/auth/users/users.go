@@ -93,6 +93,8 @@ type Options struct {
 	Observe  func(*auth.Table)          // is called with each table, in order, before the change is answered; may be nil
 	Report   func(what string, _ error) // is called with each record that cannot be read; may be nil
 	LastUsed time.Duration              // how often times of the last use are written; 1 h
+
+	Client func(context.Context) string // whose a password is that waits to be checked; nil: not known
 }
 
 // Manager has the users of a store.
@@ -130,6 +132,9 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	}
 	m := &Manager{store: store, session: store.OwnSession(), options: o, turn: make(chan struct{}, 1), bootstrap: newSecret(bootstrapPrefix)}
 	m.hasher = newHasher(o.Hash)
+	if o.Client != nil {
+		m.hasher.client = o.Client
+	}
 	m.attempts.elapsed = o.Elapsed
 	if err := m.load(ctx); err != nil {
 		return nil, err
