@@ -124,9 +124,12 @@ func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
 	if n := len(e.checkpoints.skippedPages.Pages()); n != 1 || e.Stats().Backpressure.Stalls == 0 {
 		t.Errorf("%d pages are skipped; %+v: the test tests nothing", n, e.Stats().Backpressure)
 	}
-	e.healLeaves(t.Context())
+	if e.lookAgain(t.Context(), 1); e.rebuilds.waiting.Load() {
+		t.Error("writers are delayed again at once")
+	}
+	e.lookAgain(t.Context(), 2)
 	b.checkpoint()
-	if n := b.scanned(); n != 3300 {
+	if n := b.scanned(); n != 3300 || e.rebuilds.yielded.Load() != 0 {
 		t.Errorf("a scan has %d keys", n)
 	}
 	if kinds := b.found(); len(kinds) > 0 {

@@ -25,6 +25,8 @@ const (
 	rebuildReadBytes = 128 << 20
 	// healEvery is the time between two looks whether skipped leaves can be read again.
 	healEvery = 10 * time.Minute
+	// healBackoffMax bounds the pause between two looks after merges that have yielded: a day, about.
+	healBackoffMax = 7
 	// healTime bounds a look: a device that fails may take seconds for each page.
 	healTime = 5 * time.Second
 	// rebuildPauseMin is the least time between two searches; rebuildPauses is how many times longer than a search the pause
@@ -44,6 +46,7 @@ type rebuilds struct {
 	mirrorFailed bool               // no mirror of the repair tree can be built, until the next start; guarded by checkpointState.mu
 	waiting      atomic.Bool        // ready is not nil: a checkpoint has something to do
 	yield        yielder            // cancels a merge that rebuilds
+	yielded      atomic.Uint32      // merges that were cancelled so, since one rebuilt something
 	later        atomic.Bool        // a checkpoint could not write the nodes: the search is repeated after one that succeeds
 	done         atomic.Uint64      // nodes rebuilt
 	reads        atomic.Uint64      // pages read by searches
@@ -133,12 +136,13 @@ func (e *Engine) RunRebuilds(ctx context.Context) {
 	heal := time.NewTicker(healEvery)
 	defer heal.Stop()
 	e.healLeaves(ctx)
-	for {
+	for look := 1; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-heal.C:
-			e.healLeaves(ctx)
+			e.lookAgain(ctx, look)
+			look++
 			continue
 		case <-e.rebuilds.requests:
 		}
@@ -151,6 +155,19 @@ func (e *Engine) RunRebuilds(ctx context.Context) {
 			return
 		case <-time.After(max(rebuildPauseMin, rebuildPauses*time.Since(began))):
 		}
+	}
+}
+
+// lookAgain lets everything be tried again that a merge may succeed with now. After merges that have yielded, each of which has delayed writers,
+// it does so every second time, every fourth, and so on.
+func (e *Engine) lookAgain(ctx context.Context, look int) {
+	yielded := e.rebuilds.yielded.Load()
+	if look%(1<<min(yielded, healBackoffMax)) != 0 {
+		return
+	}
+	e.healLeaves(ctx)
+	if yielded > 0 {
+		e.rebuilds.again()
 	}
 }
 
@@ -395,6 +412,7 @@ func (e *Engine) endRebuild(job *mergeJob) {
 		e.reportRebuild(&Rebuild{Page: uint64(n.ID), Level: n.Level, Children: len(n.Children), KeyLower: boundKey(&n.Children[0].Separator)})
 	}
 	e.dropRebuild()
+	e.rebuilds.yielded.Store(0)
 	e.rebuilds.wake() // the nodes may have others below them
 }
 
@@ -411,8 +429,8 @@ func (e *Engine) yieldingRebuild(ctx context.Context, job *mergeJob) (yielding c
 }
 
 // giveUpRebuild makes a merge go on without the nodes that are ready, after an attempt with them failed, or else without a new
-// mirror, and reports whether there was one of the two. After a full disk, or if writers waited for memory, the search for nodes is repeated
-// later; after another failure they stay lost. A mirror is not tried again before the next start.
+// mirror, and reports whether there was one of the two. After a full disk the search for nodes is repeated later; after another
+// failure they stay lost, if it was because writers waited for memory until lookAgain. A mirror is not tried again before the next start.
 func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bool {
 	if err == nil || ctx.Err() != nil || e.pager.Err() != nil {
 		return false
@@ -424,7 +442,10 @@ func (e *Engine) giveUpRebuild(ctx context.Context, job *mergeJob, err error) bo
 	}
 	nodes := e.rebuilds.ready.nodes
 	e.dropRebuild()
-	if doesNotFit(err) || errors.Is(err, errRebuildYields) {
+	if errors.Is(err, errRebuildYields) {
+		e.rebuilds.yielded.Add(1)
+	}
+	if doesNotFit(err) {
 		e.rebuilds.later.Store(true)
 		return true
 	}

@@ -58,18 +58,26 @@ func TestGivingUpARebuildAfterItsSearchWasRequestedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, ctx := q.engine, context.Background()
-	state, err := e.PinState(ctx)
-	if err != nil {
-		t.Fatal(err)
+	for _, failure := range []error{errors.New("as the test wants it"), errRebuildYields} {
+		state, err := e.PinState(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.rebuilds.ready = &readyRebuild{state: state, nodes: []btree.RebuiltNode{{ID: 7, Level: 1}}}
+		e.rebuilds.waiting.Store(true)
+		e.rebuilds.again()
+		if !e.giveUpRebuild(ctx, &mergeJob{}, failure) || e.rebuilds.waiting.Load() {
+			t.Error("the rebuild is not given up")
+		}
+		if reason := e.rebuilds.reasonOf(7); reason == "" {
+			t.Errorf("the node is not refused after %v", failure)
+		}
 	}
-	e.rebuilds.ready = &readyRebuild{state: state, nodes: []btree.RebuiltNode{{ID: 7, Level: 1}}}
-	e.rebuilds.waiting.Store(true)
-	e.rebuilds.again()
-	if !e.giveUpRebuild(ctx, &mergeJob{}, errors.New("as the test wants it")) || e.rebuilds.waiting.Load() {
-		t.Error("the rebuild is not given up")
-	}
-	if reason := e.rebuilds.reasonOf(7); reason == "" {
-		t.Error("the node is not refused")
+	for look, searched := range []bool{true, false, true} { // one merge has yielded
+		if e.lookAgain(ctx, look); (e.rebuilds.reasonOf(7) == "") != searched {
+			t.Errorf("look %d: searched again: %v", look, !searched)
+		}
+		e.rebuilds.refuse([]btree.RebuiltNode{{ID: 7, Level: 1}}, "again")
 	}
 	q.mustClose()
 }
