@@ -61,8 +61,8 @@ func (p *preallocator) adoptReserve(want int) error {
 }
 
 // usable reports whether a file of an earlier run can become a segment: it has the size of one, and all of its blocks, of which it gets those that
-// it lacks. In a sparse copy of a data directory, what was allocated and never written is a hole, and so are zeros: on a full device, the first
-// record that is written there would end the log.
+// it lacks. In a sparse copy of a data directory, what was allocated and never written is a hole, and so are zeros; and a copy may share its blocks
+// with the original, which then shares them, too: on a full device, the first record that is written there would end the log.
 func (p *preallocator) usable(name string, size int64) bool {
 	if size != int64(p.buffers.size) {
 		return false
@@ -71,7 +71,8 @@ func (p *preallocator) usable(name string, size int64) bool {
 	if err != nil {
 		return false
 	}
-	return errors.Join(vfs.Preallocate(f, size), f.Close()) == nil
+	own := !vfs.SharesBlocks(f)
+	return errors.Join(vfs.Preallocate(f, size), f.Close()) == nil && own
 }
 
 // newReserveNameLocked is a name without a file.

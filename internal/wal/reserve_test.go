@@ -107,6 +107,45 @@ func TestFilesOfASparseCopyHaveTheirBlocks(t *testing.T) {
 	}
 }
 
+// sharing is a file system in which all files share their blocks with a copy.
+type sharing struct{ vfs.FS }
+
+type sharingFile struct{ vfs.File }
+
+func (sharingFile) SharesBlocks() bool { return true }
+
+func (s sharing) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	f, err := s.FS.Open(name, mode)
+	return sharingFile{f}, err
+}
+
+// TestFilesThatShareBlocksAreNoReserve: a write to them needs space, so that a full disk would end the log.
+func TestFilesThatShareBlocksAreNoReserve(t *testing.T) {
+	opts := testOptions(vfs.NewMem(), 8*pageSize)
+	opts.Reserve = 2
+	a := mustStart(t, opts)
+	if err := a.log.FillReserve(); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, a.log)
+	for _, want := range []int{2, 0} {
+		if want == 0 {
+			opts.FS = sharing{opts.FS}
+		}
+		a := mustStart(t, opts)
+		if kept, _ := a.log.Reserve(); kept != want {
+			t.Errorf("the reserve has %d files, want %d", kept, want)
+		}
+		if err := a.log.FillReserve(); err != nil {
+			t.Fatal(err)
+		}
+		if kept, _ := a.log.Reserve(); kept != 2 {
+			t.Errorf("the reserve has %d files after it was filled", kept)
+		}
+		mustClose(t, a.log)
+	}
+}
+
 // sparseCopy copies a log. Pages of zeros become holes.
 func sparseCopy(t *testing.T, from *vfs.Mem) *vfs.Mem {
 	t.Helper()
