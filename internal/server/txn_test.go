@@ -554,6 +554,31 @@ func TestTransactionLimitsAtTheLimitAndPastIt(t *testing.T) {
 	second.must(rollbackRequest)
 }
 
+// TestTransactionsThatAreRefusedKeepNothing: each is refused what all of them have no room for, and none is rolled back by its client.
+func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
+	const room, value, refusals = 256 << 10, 100 << 10, 10
+	h := mustStart(t, func(c *config.Config) { c.Limits.TxnSize = room })
+	h.Server.transactions.bytesMax = room
+	large := h.talk(t)
+	large.begin()
+	_, err := large.say(txnPutRequest("k", string(make([]byte, room))))
+	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_TXN_TOO_LARGE, "limit", "size", "unit")
+	for range room / value {
+		k := h.talk(t)
+		k.begin()
+		k.must(txnPutRequest("k", string(make([]byte, value))))
+	}
+	for range refusals {
+		k := h.talk(t)
+		k.begin()
+		_, err := k.say(txnPutRequest("k", string(make([]byte, value))))
+		failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS)
+	}
+	if n := h.Server.transactions.bytes.Load(); n > room {
+		t.Errorf("the transactions have %d bytes", n)
+	}
+}
+
 func TestADrainWaitsForAnOpenTransaction(t *testing.T) {
 	h := mustStart(t)
 	k, idle := h.talk(t), h.talk(t)

@@ -504,6 +504,11 @@ func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResp
 	if c.failed != nil {
 		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
+	if transactWrites(req) {
+		if err := c.server.transactions.admit(req.SizeVT()); err != nil {
+			return ackWait{}, err
+		}
+	}
 	err := c.operate(req, out)
 	return ackRead(c.unacknowledged()), err
 }

@@ -97,6 +97,18 @@ func (b *txnTable) leave(t *openTxn) {
 	b.bytes.Add(-t.bytes.Swap(0))
 }
 
+// admit refuses a request that writes so many bytes, if a transaction may not have as many or all have no room for them. What it has written when it is
+// refused later stays until its client rolls back.
+func (b *txnTable) admit(size int) error {
+	switch {
+	case size > b.sizeMax:
+		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
+	case b.bytes.Load()+int64(size) > b.bytesMax:
+		return errTxnMemory
+	}
+	return nil
+}
+
 // resize records the memory of t in bytes. The error means that t alone, or all transactions
 // together, use too much.
 func (b *txnTable) resize(t *openTxn, size int) error {
