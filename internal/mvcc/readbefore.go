@@ -22,11 +22,11 @@ func (x *Session) readBefore(ctx context.Context, w *Write) error {
 	if n < readBeforeMin {
 		return nil
 	}
+	defer x.buffers.batch.forget()
 	list := x.readUnderLatches(w)
 	if len(list) < readBeforeMin {
 		return nil
 	}
-	defer x.buffers.batch.forget()
 	x.slot.Enter()
 	defer x.slot.Leave()
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, keys.MaxEpoch, storage.Visits{

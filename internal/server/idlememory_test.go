@@ -36,14 +36,18 @@ func unlikely(operand []byte) *pb.Invocation {
 	return &pb.Invocation{Key: []byte("large/000"), Operation: &pb.Invocation_CompareAndSet{CompareAndSet: &pb.CompareAndSet{Expect: []byte("x"), Value: operand}}}
 }
 
-// batchWithDeadlines is a batch of idleValue, of whose keys the newest versions are read before it is refused.
-func batchWithDeadlines() *pb.BatchWriteRequest {
-	const puts = 64
+// batchWithDeadlines is a batch of idleValue in some puts, and of deletions. The newest versions of what has deadlines may be read before it is
+// refused.
+func batchWithDeadlines(puts int) *pb.BatchWriteRequest {
+	const deletions = 32
 	out := &pb.BatchWriteRequest{Preconditions: []*pb.Precondition{{Key: []byte("none"), Condition: &pb.Precondition_Exists{Exists: true}}}}
 	for i := range puts {
 		out.Mutations = append(out.Mutations, &pb.Mutation{
 			Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%d", i), Value: make([]byte, idleValue/puts), TtlMs: 3_600_000,
 		})
+	}
+	for i := range deletions {
+		out.Mutations = append(out.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_DELETE, Key: fmt.Appendf(nil, "other%d", i)})
 	}
 	return out
 }
@@ -80,7 +84,7 @@ func TestIdlePipelinesKeepNoAnswer(t *testing.T) {
 		"the value of an invocation":   {Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: read}}},
 		"the values of invocations":    {Request: &pb.PipelineRequest_InvokeAll{InvokeAll: &pb.InvokeAllRequest{Invocations: []*pb.Invocation{read}}}},
 		"a batch":                      {Request: &pb.PipelineRequest_BatchGet{BatchGet: &pb.BatchGetRequest{Keys: [][]byte{key}}}},
-		"a batch with deadlines":       {Request: &pb.PipelineRequest_BatchWrite{BatchWrite: batchWithDeadlines()}},
+		"a batch with deadlines":       {Request: &pb.PipelineRequest_BatchWrite{BatchWrite: batchWithDeadlines(64)}},
 		"the operand of an invocation": {Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: compare}}},
 		"the value of a condition": {Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: key, Preconditions: []*pb.Precondition{
 			{Key: key, Condition: &pb.Precondition_ValueEquals{ValueEquals: make([]byte, idleValue)}},
@@ -119,7 +123,11 @@ func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 			return err
 		},
 		"a batch with deadlines": func(c *executor) error {
-			_, err := c.batchWrite(c.ctx, batchWithDeadlines())
+			_, err := c.batchWrite(c.ctx, batchWithDeadlines(64))
+			return err
+		},
+		"a batch with few deadlines": func(c *executor) error {
+			_, err := c.batchWrite(c.ctx, batchWithDeadlines(8))
 			return err
 		},
 		"an invocation with a condition": func(c *executor) error {
