@@ -26,7 +26,7 @@ if [ "${1:-}" = --package ]; then # time, package
 	corpus=$(go env GOCACHE)/fuzz/$(go list .) # that of go test
 	# What go test -fuzz would do, but only this package and the transport, which other packages fuzz, report what they ran: otherwise
 	# all that they import would be compiled for it.
-	go test -c -vet=off -gcflags=-d=libfuzzer -gcflags=github.com/epochkv/epochkv/internal/transport=-d=libfuzzer -o "$work/test" .
+	GOGC=400 go test -c -vet=off -gcflags=-d=libfuzzer -gcflags=github.com/epochkv/epochkv/internal/transport=-d=libfuzzer -o "$work/test" .
 	for name in $(grep -ho '^func Fuzz[A-Za-z0-9_]*' ./*_test.go | sed 's/^func //' | sort); do
 		code=0
 		fuzz "$name" || code=1

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +21,6 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/client"
-	"github.com/epochkv/epochkv/internal/invariants"
 )
 
 const startMax = 20 * time.Second
@@ -37,8 +37,12 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator))
-	if invariants.Enabled {
-		build.Args = append(build.Args, "-tags", "invariants")
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-tags" { // the test's own
+				build.Args = append(build.Args, s.Key, s.Value)
+			}
+		}
 	}
 	build.Args = append(build.Args, "github.com/epochkv/epochkv/cmd/kvserver", "github.com/epochkv/epochkv/cmd/kvctl")
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
