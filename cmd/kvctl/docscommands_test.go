@@ -21,7 +21,7 @@ func TestCommandsInDocumentsExist(t *testing.T) {
 		}
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil || strings.HasSuffix(file, "/testing.md") {
+			if err != nil || strings.HasSuffix(file, "/bugs.md") {
 				continue // a directory, or the bug ledger, which has mistakes
 			}
 			for _, words := range callsIn(string(text), strings.HasSuffix(file, ".md")) {
