@@ -91,6 +91,7 @@ func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out Ran
 	}
 	defer c.Close()
 	defer func() { x.reveals(true, c.Await()) }() // however it ends: the error for too many keys reveals them, too
+	admitted := w.Batch.MemoryBytes()
 	for c.Next() {
 		if o.Limit > 0 && out.Count == o.Limit {
 			out.More = true
@@ -105,6 +106,9 @@ func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out Ran
 		w.Delete(c.Key())
 		if size := w.Batch.PayloadBytes(); size > x.store.options.Limits.BatchBytes {
 			return out, &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: size}
+		}
+		if admitted, err = x.admitDeletions(admitted, w.Batch.MemoryBytes()); err != nil {
+			return out, err
 		}
 		out.Count++
 	}

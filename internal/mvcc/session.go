@@ -32,6 +32,7 @@ type Session struct {
 	buffers     sessionBuffers
 	baseline    baselineState         // of benchmarks; empty in production
 	admit       func(bytes int) error // see AdmitLarge
+	deletions   func(bytes int) error // see AdmitDeletions
 	permit      func() error          // see Permit
 	touches     touchFunc             // see AssertTouches
 	closed      atomic.Bool
@@ -57,7 +58,7 @@ func (x *Session) Close() {
 	}
 	x.buffers.txn.Rollback()
 	x.CloseSnapshot()
-	x.admit, x.permit, x.touches = nil, nil, nil
+	x.admit, x.deletions, x.permit, x.touches = nil, nil, nil, nil
 	x.SetWaits(true)
 	x.Trim()
 	x.store.sessions.put(x)
@@ -106,6 +107,18 @@ const largeValueMin = 64 << 10
 // ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
 // the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
+
+// AdmitDeletions sets the function that is called while the deletions of a range are collected, with the bytes of memory that they take, each time
+// these are more: a small request can ask for very many. The rest is as for AdmitLarge.
+func (x *Session) AdmitDeletions(admit func(bytes int) error) { x.deletions = admit }
+
+// admitDeletions calls the function of AdmitDeletions if deletions take more than they did when it was called before, and returns what they take.
+func (x *Session) admitDeletions(before, bytes int) (int, error) {
+	if bytes <= before || x.deletions == nil {
+		return before, nil
+	}
+	return bytes, x.deletions(bytes)
+}
 
 // admitSmall is what AdmitLarge is for values that are not large, and are kept together: it admits them when they are as much as a large one. It
 // returns how many bytes are not admitted yet, of which small were before.

@@ -208,9 +208,12 @@ func (t *Txn) DeleteRange(ctx context.Context, lower, upper []byte) (int, error)
 		return 0, err
 	}
 	defer c.Close()
-	n := 0
+	n, before, admitted := 0, t.Size(), 0
 	for c.Next() {
 		if err := t.Delete(c.Key()); err != nil {
+			return n, err
+		}
+		if admitted, err = t.session.admitDeletions(admitted, t.Size()-before); err != nil {
 			return n, err
 		}
 		n++

@@ -290,6 +290,7 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 		return ackWait{}, err
 	}
 	defer c.admission.sessions.releaseWrite()
+	defer c.releaseDeletions()
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability, Request: request,
 		Result: func(d mvcc.RangeDeleted) []byte {

@@ -20,6 +20,7 @@ type executor struct {
 	heldBytes int
 	heldMax   int                   // an answer with large values of more bytes is full; 0: no bound
 	admit     func(bytes int) error // admitLarge of this executor
+	deletions deletions
 	attempt   attempt
 	access    *access                // of the current request; nil if users were not checked when it began
 	permit    func() error           // checkAgain of this executor
@@ -46,10 +47,12 @@ func (s *Server) takeExecutor() (*executor, error) {
 	if !ok {
 		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
 		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.hasNamed
+		c.deletions.admitted = c.admitDeletions
 		c.gate = &s.gate
 		session.Attachment = c
 	}
 	session.AdmitLarge(c.admit)
+	session.AdmitDeletions(c.deletions.admitted)
 	session.Permit(c.permit)
 	session.AssertTouches(c.touches)
 	return c, nil
@@ -195,6 +198,35 @@ func (c *executor) admitGrowing(bytes int) error {
 		return nil
 	}
 	return c.admitAnswer(bytes)
+}
+
+// deletions counts what a request for the deletion of a range makes as a large write, while it is made: the request is small.
+type deletions struct {
+	admitted func(bytes int) error // admitDeletions of this executor
+	conn     *connection
+	bytes    int
+}
+
+// admitDeletions counts bytes of deletions, in steps.
+func (c *executor) admitDeletions(bytes int) error {
+	conn := connectionOf(c.ctx)
+	if bytes <= max(c.deletions.bytes, smallRequestMax) || conn == nil {
+		return nil
+	}
+	c.releaseDeletions()
+	bytes += bytes / 4
+	if !c.admission.enter(conn, shareLargeWrites, bytes) {
+		return errOverloaded
+	}
+	c.deletions.conn, c.deletions.bytes = conn, bytes
+	return nil
+}
+
+func (c *executor) releaseDeletions() {
+	if d := &c.deletions; d.bytes > 0 {
+		c.admission.leave(d.conn, shareLargeWrites, d.bytes)
+		d.conn, d.bytes = nil, 0
+	}
 }
 
 // takeCharge hands the charge of the request's large values over to count the answer, for

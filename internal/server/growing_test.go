@@ -123,13 +123,70 @@ func TestALargeValueOfAScanIsCountedBeforeItIsRead(t *testing.T) {
 	}
 }
 
+// TestDeletionsOfARangeAreCountedWhileTheyGrow: a request of some bytes makes a batch as large as any. While large writes have no room for it, it is
+// refused before it has become so large, and deletes nothing.
+func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
+	const keyCount, room = 20_000, 1 << 20 // a deletion takes some hundred bytes
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	ctx := testContext(t)
+	fill := func() {
+		batch := new(pb.BatchWriteRequest)
+		for i := range keyCount {
+			batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%0100d", i)})
+		}
+		if _, err := h.kv.BatchWrite(ctx, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	txns := pb.NewTransactionServiceClient(h.conn)
+	all := new(pb.KeyRange)
+	for name, remove := range map[string]func() error{
+		"request": func() error {
+			_, err := h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: all})
+			return err
+		},
+		"one-shot transaction": func() error {
+			deletion := &pb.Operation{Operation: &pb.Operation_DeleteRange{DeleteRange: &pb.RangeDeleteRequest{Range: all}}}
+			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{deletion}})
+			return err
+		},
+		"transaction": func() error {
+			return inTransaction(ctx, txns, &pb.TransactRequest{Request: &pb.TransactRequest_DeleteRange{DeleteRange: &pb.RangeDeleteRequest{Range: all}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fill()
+			writes := &h.admission.words[shareLargeWrites]
+			eventually(t, "the batch is not counted any more", func() bool { return writes.word.Load() == 0 })
+			others := admissionOne + writes.limit.bytes - room
+			writes.word.Add(others)
+			if err := remove(); status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("without room: %v", err)
+			}
+			eventually(t, "what was refused is not counted any more", func() bool { return writes.word.Load() == others })
+			writes.word.Add(-others)
+			left := uint64(0)
+			for _, page := range h.scan(t, &pb.ScanRequest{CountOnly: true}) {
+				left += page.Count
+			}
+			if left != keyCount {
+				t.Errorf("%d keys are left of %d", left, keyCount)
+			}
+			if err := remove(); err != nil {
+				t.Errorf("with room: %v", err)
+			}
+			eventually(t, "the deletion is not counted any more", func() bool { return writes.word.Load() == 0 })
+		})
+	}
+}
+
 // inTransaction sends one request in a transaction of its own, and returns the error in its answer.
 func inTransaction(ctx context.Context, txns pb.TransactionServiceClient, request *pb.TransactRequest) error {
 	stream, err := txns.Transact(ctx)
 	if err != nil {
 		return err
 	}
-	for _, req := range []*pb.TransactRequest{{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{ReadOnly: true}}}, request} {
+	for _, req := range []*pb.TransactRequest{{Request: &pb.TransactRequest_Begin{Begin: new(pb.BeginRequest)}}, request} {
 		if err := stream.Send(req); err != nil {
 			return err
 		}

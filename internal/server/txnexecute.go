@@ -34,6 +34,7 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 			return ackWait{}, err
 		}
 		defer c.admission.sessions.releaseWrite()
+		defer c.releaseDeletions()
 	}
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {

@@ -404,6 +404,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
 			err = tooLarge
 		}
+		c.executor.releaseDeletions() // which resize has counted
 		c.failLocked(err)
 	}
 	return c.row, held, w, err
