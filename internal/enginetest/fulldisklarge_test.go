@@ -43,7 +43,7 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	s := mustOpen(t, reserving(fs))
 	want := map[string]string{}
 	fillSmall(t, s, want, 1000, "v")
-	fillOthers(t, fs, 256<<10)
+	fillOthers(t, fs, 1536<<10) // each of the ten small puts takes a segment of 64 KiB, because the large one has sealed that before
 	soon := func(x *session, key, value string, fits bool) {
 		began := time.Now()
 		if _, err := put(x, key, value, mvcc.DurabilitySync); fits && err != nil || !fits && !errors.Is(err, vfs.ErrNoSpace) {
@@ -58,7 +58,7 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	}
 	var stop atomic.Bool
 	var others sync.WaitGroup
-	large := strings.Repeat("l", 1<<20)
+	large := strings.Repeat("l", 4<<20)
 	for i := range 8 {
 		x := mustSession(t, s)
 		others.Go(func() {
