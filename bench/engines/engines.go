@@ -63,5 +63,18 @@ type Session interface {
 	Close() error
 }
 
+// Snapshots is an engine that has snapshots, in the way of its own library.
+type Snapshots interface {
+	// Snapshot opens one of the present state.
+	Snapshot() Snapshot
+}
+
+// Snapshot is a state that does not change.
+type Snapshot interface {
+	// Get appends the value of key to dst.
+	Get(dst, key []byte) (value []byte, found bool, err error)
+	Close() error
+}
+
 // Open opens an engine of one kind in an empty directory or one that it wrote.
 type Open func(Options) (Engine, error)

@@ -62,6 +62,15 @@ func (e *pebbleEngine) Settle() error {
 
 func (e *pebbleEngine) Close() error { return e.db.Close() }
 
+// Snapshot implements Snapshots.
+func (e *pebbleEngine) Snapshot() Snapshot { return pebbleSnapshot{e.db.NewSnapshot()} }
+
+type pebbleSnapshot struct{ *pebble.Snapshot }
+
+func (s pebbleSnapshot) Get(dst, key []byte) ([]byte, bool, error) {
+	return pebbleGet(s.Snapshot, dst, key)
+}
+
 type pebbleSession struct{ *pebbleEngine }
 
 func (s *pebbleSession) Close() error { return nil }
@@ -78,8 +87,10 @@ func (s *pebbleSession) PutAll(keys, values [][]byte) error {
 	return errors.Join(b.Commit(s.write), b.Close())
 }
 
-func (s *pebbleSession) Get(dst, key []byte) ([]byte, bool, error) {
-	value, closer, err := s.db.Get(key)
+func (s *pebbleSession) Get(dst, key []byte) ([]byte, bool, error) { return pebbleGet(s.db, dst, key) }
+
+func pebbleGet(from pebble.Reader, dst, key []byte) ([]byte, bool, error) {
+	value, closer, err := from.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return dst, false, nil
 	}

@@ -234,7 +234,8 @@ func verify(r *harness.Run, e engines.Engine, d *workload.Data) error {
 type inserts struct {
 	shape   workload.Shape
 	options engines.Options
-	gets    bool // time reads of them instead
+	peer    engines.Open // nil: EpochKV
+	gets    bool         // time reads of them instead
 }
 
 func (o inserts) byWriters(r *harness.Run) error { return o.run(r, r.Point) }
@@ -255,7 +256,11 @@ func (o inserts) run(r *harness.Run, writers int) (err error) {
 	if r.Smoke {
 		o.options.BufferBytes = 8 << 20
 	}
-	e, err := engines.EpochKV(o.options)
+	open := o.peer
+	if open == nil {
+		open = engines.EpochKV
+	}
+	e, err := open(o.options)
 	if err != nil {
 		return err
 	}

@@ -62,6 +62,7 @@ func writers() harness.Scenario {
 		Arms: []harness.Arm{
 			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
 			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{OneMutex: true}}.byWriters},
+			{Name: "pebble", Run: inserts{shape: shape, peer: engines.Pebble}.byWriters},
 		},
 	}
 }
@@ -70,16 +71,25 @@ func values() harness.Scenario {
 	return harness.Scenario{
 		Name: "growth-values", About: "Single puts and random gets by size of the value; long values lie in pages of their own.",
 		Unit: "operations", Axis: axis("value bytes", 16, 256, 4096, 65_536), Size: 50_000,
-		Arms: []harness.Arm{{Name: "put", Run: inserts{}.byValue}, {Name: "get", Run: inserts{gets: true}.byValue}},
+		Arms: []harness.Arm{
+			{Name: "put", Run: inserts{}.byValue}, {Name: "get", Run: inserts{gets: true}.byValue},
+			{Name: "pebble, put", Run: inserts{peer: engines.Pebble}.byValue}, {Name: "pebble, get", Run: inserts{peer: engines.Pebble, gets: true}.byValue},
+		},
 	}
 }
 
 func snapshots() harness.Scenario {
 	arm := func(name string, do snapshotOp) harness.Arm { return harness.Arm{Name: name, Run: snapshotted{do}.run} }
+	peer := func(name string, do snapshotOp) harness.Arm {
+		return harness.Arm{Name: "pebble, " + name, Run: snapshotted{do}.runPebble}
+	}
 	return harness.Scenario{
 		Name: "growth-snapshots", About: "Each key has as many versions as there are snapshots open, one for each, in memory.",
 		Unit: "operations", Axis: axis("snapshots", 1, 8, 64, 512, 10_000), Size: 100_000,
-		Arms: []harness.Arm{arm("get the newest", getNewest), arm("get the oldest", getOldest), arm("put", putNewest)},
+		Arms: []harness.Arm{
+			arm("get the newest", getNewest), arm("get the oldest", getOldest), arm("put", putNewest),
+			peer("get the newest", getNewest), peer("get the oldest", getOldest), peer("put", putNewest),
+		},
 	}
 }
 
