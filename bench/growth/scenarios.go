@@ -72,8 +72,10 @@ func values() harness.Scenario {
 		Name: "growth-values", About: "Single puts and random gets by size of the value; long values lie in pages of their own.",
 		Unit: "operations", Axis: axis("value bytes", 16, 256, 4096, 65_536), Size: 50_000,
 		Arms: []harness.Arm{
-			{Name: "put", Run: inserts{}.byValue}, {Name: "get", Run: inserts{gets: true}.byValue},
-			{Name: "pebble, put", Run: inserts{peer: engines.Pebble}.byValue}, {Name: "pebble, get", Run: inserts{peer: engines.Pebble, gets: true}.byValue},
+			{Name: "put", Run: inserts{}.byValue},
+			{Name: "get", Run: inserts{gets: true}.byValue},
+			{Name: "pebble, put", Run: inserts{peer: engines.Pebble}.byValue},
+			{Name: "pebble, get", Run: inserts{peer: engines.Pebble, gets: true}.byValue},
 		},
 	}
 }

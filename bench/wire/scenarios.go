@@ -43,7 +43,7 @@ func Scenarios() []harness.Scenario {
 			bar{echoArm, 0.85, []int{16}}, bar{echoArm, 0.9, []int{64, 256}}),
 		scenario("wire-pipelined-get", "Gets, 1024 in flight on each stream.", "gets", streams, 1_000_000, pipelinedGet, bar{echoArm, 0.75, nil}),
 		scenario("wire-batch-get", "Unary batches of 100 gets, counted per key.", "gets", lone, 1_500_000, batchGet, bar{echoArm, 0.6, nil}),
-		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, unaryPut, bar{syncedEcho, 0.95, nil}),
+		scenario("wire-unary-put", "Unary durable puts.", "puts", callers, 100_000, unaryPut, bar{syncedEcho, 0.95, nil}, bar{syncedDirectEcho, 0.85, nil}),
 		scenario("wire-pipelined-put", "Durable puts, 1024 in flight on each stream.", "puts", streams, 1_000_000, pipelinedPut,
 			bar{echoArm, 0.6, []int{4, 16}}),
 		scenario("wire-batch-write", "Unary durable batches of 100 puts, counted per key.", "puts", callers, 1_500_000, batchWrite,
