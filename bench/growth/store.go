@@ -59,7 +59,19 @@ func (o snapshotted) run(r *harness.Run) (err error) {
 	if err := r.Prove("versions a key", float64(versions)/snapshotKeys, float64(r.Point), float64(r.Point)); err != nil {
 		return err
 	}
-	if err := r.Time(r.Size, func() error { return o.work(store.Own, readers, r) }); err != nil {
+	var w mvcc.Write
+	reads := func(v mvcc.Value, err error) ([]byte, bool, error) { return v.Data, v.Found, err }
+	err = o.time(r, versioned{
+		newest: func(dst, name []byte) ([]byte, bool, error) { return reads(store.Own.Get(dst, name, 0)) },
+		oldest: func(dst, name []byte) ([]byte, bool, error) { return reads(readers[0].Read(dst, name)) },
+		put: func(name, value []byte) error {
+			w.Reset()
+			w.Set(name, value)
+			_, err := store.Own.Commit(context.Background(), &w)
+			return err
+		},
+	})
+	if err != nil {
 		return err
 	}
 	right := 0
@@ -85,38 +97,39 @@ func writeEach(session *mvcc.Session, number uint64) error {
 	return err
 }
 
-func (o snapshotted) work(session *mvcc.Session, readers []*mvcc.Session, r *harness.Run) error {
-	choice := rand.New(rand.NewPCG(r.Seed, 1))
-	var w mvcc.Write
-	var name, buffer []byte
-	for n := range r.Size {
-		name = key(name[:0], choice.IntN(snapshotKeys))
-		var v mvcc.Value
-		var err error
-		want := uint64(0)
-		switch o.do {
-		case getNewest:
-			want = uint64(len(readers) - 1)
-			v, err = session.Get(buffer[:0], name, 0)
-		case getOldest:
-			v, err = readers[0].Read(buffer[:0], name)
-		case putNewest:
-			w.Reset()
-			buffer = binary.LittleEndian.AppendUint64(buffer[:0], uint64(len(readers)+n))
-			w.Set(name, buffer)
-			_, err = session.Commit(context.Background(), &w)
+// versioned is an engine with as many versions of each key as it has snapshots.
+type versioned struct {
+	newest, oldest func(dst, name []byte) (value []byte, found bool, err error)
+	put            func(name, value []byte) error
+}
+
+func (o snapshotted) time(r *harness.Run, e versioned) error {
+	return r.Time(r.Size, func() (err error) {
+		choice := rand.New(rand.NewPCG(r.Seed, 1))
+		var name, buffer []byte
+		for n := range r.Size {
+			name = key(name[:0], choice.IntN(snapshotKeys))
+			found, want := true, uint64(0)
+			switch o.do {
+			case getNewest:
+				want = uint64(r.Point - 1)
+				buffer, found, err = e.newest(buffer[:0], name)
+			case getOldest:
+				buffer, found, err = e.oldest(buffer[:0], name)
+			case putNewest:
+				want = uint64(r.Point + n)
+				buffer = binary.LittleEndian.AppendUint64(buffer[:0], want)
+				err = e.put(name, buffer)
+			}
+			if err != nil {
+				return err
+			}
+			if !found || binary.LittleEndian.Uint64(buffer) != want {
+				return fmt.Errorf("key %x reads %x, want number %d", name, buffer, want)
+			}
 		}
-		if err != nil {
-			return err
-		}
-		if o.do == putNewest {
-			continue
-		}
-		if buffer = v.Data; !v.Found || binary.LittleEndian.Uint64(buffer) != want {
-			return fmt.Errorf("key %x reads %x, want number %d", name, buffer, want)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // transacted reads and writes r.Point neighbouring keys in each transaction.
