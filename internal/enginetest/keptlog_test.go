@@ -15,7 +15,7 @@ import (
 // TestWhatIsKeptOfTheLogRefusesNoWrite: what the log keeps for watches that come back takes the disk, and gives way to writes, also to those that
 // need a file of their own.
 func TestWhatIsKeptOfTheLogRefusesNoWrite(t *testing.T) {
-	t.Run("small", func(t *testing.T) { keptLogRefusesNoWrite(t, 16<<20, 1000, 48000) })
+	t.Run("small", func(t *testing.T) { keptLogRefusesNoWrite(t, 16<<20, 1000, 3*(16<<20)/1000) })
 	t.Run("large", func(t *testing.T) { keptLogRefusesNoWrite(t, 32<<20, 2<<20, 32) })
 }
 
