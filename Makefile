@@ -51,7 +51,8 @@ TEST         := $(GO) test -vet=off
 COMPILE      := $(LESS_GC) $(GO) list -export -test -deps
 RACE         := $(TEST) -race -tags invariants -timeout 30m
 # Without the race detector, the assertions and the baselines of the benchmarks are built at once, so that all is compiled once for both.
-ASSERTED     := $(TEST) -tags 'invariants ablation'
+ALL_TAGS     := -tags 'invariants ablation'
+ASSERTED     := $(TEST) $(ALL_TAGS)
 # The race detector finds nothing where neither the code nor a test starts a goroutine, and where a model of one goroutine tests what others share.
 # The tests of internal/e2e drive binaries without the detector: it would watch their own clients, as it does in the tests of client.
 ALONE         := /internal/\(lint\|doctable\|invariants\|keys\|metadata\|offheap\|testseed\|storage/\(batch\|bitset\|orphans\|page\|repairtree\|throttle\)\)$$
@@ -142,7 +143,7 @@ bench-smoke: ## Run every benchmark scenario for a moment: they must run and ver
 	cd bench && $(ASSERTED) -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./...
 	$(ASSERTED) -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc
 	$(ASSERTED) -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree
-	cd bench && $(GO) run -tags 'invariants ablation' ./cmd/epochbench -smoke -out results/tmp
+	cd bench && $(GO) run $(ALL_TAGS) ./cmd/epochbench -smoke -out results/tmp
 
 ##@ Check
 
@@ -155,8 +156,8 @@ fmt-check: ## Fail if any Go code is not formatted
 # Without tags, golangci-lint runs the same analyzers (govet). With them, only packages of which a file has a tag are different.
 TAGGED = $$(git grep --untracked -lE '^//go:build.*(invariants|ablation)' -- '*.go' $(1) | xargs -n1 dirname | sort -u | sed 's|^|./|')
 vet: ## go vet with assertions and baselines; lint does it without
-	$(LESS_GC) $(GO) vet -tags 'invariants ablation' $(call TAGGED,':!bench')
-	cd bench && $(LESS_GC) $(GO) vet -tags 'invariants ablation' $(call TAGGED,.)
+	$(LESS_GC) $(GO) vet $(ALL_TAGS) $(call TAGGED,':!bench')
+	cd bench && $(LESS_GC) $(GO) vet $(ALL_TAGS) $(call TAGGED,.)
 
 lint: ## golangci-lint on the server and the bench module
 	$(LINT) run ./...
