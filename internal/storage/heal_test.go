@@ -121,7 +121,7 @@ func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
 	close(stop)
 	<-stopped
 	slow.Remove()
-	e.memory.immutableBytes.Store(most) // nobody makes the checkpoint that a rotation would wait for
+	e.memory.immutableBytes.Store(most) // a rotation would wait for a checkpoint, and the goroutine that makes them has ended
 	if n := len(e.checkpoints.skippedPages.Pages()); n != 1 || e.Stats().Backpressure.Stalls == 0 {
 		t.Errorf("%d pages are skipped; %+v: the test tests nothing", n, e.Stats().Backpressure)
 	}
