@@ -39,10 +39,13 @@ type auditLine struct {
 	Reads, Writes                          []string
 	Epoch                                  uint64
 	Previous                               string
+	Time                                   time.Time // of the end
+	Took                                   int64     `json:"took_us"`
 	text                                   string
 }
 
-// startAudited starts a server with an audit log, and returns what reads its lines after the server has ended.
+// startAudited starts a server with an audit log, and returns what reads its lines after the server has ended, in the order in which the
+// requests began: a client may have its answer, and send the next request, before a line is written.
 func startAudited(t *testing.T, adjust ...func(*config.Config)) (h *harness, lines func() []auditLine) {
 	file := filepath.Join(t.TempDir(), "audit.log")
 	h = mustStartUnchecked(t, vfs.NewMem(), append([]func(*config.Config){func(c *config.Config) {
@@ -74,6 +77,8 @@ func startAudited(t *testing.T, adjust ...func(*config.Config)) (h *harness, lin
 				all = append(all, l)
 			}
 		}
+		began := func(l auditLine) time.Time { return l.Time.Add(-time.Duration(l.Took) * time.Microsecond) }
+		slices.SortStableFunc(all, func(a, b auditLine) int { return began(a).Compare(began(b)) })
 		return all
 	}
 }
