@@ -12,7 +12,7 @@ import (
 
 // Scenarios lists them in the order in which they run.
 func Scenarios() []harness.Scenario {
-	return []harness.Scenario{keys(), writers(), values(), snapshots(), transactions()}
+	return []harness.Scenario{keys(), writers(), values(), snapshots(), transactions(), amplification()}
 }
 
 func axis(name string, points ...int) harness.Axis {
@@ -63,6 +63,7 @@ func writers() harness.Scenario {
 			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
 			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{OneMutex: true}}.byWriters},
 			{Name: "pebble", Run: inserts{shape: shape, peer: engines.Pebble}.byWriters},
+			{Name: "lmdb in C", Run: lmdbInserts{valueBytes: shape.ValueBytes}.byWriters},
 		},
 	}
 }
@@ -76,6 +77,8 @@ func values() harness.Scenario {
 			{Name: "get", Run: inserts{gets: true}.byValue},
 			{Name: "pebble, put", Run: inserts{peer: engines.Pebble}.byValue},
 			{Name: "pebble, get", Run: inserts{peer: engines.Pebble, gets: true}.byValue},
+			{Name: "lmdb in C, put", Run: lmdbInserts{}.byValue},
+			{Name: "lmdb in C, get", Run: lmdbInserts{gets: true}.byValue},
 		},
 	}
 }
@@ -91,6 +94,7 @@ func snapshots() harness.Scenario {
 		Arms: []harness.Arm{
 			arm("get the newest", getNewest), arm("get the oldest", getOldest), arm("put", putNewest),
 			peer("get the newest", getNewest), peer("get the oldest", getOldest), peer("put", putNewest),
+			lmdbHeld("get the newest", lmdb.Newest), lmdbHeld("get the oldest", lmdb.Oldest), lmdbHeld("put", lmdb.Number),
 		},
 	}
 }

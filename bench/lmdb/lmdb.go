@@ -1,5 +1,5 @@
-// Package lmdb reads LMDB through its C interface, in a process of its own that is compiled when it is first asked for: the
-// project's reads are held against the C library and not against a binding. It needs a C compiler and the library's header
+// Package lmdb drives LMDB through its C interface, in a process of its own that is compiled when it is first asked for: the
+// project is held against the C library and not against a binding. It needs a C compiler and the library's header
 // (Debian: liblmdb-dev); without them the arm is absent.
 package lmdb
 
@@ -19,10 +19,10 @@ import (
 	"github.com/epochkv/epochkv/bench/harness"
 )
 
-//go:embed program/reader.c
+//go:embed program/peer.c
 var source []byte
 
-// Kinds of work.
+// Kinds of work; program/peer.c says more.
 const (
 	Get  = "get"  // point reads, each at the newest state
 	Scan = "scan" // of 100 entries from random keys
@@ -30,10 +30,18 @@ const (
 
 	Put   = "put"   // overwrites of random keys, each a transaction that is not synced
 	Batch = "batch" // the same, 100 a transaction, counted by entry
+
+	Parts  = "parts"  // of the key range, of which the least is where Put and Batch overwrite from now on: count
+	Insert = "insert" // new keys, each a transaction
+	Hold   = "hold"   // overwrites of every key, each a transaction after which the state is held
+	Newest = "newest" // reads of random keys at the newest state
+	Oldest = "oldest" // and at the first that is held
+	Number = "number" // overwrites of them, each a transaction
+	Check  = "check"  // counts the held states in which a key has the value that it had
 )
 
-// reader is a process with a loaded environment.
-type reader struct {
+// Process is a process with an environment.
+type Process struct {
 	process *exec.Cmd
 	in      io.WriteCloser
 	out     *bufio.Reader
@@ -50,7 +58,7 @@ func GrowthArm(kind string) harness.Arm {
 }
 
 func work(r *harness.Run, kind string, keys, threads int) error {
-	l, err := harness.Shared(r, fmt.Sprintf("lmdb with %d keys", keys), func(dir string) (*reader, error) { return start(keys, dir) })
+	l, err := harness.Shared(r, fmt.Sprintf("lmdb with %d keys", keys), func(dir string) (*Process, error) { return Start(dir, keys, valueBytes) })
 	if err != nil {
 		return err
 	}
@@ -59,19 +67,27 @@ func work(r *harness.Run, kind string, keys, threads int) error {
 		share = r.Size
 	}
 	var done int
-	err = r.TimeServer(l.process.Process.Pid, func() (int, error) {
-		done, err = l.ask(kind, threads, share)
-		return done, err
-	})
-	if err != nil {
+	if done, err = l.Time(r, kind, threads, share); err != nil {
 		return err
 	}
 	return r.Verified(done, threads*share) // the process compares each value that it gets by key
 }
 
-// start compiles the program and has it load keys into dir.
-func start(keys int, dir string) (*reader, error) {
-	program := filepath.Join(dir, "reader")
+// Time is Do, as what r is about.
+func (l *Process) Time(r *harness.Run, kind string, threads, count int) (done int, err error) {
+	err = r.TimeServer(l.process.Process.Pid, func() (int, error) {
+		done, err = l.Do(kind, threads, count)
+		return done, err
+	})
+	return done, err
+}
+
+// valueBytes is the size of values in environments that Arm and GrowthArm load.
+const valueBytes = 100
+
+// Start compiles the program and has it load keys into dir, with values of so many bytes.
+func Start(dir string, keys, valueBytes int) (*Process, error) {
+	program := filepath.Join(dir, "peer")
 	file := program + ".c"
 	if err := os.WriteFile(file, source, 0o600); err != nil {
 		return nil, err
@@ -80,7 +96,7 @@ func start(keys int, dir string) (*reader, error) {
 		first, _, _ := strings.Cut(string(out), "\n")
 		return nil, fmt.Errorf("%w: cc with liblmdb-dev: %w %s", harness.ErrAbsent, err, first)
 	}
-	process := exec.CommandContext(context.Background(), program, dir, strconv.Itoa(keys)) //nolint:gosec // our own program
+	process := exec.CommandContext(context.Background(), program, dir, strconv.Itoa(keys), strconv.Itoa(valueBytes)) //nolint:gosec // our own program
 	process.Stderr = os.Stderr
 	in, err := process.StdinPipe()
 	if err != nil {
@@ -93,15 +109,15 @@ func start(keys int, dir string) (*reader, error) {
 	if err := process.Start(); err != nil {
 		return nil, err
 	}
-	l := &reader{process: process, in: in, out: bufio.NewReader(out)}
+	l := &Process{process: process, in: in, out: bufio.NewReader(out)}
 	if line, err := l.out.ReadString('\n'); err != nil || line != "ready\n" {
 		return nil, errors.Join(fmt.Errorf("lmdb: %q instead of ready: %w", line, err), l.Close())
 	}
 	return l, nil
 }
 
-// ask has the process do count operations in each thread and returns how many it did.
-func (l *reader) ask(kind string, threads, count int) (int, error) {
+// Do has the process do count operations in each thread and returns how many it did.
+func (l *Process) Do(kind string, threads, count int) (int, error) {
 	if _, err := fmt.Fprintln(l.in, kind, threads, count); err != nil {
 		return 0, err
 	}
@@ -113,6 +129,6 @@ func (l *reader) ask(kind string, threads, count int) (int, error) {
 }
 
 // Close ends the process.
-func (l *reader) Close() error {
+func (l *Process) Close() error {
 	return errors.Join(l.in.Close(), l.process.Wait())
 }

@@ -1,9 +1,17 @@
-// Loads an LMDB environment with random pairs and reads them through the library's C interface, copying keys and values out.
+// An LMDB environment of random pairs, read and written through the library's C interface; keys and values are copied out.
 //
-//   reader DIR KEYS
+//   peer DIR KEYS VALUE_BYTES
 //
-// Prints "ready" when loaded. Then a line "get|scan|all|put|batch THREADS COUNT" makes each thread do COUNT operations (point reads,
-// scans of 100, entries of whole scans, puts of a transaction each, puts of 100 a transaction), and is answered with the number of operations, or of entries for all. It ends with its input.
+// Prints "ready" when KEYS pairs are loaded. Then a line "WORK THREADS COUNT" makes each thread do COUNT operations, and is answered with
+// the number of all threads. It ends with its input. Nothing is synced. WORK is
+//
+//   get, scan, all          point reads; scans of 100 from random keys; entries of whole scans
+//   put, batch              overwrites of random keys, a transaction each; 100 a transaction, counted by key
+//   parts                   the key range has COUNT parts now: put and batch overwrite keys of the first
+//   insert                  new keys, a transaction each
+//   hold                    overwrites every key with the number of states held so far, a transaction each, and holds the state
+//   newest, oldest, number  reads of random keys: of the newest state, of the first that is held; overwrites with ever larger numbers
+//   check                   counts the held states in which a key has the state's number; COUNT says nothing
 #include <lmdb.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -11,18 +19,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { keyBytes = 16, valueBytes = 100, scanEntries = 100, threadsMax = 64, batch = 10000 };
+enum { keyBytes = 16, scanEntries = 100, threadsMax = 256, heldMax = 16384, batch = 10000 };
 
 static MDB_env *env;
 static MDB_dbi dbi;
 static long keys;
+static size_t valueBytes;
+static uint64_t parts = 1;
+
+// States that are held, from the oldest on.
+static MDB_txn *held[heldMax];
+static long holds;
 
 struct job {
 	pthread_t thread;
-	char what;
+	void (*work)(struct job *);
 	long count, done;
 	uint64_t seed;
+	long number, of; // of the thread, and of how many
+	uint8_t *value;  // room for one
 };
+
+static void fail(const char *what, long i) {
+	fprintf(stderr, "lmdb: %s %ld\n", what, i);
+	exit(1);
+}
 
 static void check(int rc, const char *where) {
 	if (rc) {
@@ -44,126 +65,204 @@ static void keyOf(uint8_t *k, uint64_t i) {
 	memcpy(k + 8, &low, 8);
 }
 
+static MDB_txn *begin(unsigned flags) {
+	MDB_txn *txn;
+	check(mdb_txn_begin(env, NULL, flags, &txn), "begin");
+	return txn;
+}
+
+// put gives key i a value that begins with number.
+static void put(MDB_txn *txn, uint8_t *v, uint64_t i, long number) {
+	uint8_t k[keyBytes];
+	keyOf(k, i);
+	memcpy(v, &number, sizeof number);
+	MDB_val key = {keyBytes, k}, value = {valueBytes, v};
+	check(mdb_put(txn, dbi, &key, &value, 0), "put");
+}
+
+// compare copies key i's value to v and compares the number with which it begins.
+static void compare(MDB_txn *txn, uint8_t *v, uint64_t i, long number) {
+	uint8_t k[keyBytes];
+	keyOf(k, i);
+	MDB_val key = {keyBytes, k}, value;
+	check(mdb_get(txn, dbi, &key, &value), "get");
+	memcpy(v, value.mv_data, value.mv_size);
+	if (value.mv_size != valueBytes || memcmp(v, &number, sizeof number))
+		fail("wrong value for key", i);
+}
+
 static void load(void) {
-	uint8_t k[keyBytes], v[valueBytes] = {0};
+	uint8_t *v = calloc(1, valueBytes);
+	MDB_txn *txn = begin(0);
+	check(mdb_dbi_open(txn, NULL, 0, &dbi), "open");
 	for (long i = 0; i < keys;) {
-		MDB_txn *txn;
-		check(mdb_txn_begin(env, NULL, 0, &txn), "begin");
-		check(mdb_dbi_open(txn, NULL, 0, &dbi), "open");
-		for (long end = i + batch; i < end && i < keys; i++) {
-			keyOf(k, i);
-			memcpy(v, &i, sizeof i);
-			MDB_val key = {keyBytes, k}, value = {valueBytes, v};
-			check(mdb_put(txn, dbi, &key, &value, 0), "put");
-		}
+		for (long end = i + batch; i < end && i < keys; i++)
+			put(txn, v, i, i);
 		check(mdb_txn_commit(txn), "commit");
+		txn = begin(0);
 	}
+	check(mdb_txn_commit(txn), "commit");
+	free(v);
+}
+
+// renewed has a reader see the newest state.
+static MDB_txn *renewed(MDB_txn *txn) {
+	mdb_txn_reset(txn);
+	check(mdb_txn_renew(txn), "renew");
+	return txn;
 }
 
 // get reads single keys, each at the newest state, as a server would for as many requests.
-static void get(struct job *j, MDB_txn *txn) {
-	uint8_t k[keyBytes], out[valueBytes];
+static void get(struct job *j) {
+	MDB_txn *txn = begin(MDB_RDONLY);
 	for (; j->done < j->count; j->done++) {
 		uint64_t i = mix(j->seed++) % keys;
-		keyOf(k, i);
-		MDB_val key = {keyBytes, k}, value;
-		mdb_txn_reset(txn);
-		check(mdb_txn_renew(txn), "renew");
-		check(mdb_get(txn, dbi, &key, &value), "get");
-		memcpy(out, value.mv_data, value.mv_size);
-		if (memcmp(out, &i, sizeof i)) {
-			fprintf(stderr, "lmdb: wrong value for key %lu\n", (unsigned long)i);
-			exit(1);
-		}
+		compare(renewed(txn), j->value, i, i);
 	}
+	mdb_txn_abort(txn);
 }
 
 // visit copies up to most entries out, from key on, or from the first if it is null.
-static long visit(MDB_cursor *cursor, uint8_t *k, long most) {
-	uint8_t out[keyBytes + valueBytes];
+static long visit(MDB_cursor *cursor, uint8_t *k, uint8_t *v, long most) {
+	uint8_t name[keyBytes];
 	MDB_val key = {keyBytes, k}, value;
 	int rc = mdb_cursor_get(cursor, &key, &value, k ? MDB_SET_RANGE : MDB_FIRST);
 	long n = 0;
 	for (; rc == 0 && n < most; n++) {
-		memcpy(out, key.mv_data, key.mv_size);
-		memcpy(out + keyBytes, value.mv_data, value.mv_size);
+		memcpy(name, key.mv_data, key.mv_size);
+		memcpy(v, value.mv_data, value.mv_size);
 		rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
 	}
 	return n;
 }
 
-static void scans(struct job *j, MDB_txn *txn) {
+static void scans(struct job *j, int whole) {
 	uint8_t k[keyBytes];
+	MDB_txn *txn = begin(MDB_RDONLY);
 	MDB_cursor *cursor;
 	check(mdb_cursor_open(txn, dbi, &cursor), "cursor");
 	while (j->done < j->count) {
-		if (j->what == 'a') {
+		if (whole) {
 			long left = j->count - j->done;
-			j->done += visit(cursor, NULL, left < keys ? left : keys);
+			j->done += visit(cursor, NULL, j->value, left < keys ? left : keys);
 			continue;
 		}
 		keyOf(k, mix(j->seed++) % keys);
-		visit(cursor, k, scanEntries);
+		visit(cursor, k, j->value, scanEntries);
 		j->done++;
 	}
 	mdb_cursor_close(cursor);
+	mdb_txn_abort(txn);
 }
 
-// putKeys gives random keys the value that they have, so many in each transaction. Nothing is synced.
-static void putKeys(struct job *j, int each) {
-	uint8_t k[keyBytes], v[valueBytes] = {0};
+static void scan(struct job *j) { scans(j, 0); }
+static void all(struct job *j) { scans(j, 1); }
+
+// putEach gives random keys the value that they have, so many in each transaction.
+static void putEach(struct job *j, int each) {
 	while (j->done < j->count) {
-		MDB_txn *txn;
-		check(mdb_txn_begin(env, NULL, 0, &txn), "begin");
+		MDB_txn *txn = begin(0);
 		for (int n = 0; n < each && j->done < j->count; n++, j->done++) {
-			uint64_t i = mix(j->seed++) % keys;
-			keyOf(k, i);
-			memcpy(v, &i, sizeof i);
-			MDB_val key = {keyBytes, k}, value = {valueBytes, v};
-			check(mdb_put(txn, dbi, &key, &value, 0), "put");
+			uint64_t i;
+			do
+				i = mix(j->seed++) % keys;
+			while (mix(i) > UINT64_MAX / parts);
+			put(txn, j->value, i, i);
 		}
 		check(mdb_txn_commit(txn), "commit");
 	}
 }
 
-static void *run(void *arg) {
-	struct job *j = arg;
-	MDB_txn *txn;
-	if (j->what == 'p' || j->what == 'b') {
-		putKeys(j, j->what == 'b' ? scanEntries : 1);
-		return NULL;
+static void single(struct job *j) { putEach(j, 1); }
+static void batches(struct job *j) { putEach(j, scanEntries); }
+
+static void insert(struct job *j) {
+	for (; j->done < j->count; j->done++) {
+		uint64_t i = keys + j->number + j->done * j->of;
+		MDB_txn *txn = begin(0);
+		put(txn, j->value, i, i);
+		check(mdb_txn_commit(txn), "commit");
 	}
-	check(mdb_txn_begin(env, NULL, MDB_RDONLY, &txn), "begin");
-	if (j->what == 'g')
-		get(j, txn);
-	else
-		scans(j, txn);
+}
+
+static void setParts(struct job *j) { parts = j->count; }
+
+static void hold(struct job *j) {
+	for (; j->done < j->count && holds < heldMax; j->done++) {
+		MDB_txn *txn = begin(0);
+		for (long i = 0; i < keys; i++)
+			put(txn, j->value, i, holds);
+		check(mdb_txn_commit(txn), "commit");
+		held[holds++] = begin(MDB_RDONLY);
+	}
+}
+
+static void newest(struct job *j) {
+	MDB_txn *txn = begin(MDB_RDONLY);
+	for (; j->done < j->count; j->done++)
+		compare(renewed(txn), j->value, mix(j->seed++) % keys, holds - 1);
 	mdb_txn_abort(txn);
+}
+
+static void oldest(struct job *j) {
+	for (; j->done < j->count; j->done++)
+		compare(held[0], j->value, mix(j->seed++) % keys, 0);
+}
+
+static void number(struct job *j) {
+	for (; j->done < j->count; j->done++) {
+		MDB_txn *txn = begin(0);
+		put(txn, j->value, mix(j->seed++) % keys, holds + j->done);
+		check(mdb_txn_commit(txn), "commit");
+	}
+}
+
+static void checkHeld(struct job *j) {
+	for (; j->done < holds; j->done++)
+		compare(held[j->done], j->value, j->done % keys, j->done);
+}
+
+static const struct {
+	const char *name;
+	void (*work)(struct job *);
+} works[] = {
+	{"get", get},   {"scan", scan},     {"all", all},       {"put", single},    {"batch", batches},  {"insert", insert},
+	{"hold", hold}, {"newest", newest}, {"oldest", oldest}, {"number", number}, {"check", checkHeld},
+	{"parts", setParts},
+};
+
+static void *run(void *job) {
+	struct job *j = job;
+	j->work(j);
 	return NULL;
 }
 
-static long serve(char what, int threads, long count) {
+static long serve(void (*work)(struct job *), int threads, long count) {
 	static struct job jobs[threadsMax];
 	static uint64_t seed;
 	long done = 0;
 	for (int i = 0; i < threads; i++) {
-		jobs[i] = (struct job){.what = what, .count = count, .seed = mix(seed++)};
+		jobs[i] = (struct job){.work = work, .count = count, .seed = mix(seed++), .number = i, .of = threads, .value = calloc(1, valueBytes)};
 		check(pthread_create(&jobs[i].thread, NULL, run, &jobs[i]), "thread");
 	}
 	for (int i = 0; i < threads; i++) {
 		pthread_join(jobs[i].thread, NULL);
+		free(jobs[i].value);
 		done += jobs[i].done;
 	}
+	if (work == insert)
+		keys += done;
 	return done;
 }
 
 int main(int argc, char **argv) {
-	if (argc != 3 || (keys = atol(argv[2])) <= 0) {
-		fprintf(stderr, "usage: %s DIR KEYS\n", argv[0]);
+	if (argc != 4 || (keys = atol(argv[2])) < 0 || (valueBytes = atol(argv[3])) < sizeof keys) {
+		fprintf(stderr, "usage: %s DIR KEYS VALUE_BYTES\n", argv[0]);
 		return 2;
 	}
 	check(mdb_env_create(&env), "create");
-	check(mdb_env_set_mapsize(env, (size_t)1 << 20 | (size_t)keys * 1024), "mapsize");
+	check(mdb_env_set_mapsize(env, ((size_t)16 << 30) + (size_t)keys * 1024), "mapsize");
+	check(mdb_env_set_maxreaders(env, heldMax + threadsMax), "maxreaders");
 	check(mdb_env_open(env, argv[1], MDB_NOSYNC | MDB_NOTLS, 0644), "open");
 	load();
 	puts("ready");
@@ -172,9 +271,12 @@ int main(int argc, char **argv) {
 	int threads;
 	long count;
 	while (scanf("%7s %d %ld", what, &threads, &count) == 3) {
-		if (threads < 1 || threads > threadsMax || !strchr("gsapb", what[0]))
+		size_t w = 0;
+		while (w < sizeof works / sizeof *works && strcmp(works[w].name, what))
+			w++;
+		if (w == sizeof works / sizeof *works || threads < 1 || threads > threadsMax)
 			return 2;
-		printf("%ld\n", serve(what[0], threads, count));
+		printf("%ld\n", serve(works[w].work, threads, count));
 		fflush(stdout);
 	}
 	mdb_env_close(env);
