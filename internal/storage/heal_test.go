@@ -8,7 +8,9 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -32,13 +34,13 @@ func TestALeafThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
 			if len(skipped) != 1 || skipped[0].Level != 0 {
 				t.Fatalf("skipped: %+v", skipped)
 			}
-			e.healLeaves(t.Context())
+			e.heal(t.Context())
 			if e.rebuilds.waiting.Load() {
 				t.Fatal("a leaf that cannot be read was healed")
 			}
 			id := skipped[0].ID
 			heal(id)
-			e.healLeaves(t.Context())
+			e.heal(t.Context())
 			if flaps {
 				b.clearPage(id)
 				e.pages.Invalidate(id)
@@ -61,8 +63,66 @@ func TestALeafThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
 	}
 }
 
+// TestANodeThatCanBeReadAgainIsSkippedNoMore: it could not be rebuilt, because a page below it could not be read at the same time.
+func TestANodeThatCanBeReadAgainIsSkippedNoMore(t *testing.T) {
+	b := newBench(t)
+	e, ctx := b.engine, t.Context()
+	b.put(0, 300, 60)
+	b.checkpoint()
+	var node, leaf page.ID // the last ones
+	if err := btree.Walk(pagesource.NewDirect(&e.pager.Reader), rootOf(e.pager.State()), &btree.Visitor{Page: func(id page.ID, level int, _ []byte) error {
+		if leaf = id; level == 1 {
+			node = id
+		}
+		return nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	heal := b.remember()
+	b.clearPage(node)
+	b.clearPage(leaf)
+	b.put(299, 301, 70)
+	b.checkpoint()
+	look := func() (searches bool) {
+		e.lookAgain(ctx, 1)
+		select {
+		case <-e.rebuilds.requests:
+			searches = true
+			if err := e.searchOrphans(ctx); err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
+		b.checkpoint()
+		return searches
+	}
+	look()
+	if e.rebuilds.reasonOf(node) == "" || look() {
+		t.Errorf("the node is not refused, or searched again: %q", e.rebuilds.reasonOf(node))
+	}
+	heal(node)
+	heal(leaf)
+	if !look() || len(e.checkpoints.skippedPages.Pages()) > 0 {
+		t.Fatal("the node is skipped, and can be read")
+	}
+	if n := b.scanned(); n != 301 {
+		t.Errorf("a scan has %d keys", n)
+	}
+	if kinds := b.found(); len(kinds) > 0 {
+		t.Errorf("found %v", kinds)
+	}
+}
+
 // loseLastLeaf is damageLastLeaf. It returns what lets a page be read again.
 func (b *bench) loseLastLeaf() (heal func(page.ID)) {
+	b.t.Helper()
+	heal = b.remember()
+	b.damageLastLeaf()
+	return heal
+}
+
+// remember returns what lets a page be read again that is damaged from now on.
+func (b *bench) remember() (heal func(page.ID)) {
 	b.t.Helper()
 	size := b.engine.pager.PageSize()
 	intact := make([]byte, int(b.engine.pager.PageCount())*size)
@@ -74,7 +134,6 @@ func (b *bench) loseLastLeaf() (heal func(page.ID)) {
 		b.t.Fatal(err)
 	}
 	_ = f.Close()
-	b.damageLastLeaf()
 	return func(id page.ID) {
 		b.writePage(id, intact[int(id)*size:(int(id)+1)*size])
 		b.engine.pages.Invalidate(id)
@@ -95,7 +154,7 @@ func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
 	b.commit(&w)
 	b.checkpoint()
 	heal(e.checkpoints.skippedPages.Pages()[0].ID)
-	e.healLeaves(t.Context())
+	e.heal(t.Context())
 
 	e.options.StallMax = 200 * time.Millisecond
 	most := e.memory.immutableBytes.Swap(2 * e.memory.memtableBytes)

@@ -23,7 +23,7 @@ const (
 	newFileCheckpoint = 1
 	// rebuildReadBytes is how many bytes a search for orphans reads each second, so that readers keep the device.
 	rebuildReadBytes = 128 << 20
-	// healEvery is the time between two looks whether skipped leaves can be read again.
+	// healEvery is the time between two looks whether skipped pages can be read again.
 	healEvery = 10 * time.Minute
 	// healBackoffMax bounds the pause between two looks after merges that have yielded: a day, about.
 	healBackoffMax = 7
@@ -130,12 +130,12 @@ func (r *rebuilds) reasonOf(id page.ID) string {
 	return r.refused[id]
 }
 
-// RunRebuilds searches the children of inner nodes that cannot be read, whenever one is met, and looks at the skipped leaves from time to
+// RunRebuilds searches the children of inner nodes that cannot be read, whenever one is met, and looks at the skipped pages from time to
 // time, until ctx ends.
 func (e *Engine) RunRebuilds(ctx context.Context) {
 	heal := time.NewTicker(healEvery)
 	defer heal.Stop()
-	e.healLeaves(ctx)
+	e.heal(ctx)
 	for look := 1; ; {
 		select {
 		case <-ctx.Done():
@@ -165,7 +165,7 @@ func (e *Engine) lookAgain(ctx context.Context, look int) {
 	if look%(1<<min(yielded, healBackoffMax)) != 0 {
 		return
 	}
-	e.healLeaves(ctx)
+	e.heal(ctx)
 	if yielded > 0 {
 		e.rebuilds.again()
 	}
@@ -226,9 +226,9 @@ func (e *Engine) hand(ctx context.Context, found *readyRebuild) error {
 	return nil
 }
 
-// healLeaves lets the next checkpoint end the skipping of leaves that can be read again, as after a device has answered with errors for a
-// while. A live page never changes: what it has is what it had.
-func (e *Engine) healLeaves(ctx context.Context) {
+// heal lets the next checkpoint end the skipping of leaves that can be read again, as after a device has answered with errors for a
+// while. A live page never changes: what it has is what it had. An inner node is left to a search, also if an earlier one has refused it.
+func (e *Engine) heal(ctx context.Context) {
 	if e.rebuilds.waiting.Load() || e.Shortage() != nil {
 		return
 	}
@@ -239,10 +239,12 @@ func (e *Engine) healLeaves(ctx context.Context) {
 		if ctx.Err() != nil || time.Since(began) > healTime {
 			break
 		}
-		if p.Level > 0 {
-			continue // a search finds inner nodes
-		}
-		if b, err := source.Page(p.ID, 0); err == nil && page.IsTree(b, 0) {
+		b, err := source.Page(p.ID, p.Level)
+		switch {
+		case err != nil || !page.IsTree(b, p.Level):
+		case p.Level > 0:
+			e.rebuilds.again()
+		default:
 			found.leaves[p.ID] = struct{}{}
 		}
 	}
