@@ -23,7 +23,7 @@ TEST_TIMEOUT ?= 8m
 AT_ONCE      ?= 3
 STORM        := ./internal/e2e/storm
 # All packages but those that options of grep match. What takes longest comes first, so that nothing runs alone at the end.
-LONGEST      := ./internal/enginetest ./internal/mvcc
+LONGEST      := ./internal/enginetest ./internal/restore ./internal/mvcc ./cmd/kvctl ./internal/backup ./internal/archive
 packages     = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/server$$' $(1) $(patsubst .%,-e '%$$',$(LONGEST)) | tr '\n' ' ')
 TOGETHER     = $(call packages,-e '/internal/e2e/storm$$')
 # About half of the server's tests.

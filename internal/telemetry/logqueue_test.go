@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,17 +15,25 @@ import (
 
 // stoppedReader takes nothing until it is let go on.
 type stoppedReader struct {
-	goOn chan struct{}
+	goOn  chan struct{}
+	asked atomic.Bool // to take a line
 
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
 func (r *stoppedReader) Write(p []byte) (int, error) {
+	r.asked.Store(true)
 	<-r.goOn
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.text.Write(p)
+}
+
+func (r *stoppedReader) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
 }
 
 // TestALogThatIsNotReadHoldsNothingUp: a line is dropped and not waited for, the lines before it come in order and whole when the reader
@@ -36,6 +45,9 @@ func TestALogThatIsNotReadHoldsNothingUp(t *testing.T) {
 	const lines, bytes = 2000, 1000
 	for i := range lines {
 		log.Info("line", "number", i, "text", strings.Repeat("x", bytes))
+		for i == 0 && !reader.asked.Load() { // it would take the first line later, and make room between lines that are dropped
+			time.Sleep(time.Millisecond)
+		}
 	}
 	began := time.Now()
 	end() // waits in vain
@@ -43,8 +55,12 @@ func TestALogThatIsNotReadHoldsNothingUp(t *testing.T) {
 		t.Errorf("the end took %v", took)
 	}
 	close(reader.goOn)
-	end()
-	text := strings.Split(strings.TrimSpace(reader.text.String()), "\n")
+	for range 30 {
+		if end(); strings.Contains(reader.String(), "level=WARN") { // it waits for a second
+			break
+		}
+	}
+	text := strings.Split(strings.TrimSpace(reader.String()), "\n")
 	kept := len(text) - 1
 	if kept < logQueueBytes/(bytes+100) || kept > logQueueBytes/bytes+1 {
 		t.Errorf("%d lines were kept of %d bytes each", kept, bytes)
@@ -70,11 +86,11 @@ func TestTheLastLinesOfALogAreWritten(t *testing.T) {
 		log.Warn("line", "number", i)
 	}
 	end()
-	if n := strings.Count(reader.text.String(), "\n"); n != 100 || !strings.Contains(reader.text.String(), `"number":99}`) {
-		t.Errorf("%d lines: %s", n, reader.text.String())
+	if n := strings.Count(reader.String(), "\n"); n != 100 || !strings.Contains(reader.String(), `"number":99}`) {
+		t.Errorf("%d lines: %s", n, reader.String())
 	}
 	log.Warn("too late")
-	if strings.Contains(reader.text.String(), "late") {
+	if strings.Contains(reader.String(), "late") {
 		t.Error("a line was written after the end")
 	}
 }
