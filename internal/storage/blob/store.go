@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"sync"
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
@@ -219,22 +220,37 @@ func (s *Store) fragmentIn(buf []byte, id uint64, at location) (slotFragment, er
 // overflowWindow bounds the memory, in bytes, that reading a long value takes in addition to the value.
 const overflowWindow = 1 << 20
 
+// window is this memory. It is used again: allocated anew for each value, it would be most of what a read costs the garbage collector.
+type window struct{ slab []byte }
+
+var windows = sync.Pool{New: func() any { return new(window) }}
+
+// bytes is n bytes of the window.
+func (w *window) bytes(n int) []byte {
+	if len(w.slab) < n {
+		w.slab = vfs.AlignedBuffer(n)
+	}
+	return w.slab[:n]
+}
+
 // appendOverflow appends a value that begins in overflow pages.
 func (s *Store) appendOverflow(dst []byte, id uint64, fragment []byte) ([]byte, error) {
 	h, err := decodeHead(fragment, s.pageSize)
 	if err != nil {
 		return dst, s.pager.Corrupt(s.table.locationOf(id).page(), err.Error())
 	}
-	window := max(1, overflowWindow/s.pageSize)
+	most := max(1, overflowWindow/s.pageSize)
 	var reads []pager.Read
 	h.pages(func(id page.ID) { reads = append(reads, pager.Read{ID: id}) })
-	slab := vfs.AlignedBuffer(min(window, len(reads)) * s.pageSize)
+	w := windows.Get().(*window)
+	defer windows.Put(w)
+	slab := w.bytes(min(most, len(reads)) * s.pageSize)
 	if need := len(dst) + h.length; cap(dst) < need {
 		dst = append(make([]byte, 0, need), dst...)
 	}
 	left := h.length - len(h.remainder)
 	for len(reads) > 0 {
-		now := reads[:min(window, len(reads))]
+		now := reads[:min(most, len(reads))]
 		for i := range now {
 			now[i].Buf = slab[i*s.pageSize : (i+1)*s.pageSize]
 		}
