@@ -9,7 +9,7 @@ import (
 
 // Visitor sees the pages of a tree, parents before children, in key order.
 type Visitor struct {
-	// Page is called for each reachable page. Its bytes are valid until Page returns.
+	// Page is called for each reachable page, but for leaves that do not fit their parent. Its bytes are valid until Page returns.
 	Page func(id page.ID, level int, p []byte) error
 	// Damaged is called for each page that cannot be read or does not fit its parent, with the
 	// range of keys that it may hold, from lo up to hi; nil means no bound. If it returns nil, the
@@ -71,13 +71,18 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 	if ratio := ratioOf(p, level, &c.Separator); c.DeadVersions != 0 && ratio != c.DeadVersions {
 		return nil, fmt.Errorf("%w: dead-version ratio %d differs from %d in the parent", ErrStructure, ratio, c.DeadVersions)
 	}
+	if level == 0 {
+		if err := leafInside(p, lo, hi); err != nil {
+			return nil, err
+		}
+	}
 	if w.v.Page != nil {
 		if err := w.v.Page(c.ID, level, p); err != nil {
 			return nil, err
 		}
 	}
 	if level == 0 {
-		return nil, leafInside(p, lo, hi)
+		return nil, nil
 	}
 	children, err := readChildren(w.src, *c, level)
 	if err != nil {

@@ -26,6 +26,9 @@ func (s *salvager) readRepairTree() error {
 	if stop := unlessDamage(s.ctx, err); err != nil && stop != nil {
 		return stop
 	}
+	if first, _ := s.skipped.Roots(); first == mirror && !first.Empty() { // the records in the other one cannot be read
+		root, mirror = mirror, root
+	}
 	gaps, err := s.walkRepairTree(root, []gap{{}})
 	if len(gaps) > 0 && err == nil && !mirror.Empty() {
 		s.note("a page of the repair tree is damaged, and its mirror was read, too")

@@ -267,7 +267,7 @@ func Read(p *pager.Reader, store *blob.Store, root, mirror btree.Root) (*Tree, e
 
 // readRecords reads the records in the repair tree, or in its mirror.
 func readRecords(p *pager.Reader, store *blob.Store, root btree.Root) (*Tree, error) {
-	s := &Tree{root: root, pages: []Page{}}
+	s := &Tree{root: root}
 	var c btree.Cursor
 	c.Reset(pagesource.WholeTree{Pager: p}, root, keys.MaxEpoch, []byte{byte(keys.SpaceRepairTree)}, []byte{byte(keys.SpaceRepairTree) + 1})
 	for ok := c.First(); ok; ok = c.Next() {
@@ -286,6 +286,9 @@ func readRecords(p *pager.Reader, store *blob.Store, root btree.Root) (*Tree, er
 	}
 	if c.Err() != nil {
 		return nil, fmt.Errorf("the repair tree: %w", c.Err())
+	}
+	if len(s.pages) == 0 {
+		return nil, p.Corrupt(root.ID, "a repair tree without a skipped page")
 	}
 	s.index()
 	return s, nil
