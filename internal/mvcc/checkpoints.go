@@ -77,8 +77,14 @@ func (s *Store) CheckpointErr() error {
 	return nil
 }
 
-// Checkpoint merges everything committed so far into the tree and returns when it is durable there.
+// Checkpoint merges everything committed so far into the tree and returns when it is durable there. With memory full, a rotation waits for a merge,
+// which may be for this goroutine to make.
 func (s *Store) Checkpoint(ctx context.Context) error {
+	for s.engine.AwaitsMerge() {
+		if err := s.mergeImmutables(ctx); err != nil {
+			return err
+		}
+	}
 	rotated := s.engine.Rotate(ctx)
 	if rotated != nil && !errors.Is(rotated, vfs.ErrNoSpace) {
 		return rotated

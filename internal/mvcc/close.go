@@ -93,15 +93,11 @@ func (s *Store) close(ctx context.Context) error {
 }
 
 // mergeLast merges everything, so that the next start has nothing to replay. If it fails, the log
-// has everything. Immutable generations are merged first: with memory full, a rotation waits for
-// memory, and after the background work has ended nothing else makes it free.
+// has everything.
 func (s *Store) mergeLast(ctx context.Context) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
-	err := s.mergeImmutables(ctx)
-	if err == nil {
-		err = s.Checkpoint(ctx)
-	}
+	err := s.Checkpoint(ctx)
 	if s.engine.Err() != nil || errors.Is(err, vfs.ErrNoSpace) || err != nil && ctx.Err() != nil {
 		return nil // known already, or the time was up
 	}

@@ -320,8 +320,7 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	if e.bulkLoads.sealed {
 		return obstacle{ready: e.memory.room}, nil // the next generation begins after the epoch of the bulk load
 	}
-	// With nothing to wait for, a generation of any size becomes immutable: only then can it be merged.
-	if !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && (len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0) {
+	if e.fullLocked(v) {
 		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
 			return obstacle{}, *blocked
 		}
@@ -350,6 +349,20 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
 	e.requestIfDue()
 	return obstacle{}, refused
+}
+
+// fullLocked reports whether there is no memory for another generation. With nothing to wait for, a generation of any size becomes immutable:
+// only then can it be merged.
+func (e *Engine) fullLocked(v *view) bool {
+	return !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && (len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0)
+}
+
+// AwaitsMerge reports whether a rotation would wait until generations are merged, because memory is full.
+func (e *Engine) AwaitsMerge() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := e.view.Load()
+	return len(v.immutables) > 0 && e.fullLocked(v)
 }
 
 // signalRoom updates the delay of writers, and lets writers that wait for memory try again.
