@@ -43,7 +43,8 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	s := mustOpen(t, reserving(fs))
 	want := map[string]string{}
 	fillSmall(t, s, want, 1000, "v")
-	fillOthers(t, fs, 1536<<10) // each of the ten small puts takes a segment of 64 KiB, because the large one has sealed that before
+	fillOthers(t, fs, 256<<10)
+	before := s.Stats().Storage.Rotations
 	soon := func(x *session, key, value string, fits bool) {
 		began := time.Now()
 		if _, err := put(x, key, value, mvcc.DurabilitySync); fits && err != nil || !fits && !errors.Is(err, vfs.ErrNoSpace) {
@@ -58,8 +59,8 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	}
 	var stop atomic.Bool
 	var others sync.WaitGroup
-	large := strings.Repeat("l", 4<<20)
-	for i := range 8 {
+	large := strings.Repeat("l", 2<<20)
+	for i := range 4 {
 		x := mustSession(t, s)
 		others.Go(func() {
 			defer x.Close()
@@ -77,5 +78,8 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	}
 	stop.Store(true)
 	others.Wait()
+	if n := s.Stats().Storage.Rotations - before; n > 2 {
+		t.Errorf("records that were refused have ended %d segments", n)
+	}
 	mustHold(t, s, want)
 }

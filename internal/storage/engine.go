@@ -200,7 +200,7 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // record of more than half a segment it makes a new generation at once, reserves in it before other writers see it, and
 // returns true: otherwise small records would fill each new segment first. If memory is full, it waits for a checkpoint,
 // up to Options.StallMax; it waits as long for a log segment. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace,
-// ErrFailed, and the cause of the context's end. After an error the generation stays sealed, and the next call retries.
+// ErrFailed, and the cause of the context's end. After an error the next call retries.
 func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body) (reserved bool, err error) {
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
@@ -328,8 +328,12 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 		return obstacle{ready: e.memory.room}, nil
 	}
 	full = v.active
-	full.seal()
-	if attempt := e.log.Prepare(bodyBytes); attempt != nil {
+	attempt := e.log.Prepare(bodyBytes)
+	if attempt == nil { // otherwise others go on in the active generation: a large record may be refused
+		full.seal()
+		attempt = e.log.Prepare(bodyBytes) // the next epoch is known now
+	}
+	if attempt != nil {
 		return obstacle{attempt.Done(), attempt, e.log.Oversized(bodyBytes)}, nil
 	}
 	next, err := e.newGenerationLocked(keys.Epoch(full.end.Load()), bodyBytes, first)

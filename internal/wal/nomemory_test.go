@@ -30,6 +30,12 @@ func TestNoMemoryForTheNextBufferIsTriedAgain(t *testing.T) {
 		}
 		return nil
 	}
+	attempt := a.log.Prepare(200 << 10)
+	<-attempt.Done()
+	if attempt.Err() == nil || a.log.Prepare(0) != nil {
+		t.Errorf("others have no segment after %v", attempt.Err())
+	}
+	refusals.Store(6)
 	for _, size := range []int{20 << 10, 200 << 10} { // the second needs a segment of its own size
 		refused := 0
 		for range 4 * (ready + 2) {

@@ -258,7 +258,7 @@ func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, 
 		if err = l.preallocator.oversized(oversized); errors.Is(err, vfs.ErrNoSpace) {
 			err = l.preallocator.oversizedFromReserve(oversized, err)
 		}
-		if errors.Is(err, vfs.ErrNoSpace) { // others may wait for this attempt, and need a standard one
+		if err != nil { // others may wait for this attempt, and need a standard one
 			_, _ = l.preallocate(0, skipZeroing, awaited)
 		}
 		return err == nil, err
