@@ -28,8 +28,7 @@ type worker struct {
 	m          *merge
 	src        Source
 	prefetcher Prefetcher // src, if it is a Prefetcher; else nil
-	in         peeker
-	lookahead  peeker // reads the input ahead of in, for prefetcher
+	lookahead  peeker     // reads the input ahead of in, for prefetcher
 	pack       leafPacker
 	pages      pagePool
 	key        []byte // of the current version
@@ -44,8 +43,16 @@ type worker struct {
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
-	consumed               int // entries of the input since the last call of Progress
 	balance                balance
+	intake
+}
+
+// intake is the input of a worker.
+type intake struct {
+	in       peeker
+	p        *partition // that it is for
+	consumed int        // entries since the last call of Progress
+	err      error      // ended it
 }
 
 // currentLeaf is the old leaf that a worker merges.
@@ -57,7 +64,7 @@ type currentLeaf struct {
 // run merges p. It leaves the partition's children in pack.out.
 func (w *worker) run(p *partition) error {
 	w.pack.out, w.freed, w.dropped, w.stats = nil, nil, nil, Stats{}
-	w.pack.packed, w.balance, w.pack.covered.open = 0, balance{}, false
+	w.pack.packed, w.balance, w.pack.covered.open, w.p = 0, balance{}, false, p
 	w.prefetchPartition(p)
 	w.in.seek(p.lo)
 	w.checkInput()
@@ -71,8 +78,8 @@ func (w *worker) run(p *partition) error {
 		if err := w.vacuumOrMerge(p, i, bound); err != nil {
 			return err
 		}
-		if err := w.stream(p); err != nil {
-			return err
+		if w.stream(); w.err != nil {
+			return w.err
 		}
 	}
 	if err := w.in.in.Err(); err != nil {
@@ -81,18 +88,21 @@ func (w *worker) run(p *partition) error {
 	return w.finish(p)
 }
 
-// stream offers the children of the partition to ordered.stream, once for each of them, and ends a merge that was cancelled: one
-// leaf may take any amount of input.
-func (w *worker) stream(p *partition) error {
-	if n := len(w.pack.out); n < streamPages || n == p.offered {
-		return nil
+// stream offers the children of the partition to ordered.stream, once for each of them. An error is in w.err, and ends the input.
+func (w *worker) stream() {
+	n := len(w.pack.out)
+	if n < streamPages || n == w.p.offered || w.err != nil {
+		return
 	}
-	if err := w.m.ctx.Err(); err != nil {
-		return err
+	w.fail(w.m.ordered.stream(w.p, w))
+	w.p.offered = len(w.pack.out)
+}
+
+// fail ends the input of the partition if err is not nil.
+func (w *worker) fail(err error) {
+	if err != nil {
+		w.err, w.in.ok = err, false
 	}
-	err := w.m.ordered.stream(p, w)
-	p.offered = len(w.pack.out)
-	return err
 }
 
 // prefetchPartition tells the source which leaves of the partition it will be asked for. The list
@@ -242,7 +252,8 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	w.leaf.bound, w.pack.from = bound, c.ID
 	if c.ID == 0 {
 		w.pack.begin(lower)
-		return w.emitInput(p, bound)
+		w.emitInput(bound)
+		return nil
 	}
 	b, err := w.fetch(c)
 	if err != nil {
@@ -271,11 +282,9 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		w.copyOld(&v, from, stop)
 		from = max(from, stop)
 		from = w.emitKey(&v, from, to, bound)
-		if err := w.stream(p); err != nil {
-			return err
-		}
 	}
-	return w.emitInput(p, bound)
+	w.emitInput(bound)
+	return nil
 }
 
 // runMin is how many entries are copied as a run: a run costs as much as the decoding of some.
@@ -457,18 +466,14 @@ func (w *worker) emitInputKey(bound *page.Separator) {
 }
 
 // emitInput emits the input before bound. The old tree has no entries of its keys.
-func (w *worker) emitInput(p *partition, bound *page.Separator) error {
+func (w *worker) emitInput(bound *page.Separator) {
 	for w.in.before(bound) {
 		if !w.enter(w.in.entry.Key) {
 			continue
 		}
 		w.m.invoke(w, nil, 0)
 		w.emitInputKey(bound)
-		if err := w.stream(p); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 func (w *worker) emitNew() {
@@ -487,12 +492,21 @@ func (w *worker) emitNew() {
 	w.nextInput()
 }
 
+// nextInput moves to the next entry. One leaf may take any amount of input, so do the versions of one key, and nothing may be left of all of it:
+// so here finished pages are written, and a merge that was cancelled ends.
 func (w *worker) nextInput() {
 	w.consumed++
 	w.balance.read++
 	w.in.next()
 	w.checkInput()
+	if w.consumed%cancelEvery == 0 {
+		w.fail(w.m.ctx.Err())
+	}
+	w.stream()
 }
+
+// cancelEvery is after how many entries of its input a worker looks whether the merge was cancelled.
+const cancelEvery = 256
 
 // checkInput skips entries that no page can hold.
 func (w *worker) checkInput() {
