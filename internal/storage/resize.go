@@ -29,6 +29,7 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	}
 	o.CacheBytes = bytes
 	e.memory.immutableBytes.Store(o.immutableBytes())
+	e.trimPool()
 	e.signalRoom()
 	e.requestIfDue()
 	return e.memory.cacheBytes.Swap(bytes), nil

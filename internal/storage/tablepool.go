@@ -190,6 +190,19 @@ func (e *Engine) reuseOrFree(t *memtable.Table) {
 	e.freed(t.Free())
 }
 
+// trimPool frees the pooled tables for which the budget has become too small.
+func (e *Engine) trimPool() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for t := e.memory.pool.take(); t != nil; t = e.memory.pool.take() {
+		if e.affordsTableLocked(e.memory.immutableBytes.Load()) {
+			e.memory.pool.pooled = append(e.memory.pool.pooled, t)
+			return
+		}
+		e.freed(t.Free())
+	}
+}
+
 // free frees all of them.
 func (t *tablePool) free(e *Engine) {
 	if t.next != nil {

@@ -447,6 +447,26 @@ func TestSmallerMemoryForMemtablesAsksForTheMergeThatIsDue(t *testing.T) {
 	}
 }
 
+// TestSmallerMemoryForMemtablesFreesMergedOnes: the cache has the memory of those that wait to be used again.
+func TestSmallerMemoryForMemtablesFreesMergedOnes(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 9 << 20, CacheBytes: 2 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10})
+	e := b.engine
+	for i := 0; residentBytes(e.view.Load().immutables) < 4<<20; i++ {
+		b.put(i, i+1, 4000)
+	}
+	b.checkpoint()
+	taken := func() int64 {
+		return e.immutableBytesOf(e.view.Load()) + int64(len(e.memory.pool.pooled))*e.memory.memtableBytes
+	}
+	before := taken()
+	if _, err := e.ResizeCache(7 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if most := e.memory.immutableBytes.Load(); before <= most || taken() > most {
+		t.Errorf("tables take %d bytes, after %d before, of %d", taken(), before, most)
+	}
+}
+
 // TestThrottleKnowsWhereWritersAreStopped: the memory that it takes for free is never more than what writers can fill.
 func TestThrottleKnowsWhereWritersAreStopped(t *testing.T) {
 	const table = 1 << 20
