@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,9 +169,14 @@ func TestKeepAliveOfALeaseThatCannotEndDoesNotKeepOthers(t *testing.T) {
 	clock.Store(int64(time.Minute))
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	ttls := make([]time.Duration, 3)
-	if err := h.KeepAliveAll(ctx, []uint64{1, 2, 3}, ttls); err != nil || ttls[0] != 0 || ttls[1] != time.Hour || ttls[2] != 0 {
+	ttls, before, during := make([]time.Duration, 3+clearingMax), runtime.NumGoroutine(), atomic.Int64{}
+	time.AfterFunc(endingWaitMax/4, func() { during.Store(int64(runtime.NumGoroutine())) })
+	ids := append([]uint64{1, 2, 3}, slices.Repeat([]uint64{1}, clearingMax)...)
+	if err := h.KeepAliveAll(ctx, ids, ttls); err != nil || ttls[0] != 0 || ttls[1] != time.Hour || ttls[2] != 0 {
 		t.Errorf("%v, %v", ttls, err)
+	}
+	if more := int(during.Load()) - before; more > clearingMax/2 {
+		t.Errorf("%d goroutines wait for the end of the lease", more)
 	}
 	if _, err := h.KeepAlive(ctx, 1); !errors.Is(err, ErrRevoking) {
 		t.Error(err)

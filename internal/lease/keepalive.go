@@ -31,16 +31,20 @@ func (m *Manager) KeepAlive(ctx context.Context, id ID) (time.Duration, error) {
 // need no wait come first, so that they do not end during the waits for others.
 func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Duration) error {
 	var later []int
+	var ends []chan struct{} // of those that are being revoked
 	for i, id := range ids {
 		e, err := m.find(ID(id))
 		if ttls[i] = 0; err != nil {
 			continue
 		}
-		if ttls[i], _ = m.tryKeepAlive(e); ttls[i] == 0 {
+		var ended chan struct{}
+		if ttls[i], ended = m.tryKeepAlive(e); ended != nil {
+			ends = append(ends, ended)
+		} else if ttls[i] == 0 {
 			later = append(later, i)
 		}
 	}
-	if len(later) == 0 {
+	if len(later)+len(ends) == 0 {
 		return nil
 	}
 	ending, cancel := context.WithTimeout(ctx, endingWaitMax)
@@ -57,6 +61,9 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 		})
 	}
 	all.Wait()
+	for _, ended := range ends {
+		errs = append(errs, awaitEnded(ctx, ending, 0, ended))
+	}
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrRevoking) {
 			return err
