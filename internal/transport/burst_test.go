@@ -63,26 +63,49 @@ func TestAnswersAreSentWhenTheReaderIsRelieved(t *testing.T) {
 // TestAnswersAreSentWhileMessagesWait: of messages that come at once, the first is answered while the next one is executed, although nothing comes
 // after which the reader would send the answer.
 func TestAnswersAreSentWhileMessagesWait(t *testing.T) {
-	s, server, p, burst := unsent(t)
-	server.options.HandOverAfter = 1 // every message takes longer
 	waits := append(prefixed(4)[:grpcPrefixBytes], "wait"...)
-	p.open(1, pathStream)
-	_ = p.framer.WriteData(1, true, bytes.Repeat(waits, 2))
-	go func() { _, _ = p.Write(burst.Bytes()) }()
-	go func() { s.release <- struct{}{} }()
-	for answered := false; !answered; {
-		f, err := p.framer.ReadFrame()
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, answered = f.(*http2.DataFrame)
+	for name, frames := range map[string]int{"in one frame": 1, "in two frames": 2} {
+		t.Run(name, func(t *testing.T) {
+			s, server, p, burst := unsent(t)
+			server.options.HandOverAfter = 1 // every message takes longer
+			p.open(1, pathStream)
+			for i := range frames {
+				_ = p.framer.WriteData(1, i == frames-1, bytes.Repeat(waits, 2/frames))
+			}
+			go func() { _, _ = p.Write(burst.Bytes()) }()
+			answered := make(chan error)
+			go func() {
+				for {
+					f, err := p.framer.ReadFrame()
+					if _, is := f.(*http2.DataFrame); is || err != nil {
+						answered <- err
+						return
+					}
+				}
+			}()
+			var c *Conn
+			eventually(t, "everything is read", func() bool {
+				w := &server.watchdog
+				w.tick()
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if len(w.list) > 0 {
+					c = w.list[0].conn
+				}
+				return c != nil && c.reads.Load() == uint64(2+frames)
+			})
+			s.release <- struct{}{}
+			if err := <-answered; err != nil {
+				t.Fatal(err)
+			}
+			close(s.release)
+			if st, n := p.outcome(1); st != "0" || n != len(waits) {
+				t.Errorf("status %s, %d bytes after the first answer", st, n)
+			}
+			_ = p.Close()
+			server.goroutines.Wait()
+		})
 	}
-	close(s.release)
-	if st, n := p.outcome(1); st != "0" || n != len(waits) {
-		t.Errorf("status %s, %d bytes after the first answer", st, n)
-	}
-	_ = p.Close()
-	server.goroutines.Wait()
 }
 
 // unsent is a connection of a server of which nothing runs that would send by itself. What its client sends is in the buffer first.

@@ -90,7 +90,10 @@ func isWhole(b []byte) bool {
 // executeMessages executes a message, unless it is nil, and all that are complete after it.
 func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 	m, reserved := s.messages, 0
-	sent := time.Time{}
+	sent := time.Time{} // if more come while whole is executed, that takes long
+	if whole == nil {
+		sent = time.Now()
+	}
 	for {
 		if whole == nil {
 			c.mu.Lock()
@@ -128,9 +131,6 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 // nothing to read, and the rest of the messages may take seconds.
 func (c *Conn) sendDueLocked(sent time.Time) time.Time {
 	now := time.Now()
-	if sent.IsZero() {
-		return now
-	}
 	if now.Sub(sent) < c.server.options.HandOverAfter {
 		return sent
 	}
