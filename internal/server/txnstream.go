@@ -389,7 +389,8 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		return nil, nil, w, errStreamOver
 	}
 	c.busy = true
-	if begin, ok := req.Request.(*pb.TransactRequest_Begin); ok {
+	begin, begins := req.Request.(*pb.TransactRequest_Begin)
+	if begins {
 		err = c.begin(begin.Begin, out)
 	} else {
 		w, err = c.within(req, out)
@@ -401,7 +402,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		held = c.executor.takeCharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
-		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil {
+		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil && !begins {
 			err = tooLarge
 		}
 		c.executor.releaseDeletions() // which resize has counted
@@ -426,6 +427,9 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 		return errShuttingDown
 	}
 	o, err := toTxnOptions(req)
+	if err == nil {
+		err = s.transactions.admit(0) // it would be refused anything
+	}
 	if err != nil {
 		return err
 	}
@@ -505,7 +509,7 @@ func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResp
 	if c.failed != nil {
 		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
-	if transactWrites(req) {
+	if transactWrites(req) || c.row.keepsReads() {
 		if err := c.server.transactions.admit(req.SizeVT()); err != nil {
 			return ackWait{}, err
 		}

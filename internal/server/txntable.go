@@ -64,6 +64,11 @@ type openTxn struct {
 	idleSince atomic.Int64 // nanoseconds of the server's clock
 }
 
+// keepsReads reports whether the transaction keeps what it reads, until its commit compares that.
+func (t *openTxn) keepsReads() bool {
+	return !t.readOnly && t.isolation == pb.Isolation_ISOLATION_SERIALIZABLE
+}
+
 // reserve reserves an entry before a transaction takes its session. The caller calls enter or cancel.
 func (b *txnTable) reserve() error {
 	b.mu.Lock()
@@ -97,8 +102,8 @@ func (b *txnTable) leave(t *openTxn) {
 	b.bytes.Add(-t.bytes.Swap(0))
 }
 
-// admit refuses a request that writes so many bytes, if a transaction may not have as many or all have no room for them. What it has written when it is
-// refused later stays until its client rolls back.
+// admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or all have no room for them. What it keeps when it
+// is refused later stays until its client rolls back.
 func (b *txnTable) admit(size int) error {
 	switch {
 	case size > b.sizeMax:
@@ -109,13 +114,13 @@ func (b *txnTable) admit(size int) error {
 	return nil
 }
 
-// resize records the memory of t in bytes. The error means that t alone, or all transactions
-// together, use too much.
+// resize records the memory of t in bytes, also if it is too much: it stays until its client rolls back. The error means that t alone, or all
+// transactions together, use too much.
 func (b *txnTable) resize(t *openTxn, size int) error {
-	if size > b.sizeMax {
+	switch all := b.bytes.Add(int64(size) - t.bytes.Swap(int64(size))); {
+	case size > b.sizeMax:
 		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
-	}
-	if all := b.bytes.Add(int64(size) - t.bytes.Swap(int64(size))); all > b.bytesMax {
+	case all > b.bytesMax:
 		return errTxnMemory
 	}
 	return nil
