@@ -118,18 +118,35 @@ func (l *admissionLimit) free(word uint64) int64 {
 // enter admits a request of a number of bytes, or refuses it. For an admitted request the caller
 // calls leave with the same arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
-	if a.tryEnter(conn, sh, bytes) {
+	return a.enterBeside(conn, sh, 0, bytes)
+}
+
+// enterBeside is enter for what a request makes that has own bytes in the share already, with which it is one: alone it may have any size. It is
+// enter without own bytes. For what is admitted the caller calls leaveBeside.
+func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool {
+	if a.tryEnter(conn, sh, own, bytes) {
 		return true
 	}
 	a.refused.Add(1)
 	return false
 }
 
-// tryEnter is enter for what is not refused but waits.
-func (a *admission) tryEnter(conn *connection, sh share, bytes int) bool {
-	w, delta := &a.words[sh], uint64(admissionOne)+uint64(bytes)
+func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {
+	if own == 0 {
+		a.leave(conn, sh, bytes)
+	} else {
+		a.shrink(conn, sh, own+bytes, own)
+	}
+}
+
+// tryEnter is enterBeside for what is not refused but waits.
+func (a *admission) tryEnter(conn *connection, sh share, own, bytes int) bool {
+	w, delta := &a.words[sh], uint64(bytes)
+	if own == 0 {
+		delta += admissionOne
+	}
 	if after := w.word.Add(delta); w.limit.allows(after) {
-		if bytes < countedBytesMin || conn.enter(sh, int64(bytes), w.limit.free(after)) {
+		if bytes < countedBytesMin || conn.enter(sh, int64(own), int64(bytes), w.limit.free(after)) {
 			return true
 		}
 	}

@@ -114,13 +114,13 @@ func (c *connection) close() {
 	}
 }
 
-// enter counts bytes in a share. It refuses if the connection already has bytes in the share and
-// would then have more than are free.
-func (c *connection) enter(sh share, bytes, free int64) bool {
+// enter counts bytes in a share, beside own ones of the same request. It refuses if the connection already has other bytes in the
+// share and would then have more than are free.
+func (c *connection) enter(sh share, own, bytes, free int64) bool {
 	if c == nil {
 		return true
 	}
-	if all := c.held[sh].Add(bytes); all > free && all != bytes {
+	if all := c.held[sh].Add(bytes); all > free && all != own+bytes {
 		c.held[sh].Add(-bytes)
 		return false
 	}

@@ -367,7 +367,7 @@ func decodeRare(method telemetry.Method, message []byte) (execute executeFunc, r
 		})
 	}
 	return rare(message, func(ctx context.Context, l *lane, in *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
-		return (&txnService{Server: l.server}).execute(ctx, l.executor, in, out)
+		return (&txnService{Server: l.server}).execute(ctx, l.executor, in, l.answer.size, out)
 	})
 }
 

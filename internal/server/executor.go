@@ -205,17 +205,19 @@ type deletions struct {
 	admitted func(bytes int) error // admitDeletions of this executor
 	conn     *connection
 	bytes    int
+	own      int // with which the request is admitted as a large write; 0: it is a small one
+	before   int // made by the operations of the request before the one at hand
 }
 
 // admitDeletions counts bytes of deletions, in steps.
 func (c *executor) admitDeletions(bytes int) error {
 	conn := connectionOf(c.ctx)
-	if bytes <= max(c.deletions.bytes, smallRequestMax) || conn == nil {
+	if bytes += c.deletions.before; bytes <= max(c.deletions.bytes, smallRequestMax) || conn == nil {
 		return nil
 	}
 	c.releaseDeletions()
 	bytes += bytes / 4
-	if !c.admission.enter(conn, shareLargeWrites, bytes) {
+	if !c.admission.enterBeside(conn, shareLargeWrites, c.deletions.own, bytes) {
 		return errOverloaded
 	}
 	c.deletions.conn, c.deletions.bytes = conn, bytes
@@ -224,9 +226,15 @@ func (c *executor) admitDeletions(bytes int) error {
 
 func (c *executor) releaseDeletions() {
 	if d := &c.deletions; d.bytes > 0 {
-		c.admission.leave(d.conn, shareLargeWrites, d.bytes)
+		c.admission.leaveBeside(d.conn, shareLargeWrites, d.own, d.bytes)
 		d.conn, d.bytes = nil, 0
 	}
+}
+
+// forgetMade releases what all operations of a request have made.
+func (c *executor) forgetMade() {
+	c.releaseDeletions()
+	c.deletions.before = 0
 }
 
 // takeCharge hands the charge of the request's large values over to count the answer, for

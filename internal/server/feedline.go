@@ -66,7 +66,7 @@ func (l *watchLine) serveLocked() {
 		r := l.waiting[i]
 		holds := r.conn.holds(shareWatches)
 		switch {
-		case l.admission.tryEnter(r.conn, shareWatches, r.bytes):
+		case l.admission.tryEnter(r.conn, shareWatches, 0, r.bytes):
 			r.has = true
 			r.tell(true)
 			close(r.given)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -123,16 +124,21 @@ func TestALargeValueOfAScanIsCountedBeforeItIsRead(t *testing.T) {
 	}
 }
 
-// TestDeletionsOfARangeAreCountedWhileTheyGrow: a request of some bytes makes a batch as large as any. While large writes have no room for it, it is
-// refused before it has become so large, and deletes nothing.
+// TestDeletionsOfARangeAreCountedWhileTheyGrow: a request of some bytes makes a batch as large as any, and so do invocations in a transaction. While
+// large writes have no room for it, it is refused before it has become so large, and changes nothing.
 func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 	const keyCount, room = 20_000, 1 << 20 // a deletion takes some hundred bytes
-	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+	const parts, value = 200, 8 << 10      // of the range, and the value of a key in each
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes, c.Limits.BatchSize = 16*config.MiB, 16*config.MiB })
 	ctx := testContext(t)
 	fill := func() {
 		batch := new(pb.BatchWriteRequest)
 		for i := range keyCount {
-			batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%0100d", i)})
+			m := &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%0100d", i)}
+			if i%(keyCount/parts) == 0 {
+				m.Value = make([]byte, value)
+			}
+			batch.Mutations = append(batch.Mutations, m)
 		}
 		if _, err := h.kv.BatchWrite(ctx, batch); err != nil {
 			t.Fatal(err)
@@ -140,7 +146,15 @@ func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 	}
 	txns := pb.NewTransactionServiceClient(h.conn)
 	all := new(pb.KeyRange)
-	for name, remove := range map[string]func() error{
+	var deletions, invocations []*pb.Operation
+	for i := range parts {
+		start := fmt.Appendf(nil, "%0100d", i*keyCount/parts)
+		part := &pb.KeyRange{Start: start, End: fmt.Appendf(nil, "%0100d", (i+1)*keyCount/parts)}
+		deletions = append(deletions, &pb.Operation{Operation: &pb.Operation_DeleteRange{DeleteRange: &pb.RangeDeleteRequest{Range: part}}})
+		touch := &pb.Invocation{Key: start, Operation: &pb.Invocation_Touch{Touch: true}, TtlMs: 3_600_000}
+		invocations = append(invocations, &pb.Operation{Operation: &pb.Operation_Invoke{Invoke: touch}})
+	}
+	for name, change := range map[string]func() error{
 		"request": func() error {
 			_, err := h.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: all})
 			return err
@@ -148,6 +162,14 @@ func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 		"one-shot transaction": func() error {
 			deletion := &pb.Operation{Operation: &pb.Operation_DeleteRange{DeleteRange: &pb.RangeDeleteRequest{Range: all}}}
 			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: []*pb.Operation{deletion}})
+			return err
+		},
+		"one-shot transaction, in parts": func() error {
+			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: deletions})
+			return err
+		},
+		"one-shot transaction, invocations": func() error {
+			_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: invocations})
 			return err
 		},
 		"transaction": func() error {
@@ -160,7 +182,7 @@ func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 			eventually(t, "the batch is not counted any more", func() bool { return writes.word.Load() == 0 })
 			others := admissionOne + writes.limit.bytes - room
 			writes.word.Add(others)
-			if err := remove(); status.Code(err) != codes.ResourceExhausted {
+			if err := change(); status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("without room: %v", err)
 			}
 			eventually(t, "what was refused is not counted any more", func() bool { return writes.word.Load() == others })
@@ -172,11 +194,43 @@ func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 			if left != keyCount {
 				t.Errorf("%d keys are left of %d", left, keyCount)
 			}
-			if err := remove(); err != nil {
+			if err := change(); err != nil {
 				t.Errorf("with room: %v", err)
 			}
 			eventually(t, "the deletion is not counted any more", func() bool { return writes.word.Load() == 0 })
 		})
+	}
+}
+
+// TestAConflictCountsNoValueTwice: what an attempt of a one-shot transaction has read is gone when the next one begins.
+func TestAConflictCountsNoValueTwice(t *testing.T) {
+	const size, conflicts = 5 << 20, 3
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB }) // of which answers have 12
+	h.putLarge(t, 1, size)
+	other, err := h.admission.charge(new(connection), countedBytesMin, true) // one that is alone may have any size
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.release()
+	conn := h.connections.admit(nil)
+	defer h.connections.release(conn)
+	c, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.release()
+	c.ctx, c.access = peer.NewContext(testContext(t), &peer.Peer{AuthInfo: conn}), h.authorized(t, pb.TransactionService_Execute_FullMethodName)
+	attempts := 0
+	c.session.AdmitLarge(func(bytes int) error {
+		if attempts++; attempts <= conflicts {
+			h.put(t, "k", "v")
+		}
+		return c.admitLarge(bytes)
+	})
+	list := operations(getOperation("large/000"), getOperation("k"), putOperation("other", "v"))
+	_, err = (&txnService{Server: h.Server}).execute(c.ctx, c, &pb.ExecuteRequest{ThenOperations: list}, 0, new(pb.ExecuteResponse))
+	if err != nil || attempts != conflicts+1 {
+		t.Errorf("attempt %d: %v", attempts, err)
 	}
 }
 

@@ -8,21 +8,27 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
 // Execute implements Transactions. mvcc evaluates it; the functions here convert.
 func (s *txnService) Execute(ctx context.Context, req *pb.ExecuteRequest) (*pb.ExecuteResponse, error) {
 	out := new(pb.ExecuteResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) { return s.execute(ctx, c, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+		return s.execute(ctx, c, req, admittedBytes(req, kindOf(telemetry.MethodExecute)), out)
+	})
 }
 
-func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {
+// execute executes a request that is admitted with so many bytes.
+func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRequest, size int, out *pb.ExecuteResponse) (ackWait, error) {
 	e := mvcc.Execution{Write: &c.write, Otherwise: len(req.ElseOperations) > 0}
 	if err := c.toExecution(&e, req, out); err != nil {
 		return ackWait{}, err
 	}
 	e.Operate = func(ctx context.Context, t *mvcc.Txn, holds bool) error {
 		out.Reset()
+		c.releaseCharge() // of an attempt before
+		c.forgetMade()
 		out.Succeeded = holds
 		if holds {
 			return s.operate(ctx, c, t, req.ThenOperations, "then_operations", out)
@@ -34,7 +40,13 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 			return ackWait{}, err
 		}
 		defer c.admission.sessions.releaseWrite()
-		defer c.releaseDeletions()
+		if shareOf(true, size) == shareLargeWrites {
+			c.deletions.own = size
+		}
+		defer func() {
+			c.forgetMade()
+			c.deletions.own = 0
+		}()
 	}
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {
@@ -154,7 +166,12 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		before := t.Size()
 		r, err := executeOperation(ctx, t, o, name, i, func(bytes int) error { return c.admitGrowing(size + bytes) })
+		if err == nil && (o.GetDeleteRange() != nil || o.GetInvoke() != nil) { // which makes more than the request has
+			c.deletions.before += t.Size() - before
+			err = c.admitDeletions(0)
+		}
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)
 		}
