@@ -50,6 +50,38 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 	}
 }
 
+// TestTheEndOfManyWatchesHoldsUpNoOther: each has many ranges, and all others wait while those of one are taken out of the index.
+func TestTheEndOfManyWatchesHoldsUpNoOther(t *testing.T) {
+	const watches, attempts = 500, 20 // of a busy machine
+	f := New(newStore(t, 1<<20), Options{manual: true})
+	defer f.Close()
+	var ranges []Range
+	for i := range f.options.RangesMax {
+		ranges = append(ranges, Range{fmt.Appendf(nil, "%02da", i), fmt.Appendf(nil, "%02db", i)})
+	}
+	for range attempts {
+		c, ended := f.NewConsumer("client"), make(chan struct{})
+		for range watches {
+			mustWatch(t, c, WatchOptions{Now: true, Ranges: ranges})
+		}
+		go func() {
+			defer close(ended)
+			c.Close()
+		}()
+		for left := watches; left > 0; {
+			f.lock()
+			left = len(f.watches)
+			f.unlock()
+			if left > 0 && left < watches { // another one goes on
+				<-ended
+				return
+			}
+		}
+		<-ended
+	}
+	t.Error("no other goes on while the watches of a client end")
+}
+
 // TestALargeCommitIsInMemoryOnce: clients of many addresses watch everything, and each of their streams keeps what came out of
 // Next, because its client takes nothing for a while. The commit is read again and again, for one of them after the other.
 func TestALargeCommitIsInMemoryOnce(t *testing.T) {

@@ -2,7 +2,9 @@ package feed
 
 import (
 	"bytes"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -93,14 +95,19 @@ func (c *Consumer) forget(w *Watch) {
 // Wake delivers when there may be something for Next.
 func (c *Consumer) Wake() <-chan struct{} { return c.wake }
 
-// Close ends the watches of the consumer.
+// Close ends the watches of the consumer, one by one: to take the ranges of all of them out of the index may take seconds, in which the others
+// go on.
 func (c *Consumer) Close() {
-	c.feed.lock()
-	defer c.feed.unlock()
+	f := c.feed
+	f.lock()
 	c.closed = true
-	for _, w := range c.watches {
-		c.feed.removeLocked(w)
+	all := slices.Collect(maps.Values(c.watches))
+	f.unlock()
+	for _, w := range all {
+		w.Cancel()
 	}
+	f.lock()
+	defer f.unlock()
 	c.ready, c.hungry, c.awaited = fifo[*Watch]{}, nil, nil
 }
 
