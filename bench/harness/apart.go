@@ -18,7 +18,7 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	if err != nil {
 		return err
 	}
-	own, written, began := ProcessCPU(), processWritten(process), time.Now()
+	own, io, began := ProcessCPU(), ioOf(process), time.Now()
 	ops, err := section()
 	if err != nil {
 		return err
@@ -33,7 +33,8 @@ func (r *Run) TimeServer(pid int, section func() (ops int, err error)) error {
 	r.sample.Seconds = elapsed.Seconds()
 	r.cpu = after - cpu
 	r.sample.CPUPerOp = float64(r.cpu.Nanoseconds()) / n
-	r.sample.WrittenMiB = mib(processWritten(process) - written)
+	io = ioOf(process).since(io)
+	r.sample.WrittenMiB, r.passed = mib(io.written), io.passed
 	r.sample.ResidentMiB = mib(peakResident(process))
 	r.sample.Apart = true
 	r.Count("client CPU ns/op", float64((ProcessCPU()-own).Nanoseconds())/n)

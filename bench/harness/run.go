@@ -35,6 +35,7 @@ type Run struct {
 	sharedDir string // of what was shared with other runs
 	sample    Sample
 	cpu       time.Duration
+	passed    int64 // bytes that the process passed to system calls that write, during the timed section
 	timed     bool
 	checked   bool
 }
@@ -47,7 +48,7 @@ type Sample struct {
 	AllocsPerOp float64            `json:"allocs_per_op"`
 	BytesPerOp  float64            `json:"alloc_bytes_per_op"`
 	ResidentMiB float64            `json:"resident_mib"`           // the most that the process had; of an isolated arm less its program
-	WrittenMiB  float64            `json:"written_mib"`            // to the device during the timed section
+	WrittenMiB  float64            `json:"written_mib"`            // to the device during the timed section, as the kernel counts: see processIO
 	DiskMiB     float64            `json:"disk_mib"`               // of the run's files, and of the shared ones that it used, when it ended
 	Apart       bool               `json:"server_apart,omitempty"` // CPU, memory and bytes are a server's; allocations are not counted
 	Counters    map[string]float64 `json:"counters,omitempty"`
@@ -92,13 +93,13 @@ func (r *Run) Time(ops int, section func() error) error {
 func (r *Run) TimeCounted(section func() (ops int, err error)) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	cpu, written, began := ProcessCPU(), processWritten("self"), time.Now()
+	cpu, io, began := ProcessCPU(), ioOf("self"), time.Now()
 	ops, err := section()
 	if err != nil {
 		return err
 	}
 	elapsed := time.Since(began)
-	cpu, written = ProcessCPU()-cpu, processWritten("self")-written
+	cpu, io = ProcessCPU()-cpu, ioOf("self").since(io)
 	runtime.ReadMemStats(&after)
 	n := float64(max(ops, 1))
 	r.sample.Rate = n / elapsed.Seconds()
@@ -106,7 +107,7 @@ func (r *Run) TimeCounted(section func() (ops int, err error)) error {
 	r.sample.CPUPerOp, r.cpu = float64(cpu.Nanoseconds())/n, cpu
 	r.sample.AllocsPerOp = float64(after.Mallocs-before.Mallocs) / n
 	r.sample.BytesPerOp = float64(after.TotalAlloc-before.TotalAlloc) / n
-	r.sample.WrittenMiB = mib(written)
+	r.sample.WrittenMiB, r.passed = mib(io.written), io.passed
 	r.timed = true
 	return nil
 }
@@ -125,9 +126,9 @@ func (r *Run) Quiet() {
 		return
 	}
 	for began, windows := time.Now(), 0; windows < 2 && time.Since(began) < quietMax; {
-		cpu, written := ProcessCPU(), processWritten("self")
+		cpu, before := ProcessCPU(), ioOf("self")
 		time.Sleep(quietEvery)
-		if windows++; ProcessCPU()-cpu > quietCPU || processWritten("self") != written {
+		if windows++; ProcessCPU()-cpu > quietCPU || ioOf("self").written != before.written {
 			windows = 0
 		}
 	}
@@ -173,16 +174,29 @@ func ProcessCPU() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// processWritten is what a process has sent to devices; 0 where the kernel does not count it.
-func processWritten(pid string) int64 {
+// processIO is what a process has written.
+type processIO struct {
+	// written is what went to devices. Of buffered writes the kernel counts the memory that became dirty. Where that is kept in large pieces
+	// (ext4 since Linux 6.16), random writes of 8 KiB count several times.
+	written int64
+	passed  int64 // to system calls that write: files, and sockets and pipes as well; not to io_uring
+}
+
+func (p processIO) since(before processIO) processIO {
+	return processIO{written: p.written - before.written, passed: p.passed - before.passed}
+}
+
+// ioOf is what a process has written so far; nothing where the kernel does not count it.
+func ioOf(pid string) (p processIO) {
 	text, err := os.ReadFile("/proc/" + pid + "/io")
 	if err != nil {
-		return 0
+		return p
 	}
+	_, _ = fmt.Sscanf(string(text), "rchar: %d\nwchar: %d", new(int64), &p.passed)
 	_, after, _ := strings.Cut(string(text), "\nwrite_bytes: ")
 	number, _, _ := strings.Cut(after, "\n")
-	n, _ := strconv.ParseInt(number, 10, 64)
-	return n
+	p.written, _ = strconv.ParseInt(number, 10, 64)
+	return p
 }
 
 // treeBytes is the space that the files below dir take on the device, holes and preallocation counted as the device does.
@@ -197,8 +211,9 @@ func treeBytes(dir string) (sum int64) {
 	return sum
 }
 
-// WrittenBytes is what the timed section sent to the device.
-func (r *Run) WrittenBytes() float64 { return r.sample.WrittenMiB * (1 << 20) }
+// WrittenBytes is what the process passed to system calls that write, during the timed section: for engines, what they wrote to files
+// without io_uring.
+func (r *Run) WrittenBytes() float64 { return float64(r.passed) }
 
 // Seconds is how long the timed section took.
 func (r *Run) Seconds() float64 { return r.sample.Seconds }
