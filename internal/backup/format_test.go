@@ -138,14 +138,14 @@ func TestTheBytesOfAPartAreThoseOfTheDocument(t *testing.T) {
 		t.Fatalf("length of the first frame: %x", length)
 	}
 	sum := sha256.Sum256(part)
-	var content []byte
-	check(t, readPart(hex.EncodeToString(sum[:]), part, partFile, 512, func(p []byte) error {
-		content = append(content, p...)
-		return nil
-	}))
-	if want := bytes.Join(sampleContents(), nil); !bytes.Equal(content, want) {
+	want := bytes.Join(sampleContents(), nil)
+	content, err := fileContent(hex.EncodeToString(sum[:]), part, 512, len(want))
+	check(t, err)
+	if !bytes.Equal(content, want) {
 		t.Fatalf("content %q", content)
 	}
+	_, err = fileContent(hex.EncodeToString(sum[:]), part, 512, len(want)-1)
+	wantError(t, err, ErrDamaged)
 	last := part[len(part)-frameHeader-4:] // is stored as it is
 	if got := hex.EncodeToString(last[:8]) + hex.EncodeToString(last[12:]); got != "04000000"+"04000000"+"00000000"+"6c617374" {
 		t.Fatalf("last frame %x", last)
@@ -229,7 +229,13 @@ func TestNewerFormatsAreRefusedByName(t *testing.T) {
 	sum = sha256.Sum256(p)
 	_, err = decodeManifest(manifestsDir+m.ID+"."+hex.EncodeToString(sum[:]), p)
 	wantError(t, err, ErrDamaged)
+	size := m.Parts[0].Bytes
 	m.Parts[0].Bytes = objectBytesMax + 1 // which a check of the backup would read into memory
+	p, err = m.encode()
+	check(t, err)
+	_, err = decodeManifest(m.name, p)
+	wantError(t, err, ErrDamaged)
+	m.Parts[0].Bytes, m.Table[0].Pages, m.LivePages = size, m.Table[0].Pages+tablePages, m.LivePages+tablePages // the same
 	p, err = m.encode()
 	check(t, err)
 	_, err = decodeManifest(m.name, p)

@@ -27,6 +27,8 @@ const (
 	manifestBytesMax = 256 << 20 // a million parts
 	objectBytesMax   = 1 << 30   // of a part, which is in memory as a whole: many times what is written
 
+	quarantineBytesMax = 256 << 20 // more than a quarantine file can have
+
 	manifestsDir = "base/manifests/"
 	partsDir     = "base/parts/"
 	deletedDir   = "base/deleted/"
@@ -244,7 +246,9 @@ func (m *Manifest) check(id string) error {
 	}
 	listed, want := uint64(0), uint64(0)
 	for i := range m.Table {
-		listed += m.Table[i].Pages
+		if listed += m.Table[i].Pages; m.Table[i].Pages > tablePages { // which are in memory at once
+			return fmt.Errorf("a part of its page table has %d pages", m.Table[i].Pages)
+		}
 	}
 	if m.hasTable() {
 		want = m.LivePages

@@ -148,11 +148,20 @@ func readQuarantine(ctx context.Context, store objectstore.Store, m *Manifest) (
 	if err != nil {
 		return nil, err
 	}
-	err = readPart(m.Quarantine.SHA256, object.Bytes(), partFile, m.State.PageSize, func(content []byte) error {
-		file.Content = append(file.Content, content...)
+	file.Content, err = fileContent(m.Quarantine.SHA256, object.Bytes(), m.State.PageSize, quarantineBytesMax)
+	return file, err
+}
+
+// fileContent is the file in a part, of so many bytes at most: a part may have thousands of times its size.
+func fileContent(name string, part []byte, pageSize, most int) (content []byte, err error) {
+	err = readPart(name, part, partFile, pageSize, func(p []byte) error {
+		if len(content)+len(p) > most {
+			return fmt.Errorf("%w: part %s has a file of more than %d bytes", ErrDamaged, name, most)
+		}
+		content = append(content, p...)
 		return nil
 	})
-	return file, err
+	return content, err
 }
 
 // fetched is a part that was read from the target.
