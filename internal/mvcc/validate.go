@@ -166,8 +166,7 @@ func (x *Session) validateWindow(ctx context.Context, r *readSet, epoch keys.Epo
 		return err
 	}
 	if r.validation == (storage.Validation{}) {
-		// The record was so large that it was reserved in a new generation before validation. This may read pages while
-		// later commits wait: rare, and short compared with copying the record.
+		// The record was so large that it was reserved in a new generation before validation.
 		r.validation, _ = x.store.engine.BeginValidation()
 		return x.unchanged(ctx, r, epoch)
 	}
@@ -190,8 +189,15 @@ func (x *Session) notRead(r *readSet, key []byte, newer keys.Epoch) error {
 }
 
 // unchanged looks for a version of something in the read set with an epoch after r.checked and before the given one, which is reserved: later
-// commits may be installed already.
+// commits may be installed already. It looks at what was written since r.checked, and not at all that was read, unless a merge has taken it.
 func (x *Session) unchanged(ctx context.Context, r *readSet, before keys.Epoch) error {
+	var conflict error
+	if x.store.engine.Pin().VisitChanged(r.checked, before, func(key []byte, newer keys.Epoch) bool {
+		conflict = x.notRead(r, key, newer)
+		return conflict == nil
+	}) {
+		return conflict
+	}
 	pause := func() error { return endOf(ctx) }
 	for i, p := range r.points {
 		if i%checkContextEvery == checkContextEvery-1 {

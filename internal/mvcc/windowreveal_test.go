@@ -22,19 +22,25 @@ func TestConflictInTheWindowAwaitsWhatItReveals(t *testing.T) {
 	for name, test := range map[string]struct {
 		durability Durability
 		read       func(tx *Txn) error
-	}{"key": {DurabilitySync, get}, "range": {DurabilitySync, scan}, "asynchronous": {DurabilityAsync, get}} {
+		value      int // bytes; a large record has its epoch in a segment of its own
+	}{
+		"key": {DurabilitySync, get, 0}, "range": {DurabilitySync, scan, 0}, "asynchronous": {DurabilityAsync, get, 0},
+		"key, large": {DurabilityAsync, get, 40_000}, "range, large": {DurabilityAsync, scan, 40_000},
+	} {
 		t.Run(name, func(t *testing.T) {
 			fs := &stuckFS{FS: vfs.NewMem(), suffix: ".log"}
 			s := mustOpen(t, tiny(fs))
 			x, other := mustSession(t, s), mustSession(t, s)
 			defer x.Close()
 			defer other.Close()
-			defer fs.hold()()
+			if test.value == 0 {
+				defer fs.hold()()
+			}
 			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(test.read(tx), tx.Set([]byte("k"), nil)); err != nil {
+			if err := errors.Join(test.read(tx), tx.Set([]byte("k"), make([]byte, test.value))); err != nil {
 				t.Fatal(err)
 			}
 			var epoch keys.Epoch

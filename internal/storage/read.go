@@ -2,6 +2,7 @@ package storage
 
 import (
 	"bytes"
+	"math"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/btree"
@@ -167,35 +168,51 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 }
 
 // changedInMemory is ChangedSince for epochs in (after, before), over the pinned memtables and those that followed them.
-func changedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+func changedInMemory(p Pinned, lower, upper []byte, after, before keys.Epoch) (epoch keys.Epoch, changed bool) {
+	found := func(_ []byte, e keys.Epoch) bool {
+		epoch, changed = e, true
+		return false
+	}
+	if p.changedAfter(lower, upper, after, before, found); !changed && p.view.quarantine != nil {
+		var it memtable.Iter
+		changedIn(&it, p.view.quarantine.mem, lower, upper, after, before, found)
+	}
+	return epoch, changed
+}
+
+// VisitChanged calls visit with each key that got a version at an epoch in (after, before), and with such an epoch, until it returns false. It reads
+// no page: it reports false, and visits nothing, if the tree may have such versions.
+func (p Pinned) VisitChanged(after, before keys.Epoch, visit func(key []byte, epoch keys.Epoch) bool) bool {
+	if p.view.inTree > after {
+		return false
+	}
+	p.changedAfter(nil, []byte{math.MaxUint8}, after, before, visit)
+	return true
+}
+
+// changedAfter looks at the memtables that may have versions after an epoch.
+func (p Pinned) changedAfter(lower, upper []byte, after, before keys.Epoch, visit func(key []byte, epoch keys.Epoch) bool) {
 	var it memtable.Iter
 	for g := p.view.active; g != nil; g = g.next.Load() {
-		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
-			return epoch, true
+		if !changedIn(&it, g.mem, lower, upper, after, before, visit) {
+			return
 		}
 	}
 	for _, g := range p.view.immutables {
-		if g.end.Load() <= uint64(after)+1 {
-			break // from here on every epoch is older
-		}
-		if epoch, ok := changedIn(&it, g.mem, lower, upper, after, before); ok {
-			return epoch, true
+		if g.end.Load() <= uint64(after)+1 || !changedIn(&it, g.mem, lower, upper, after, before, visit) {
+			return // from here on every epoch is older
 		}
 	}
-	if q := p.view.quarantine; q != nil {
-		return changedIn(&it, q.mem, lower, upper, after, before)
-	}
-	return 0, false
 }
 
-// changedIn looks for a version with an epoch in (after, before) of a key in [lower, upper). Both ends of a chain that matter are
-// safe to read: what is newer than a live snapshot is never pruned.
-func changedIn(it *memtable.Iter, t *memtable.Table, lower, upper []byte, after, before keys.Epoch) (keys.Epoch, bool) {
+// changedIn visits the keys in [lower, upper) that have a version with an epoch in (after, before), until visit returns false. Both ends of a chain
+// that matter are safe to read: what is newer than a live snapshot is never pruned.
+func changedIn(it *memtable.Iter, t *memtable.Table, lower, upper []byte, after, before keys.Epoch, visit func(key []byte, epoch keys.Epoch) bool) (more bool) {
 	it.Init(t)
 	for ok := it.SeekGE(lower); ok && bytes.Compare(it.Key(), upper) < 0; ok = it.NextKey() {
-		if r := it.VersionAt(before - 1); r.Found() && r.Epoch() > after {
-			return r.Epoch(), true
+		if r := it.VersionAt(before - 1); r.Found() && r.Epoch() > after && !visit(it.Key(), r.Epoch()) {
+			return false
 		}
 	}
-	return 0, false
+	return true
 }
