@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -147,44 +146,31 @@ func (t *Txn) allHold(ctx context.Context, e *Execution) (bool, error) {
 	return all, nil
 }
 
+// conditionHolds evaluates a condition at the transaction's snapshot. It reads no value but one that may be equal.
 func (t *Txn) conditionHolds(c *Condition) (bool, error) {
-	if c.Kind == LockHeld {
-		return t.lockHeld(c)
-	}
-	v, err := t.Get(t.old[:0], c.Key)
-	if err != nil {
-		return false, err
-	}
-	t.old = v.Data
-	switch c.Kind {
-	case KeyAbsent:
-		return !v.Found, nil
-	case KeyPresent:
-		return v.Found, nil
-	case ValueEquals:
-		return v.Found && bytes.Equal(v.Data, c.Value), nil
-	}
-	return v.Found && v.Epoch == c.Epoch, nil
-}
-
-// lockHeld evaluates LockHeld in the transaction.
-func (t *Txn) lockHeld(c *Condition) (bool, error) {
 	x := t.session
 	if invariants.Enabled {
 		x.assertRead(c.Key)
 	}
+	if err := x.store.checkKey(c.Key); err != nil && !x.hasBeyondLimit(c.Key) {
+		return false, err
+	}
 	x.key = c.appendInternal(x.key[:0])
 	x.slot.Enter()
+	defer x.slot.Leave()
 	v, ok, err := x.reader.Get(x.key, t.at)
-	x.slot.Leave()
 	if err != nil {
 		return false, err
+	}
+	holds, err := x.conditionHolds(c, v, ok)
+	if err != nil {
+		return false, ofKey(err, x.key)
 	}
 	t.await = max(t.await, x.store.mustAwait(v.Sync, v.Epoch))
 	if t.validated() {
 		t.reads.addPoint(x.key)
 	}
-	return ok && v.Kind.HasValue() && v.Epoch == c.Epoch, t.checkSize()
+	return holds, t.checkSize()
 }
 
 func (t *Txn) rangeHolds(ctx context.Context, r *RangeCondition) (bool, error) {

@@ -89,3 +89,33 @@ func TestAnExecutionEndsBetweenItsConditions(t *testing.T) {
 		}
 	}
 }
+
+// TestConditionsOfAnExecutionReadNoOtherValue than one that may be equal: nothing has room for them, and there may be very many.
+func TestConditionsOfAnExecutionReadNoOtherValue(t *testing.T) {
+	const size = 2 * largeValueMin
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	at := mustPut(t, s, "k", string(make([]byte, size)))
+	x := mustSession(t, s)
+	defer x.Close()
+	x.AdmitLarge(func(int) error { return errors.New("a value is read") })
+	for name, c := range map[string]struct {
+		condition Condition
+		holds     bool
+	}{
+		"present":        {Condition{Kind: KeyPresent}, true},
+		"absent":         {Condition{Kind: KeyAbsent}, false},
+		"written at":     {Condition{Kind: EpochEquals, Epoch: at}, true},
+		"written before": {Condition{Kind: EpochEquals, Epoch: at - 1}, false},
+		"another value":  {Condition{Kind: ValueEquals, Value: []byte("v")}, false},
+		"the value":      {Condition{Kind: ValueEquals, Value: make([]byte, size)}, true},
+		"a lock":         {Condition{Kind: LockHeld, Epoch: at}, false},
+	} {
+		c.condition.Key = []byte("k")
+		out, err := x.Execute(t.Context(), &Execution{
+			Write: &Write{Conditions: []Condition{c.condition}}, Operate: func(context.Context, *Txn, bool) error { return nil },
+		})
+		if err != nil || out.Holds != c.holds || !out.Transaction {
+			t.Errorf("%s: %+v, %v", name, out, err)
+		}
+	}
+}
