@@ -27,9 +27,13 @@ func (x *Session) readBefore(ctx context.Context, w *Write) error {
 	if len(list) < readBeforeMin {
 		return nil
 	}
+	if !x.hasSnapshot { // without one, a pause could be the end of what a leaf that was read refers to
+		_, _ = x.OpenSnapshot(0) // which is there
+		defer x.CloseSnapshot()
+	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	_ = x.reader.GetAll(&x.buffers.batch.finder, list, keys.MaxEpoch, storage.Visits{
+	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
 		Each: func(i int, v storage.Version, ok bool) error {
 			if ok && v.Inline() == nil && v.Size() <= largeValueMin && w.readsValue(i) { // of larger ones a batch has few
 				scratch := &x.committing.writer.Scratch

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -115,6 +116,51 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 				t.Errorf("%d reads of the device while the latches are held, and %d before", n, before)
 			}
 		})
+	}
+}
+
+// interfering is a context that does something each time it is asked whether it has ended.
+type interfering struct {
+	context.Context
+	do func()
+}
+
+func (c *interfering) Err() error {
+	c.do()
+	return c.Context.Err()
+}
+
+// TestWhatIsReadBeforeLatchesIsNotTakenForDamage: a value that a checkpoint drops between the look at its leaf and its reading.
+func TestWhatIsReadBeforeLatchesIsNotTakenForDamage(t *testing.T) {
+	const count, size = 64, 3000 // not in the leaf
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	w := Write{Durability: DurabilityAsync}
+	w.Set([]byte("other"), nil)
+	putAll := func() {
+		for i := range count {
+			mustPutAsync(t, s, fmt.Sprint("key", i), strings.Repeat("v", size))
+		}
+		mustCheckpoint(t, s)
+	}
+	putAll()
+	for i := range count {
+		w.Conditions = append(w.Conditions, Condition{Kind: ValueEquals, Key: fmt.Append(nil, "key", i), Value: make([]byte, size)})
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	asked := 0
+	ctx := &interfering{Context: t.Context(), do: func() {
+		if asked++; asked < 8 {
+			putAll()
+			s.engine.Reclaim()
+		}
+	}}
+	var failed *PreconditionError
+	if _, err := x.Commit(ctx, &w); !errors.As(err, &failed) || asked < count/2 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+	if n := s.Stats().Storage.Damage.Reads; n != 0 {
+		t.Errorf("%d damaged values were met", n)
 	}
 }
 
