@@ -82,4 +82,12 @@ func TestSharedValuesAreNotKept(t *testing.T) {
 	if b.shared[0] != nil {
 		t.Error("the builder still refers to a value that it has released")
 	}
+	const count = 1000
+	for range count {
+		b.SetShared(keys.SpaceUser, []byte("key"), make([]byte, sharedBytesMin))
+	}
+	b.Reset()
+	if n := b.MemoryBytes() - cap(b.buf) - cap(b.spans)*spanBytes; n < count*sliceBytes {
+		t.Errorf("%d bytes count of the room for %d values", n, count)
+	}
 }

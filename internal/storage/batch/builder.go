@@ -61,7 +61,10 @@ type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared int }
 // piece of memory.
 const sharedBytesMin = 512
 
-const spanBytes = int(unsafe.Sizeof(opSpan{}))
+const (
+	spanBytes  = int(unsafe.Sizeof(opSpan{}))
+	sliceBytes = int(unsafe.Sizeof([]byte(nil)))
+)
 
 // Reset empties the builder. Buffers larger than keepBytesMax are given back to the runtime.
 func (b *Builder) Reset() {
@@ -86,7 +89,7 @@ func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
-	return cap(b.buf) + cap(b.stored) + (cap(b.spans)+cap(b.inOrder))*spanBytes
+	return cap(b.buf) + cap(b.stored) + (cap(b.spans)+cap(b.inOrder))*spanBytes + cap(b.shared)*sliceBytes
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.
