@@ -79,12 +79,24 @@ func (p *preallocator) assignFirstLocked(size int) bool {
 		p.ready = slices.Insert(p.ready, 0, p.assigned)
 		p.assigned = nil
 	}
-	if len(p.ready) == 0 || len(p.ready[0].buffer) < size {
+	if !p.firstFitsLocked(size) {
 		return false
 	}
 	p.assigned = p.ready[0]
 	p.ready = slices.Delete(p.ready, 0, 1)
 	return true
+}
+
+// firstFitsLocked reports whether the first of the segments that are ready has at least size bytes.
+func (p *preallocator) firstFitsLocked(size int) bool {
+	return len(p.ready) > 0 && len(p.ready[0].buffer) >= size
+}
+
+// anyReady reports whether a segment is ready.
+func (p *preallocator) anyReady() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.firstFitsLocked(0)
 }
 
 // takeAssigned returns the assigned segment, or nil.
@@ -134,12 +146,9 @@ func (p *preallocator) make(allocate func(f vfs.File, size int64) error) (*preal
 	return b, nil
 }
 
-// oversized makes a segment of its own size for one large record. The segments that are ready have lower
+// oversized makes a segment of its own size for one large record. The segments that are ready then have lower
 // numbers and must not be used after it: their files are recycled under higher numbers.
 func (p *preallocator) oversized(size int) error {
-	if err := p.discard(); err != nil {
-		return err
-	}
 	buffer, err := p.buffers.mapZero(size)
 	if err != nil {
 		return err
@@ -149,8 +158,9 @@ func (p *preallocator) oversized(size int) error {
 		return errors.Join(err, p.buffers.unmap(buffer))
 	}
 	b.buffer = buffer
+	err = p.discard()
 	p.add(b)
-	return nil
+	return err
 }
 
 // discard recycles the segments that are ready: their numbers are too low after an oversized segment.
@@ -310,11 +320,10 @@ func (p *preallocator) keepRecyclableLocked(most int) (fewer bool) {
 	return extra > 0
 }
 
-// releaseOld removes the old files that are kept to become segments, but for the few without which the log could not go on, and
-// reports whether there were any.
-func (p *preallocator) releaseOld() (released bool, err error) {
+// releaseOld removes the old files that are kept to become segments, but for a few, and reports whether there were any.
+func (p *preallocator) releaseOld(most int) (released bool, err error) {
 	p.mu.Lock()
-	released = p.keepRecyclableLocked(recyclableMin)
+	released = p.keepRecyclableLocked(most)
 	p.mu.Unlock()
 	return released, p.removeScheduled()
 }

@@ -57,7 +57,7 @@ type preparer struct {
 
 	// Guarded by preallocator.mu.
 	next        *Preparation // a writer waits for it
-	oversized   int          // size of the oversized segment that a writer waits for; zero without
+	oversized   int          // size of the oversized segment that a writer waits for, of the smallest one; zero without
 	skipZeroing bool         // a writer waits, and must not wait until zeros are written to the file
 	flush       keys.Epoch   // must be durable before the segment that a writer waits for begins
 	ended       bool         // the goroutine has ended
@@ -71,8 +71,8 @@ type preparer struct {
 // takes without waiting. Otherwise it requests a segment and returns the attempt to wait for. After the
 // attempt the caller calls Prepare again. Only the owner of the log may take segments.
 //
-// The last segment must be sealed. While an epoch of the next segment could be EpochWindow past durable, the
-// attempt includes a flush.
+// While an epoch of the next segment could be EpochWindow past durable, the attempt includes a flush. That is not
+// known before the last segment is sealed: then the caller calls Prepare again.
 func (l *Log) Prepare(bodyLen int) *Preparation {
 	l.rotation.mu.Lock()
 	defer l.rotation.mu.Unlock()
@@ -93,8 +93,9 @@ func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	switch {
 	case !kept:
 		p.flush = max(p.flush, flush)
-	case size > s.buffers.size:
-		p.oversized = max(p.oversized, size)
+	case size > s.buffers.size && (p.oversized == 0 || size < p.oversized):
+		p.oversized = size
+	case size > s.buffers.size: // the writer of the larger record asks again; a device without room for the smaller one has none for it
 	default:
 		p.skipZeroing = !s.requestMoreLocked() || p.skipZeroing // the first segment is zeroed like the later ones: the log is being opened
 	}
@@ -212,7 +213,10 @@ func (l *Log) prepareOne() (made bool, err error) {
 	s.mu.Lock()
 	attempt, oversized, skipZeroing, flush := p.next, p.oversized, p.skipZeroing, p.flush
 	p.next, p.oversized, p.skipZeroing, p.flush = nil, 0, false, 0
-	enough := oversized == 0 && (len(s.ready) >= s.target || attempt == nil && !p.begun.Load())
+	enough := len(s.ready) >= s.target || attempt == nil && !p.begun.Load()
+	if oversized > 0 { // one that was made before may wait for its writer
+		enough = s.firstFitsLocked(oversized)
+	}
 	s.mu.Unlock()
 	if err = l.flushThrough(flush); err == nil && !enough {
 		made, err = l.preallocate(oversized, skipZeroing, attempt != nil)
@@ -258,7 +262,7 @@ func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, 
 		if err = l.preallocator.oversized(oversized); errors.Is(err, vfs.ErrNoSpace) {
 			err = l.preallocator.oversizedFromReserve(oversized, err)
 		}
-		if err != nil { // others may wait for this attempt, and need a standard one
+		if err != nil && !l.preallocator.anyReady() { // others may wait for this attempt, and need a standard one
 			_, _ = l.preallocate(0, skipZeroing, awaited)
 		}
 		return err == nil, err

@@ -177,13 +177,13 @@ func (p *preallocator) prepareFromReserve(cause error) (made bool, err error) {
 	return true, nil
 }
 
-// oversizedFromReserve is oversized on a full device: if that gives the segment room, the files of the reserve, and those that wait to become
-// segments, are removed for it. Otherwise it returns the error of the attempt to make it beside them.
+// oversizedFromReserve is oversized on a full device: if that gives the segment room, the files of the reserve, those that wait to become
+// segments, and the segments that are ready are removed for it. Otherwise it returns the error of the attempt to make it beside them.
 func (p *preallocator) oversizedFromReserve(size int, cause error) error {
 	free, err := p.fs.Free(p.dir)
 	p.mu.Lock()
 	n := len(p.reserve.files)
-	if err != nil || free+int64(n+len(p.recyclable))*int64(p.buffers.size) < int64(size) {
+	if err != nil || free+int64(n+len(p.recyclable)+len(p.ready))*int64(p.buffers.size) < int64(size) {
 		p.mu.Unlock()
 		return cause
 	}
@@ -191,9 +191,12 @@ func (p *preallocator) oversizedFromReserve(size int, cause error) error {
 	p.reserve.files = nil
 	p.reserve.taken += n
 	p.reserve.pending += n // until the segment is made, the reserve does not take the room again
-	p.keepRecyclableLocked(0)
 	p.mu.Unlock()
-	if err = cause; p.removeScheduled() == nil {
+	err = p.discard()
+	_, failed := p.releaseOld(0)
+	if err = errors.Join(err, failed); err != nil {
+		err = cause
+	} else {
 		err = p.oversized(size)
 	}
 	p.mu.Lock()

@@ -141,8 +141,10 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 }
 
 // ReleaseOldFiles removes old files that are kept to become segments, because the device is full, and reports whether there were any.
-// A few stay.
-func (l *Log) ReleaseOldFiles() (released bool, err error) { return l.preallocator.releaseOld() }
+// A few stay, without which the log could not go on.
+func (l *Log) ReleaseOldFiles() (released bool, err error) {
+	return l.preallocator.releaseOld(recyclableMin)
+}
 
 func (l *Log) recycle(taken []completedSegment) error {
 	if err := l.checkUnused(taken); err != nil {

@@ -1,0 +1,54 @@
+package wal
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestALargeRecordGetsTheSegmentThatIsMadeForIt: other writers of large records that come meanwhile neither have it made anew, nor take it
+// away if the device has no room for theirs, nor let an attempt for several of them fail for which it has room.
+func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
+	const kib = 1 << 10
+	for _, c := range []struct {
+		later       []int // what other writers ask for while a segment for 256 KiB is made; a MiB is left then
+		allocations int
+		refused     bool // their attempt
+		ready       int  // what finds a segment then
+	}{
+		{later: []int{256 * kib}, allocations: 1, ready: 256 * kib},
+		{later: []int{4096 * kib}, allocations: 2, refused: true, ready: 256 * kib},
+		{later: []int{4096 * kib, 512 * kib}, allocations: 2, ready: 512 * kib},
+	} {
+		mem := vfs.NewMem()
+		faulty := vfs.NewFaulty(mem)
+		a := mustStart(t, testOptions(faulty, 64*kib))
+		until := make(chan struct{})
+		allocated := faulty.Inject(vfs.Rule{Op: vfs.OpPreallocate, Fault: vfs.Slow, Until: until})
+		first, later := a.log.Prepare(256*kib), (*Preparation)(nil)
+		for allocated.Fired() == 0 {
+			runtime.Gosched()
+		}
+		for _, body := range c.later {
+			later = a.log.Prepare(body)
+		}
+		fillDisk(t, mem, 1024*kib)
+		close(until)
+		within(t, first.Done(), "the first attempt")
+		within(t, later.Done(), "the second attempt")
+		if first.Err() != nil || errors.Is(later.Err(), vfs.ErrNoSpace) != c.refused {
+			t.Errorf("%v: %v, then %v", c.later, first.Err(), later.Err())
+		}
+		if n := allocated.Fired(); n != c.allocations || a.log.Prepare(c.ready) != nil {
+			t.Errorf("%v: %d files were allocated, want %d, or no segment for %d bytes is ready", c.later, n, c.allocations, c.ready)
+		}
+		if b := a.log.preallocator.takeAssigned(); b != nil {
+			if err := errors.Join(b.file.Close(), a.log.buffers.unmap(b.buffer)); err != nil {
+				t.Error(err)
+			}
+		}
+		mustClose(t, a.log)
+	}
+}
