@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -22,12 +23,22 @@ func (s *Server) userOptions() users.Options {
 	return users.Options{
 		Hash:    passwordCost,
 		Observe: s.gate.publish,
-		Client:  hostOf,
+		Client:  networkOf,
 		Rule:    users.CertificateRule(s.config.TLS.ClientUser),
 		Report: func(what string, err error) {
 			s.log.Error("a record cannot be read; it gives no rights", "record", what, "error", err)
 		},
 	}
+}
+
+// networkOf is the host of the client, for IPv6 its network of 64 bits: a host may have all of its addresses.
+func networkOf(ctx context.Context) string {
+	host := hostOf(ctx)
+	if a, err := netip.ParseAddr(host); err == nil && a.Is6() && !a.Is4In6() {
+		network, _ := a.WithZone("").Prefix(64) // a prefix of 64 bits is one
+		return network.String()
+	}
+	return host
 }
 
 // announceBootstrap logs the token that makes the first administrator, as long as there is none.

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"crypto/sha256"
+	"net"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/epochkv/epochkv/internal/auth"
@@ -87,5 +90,18 @@ func onBothTransports(t *testing.T, test func(t *testing.T, h *harness), adjust 
 		t.Run(string(kind), func(t *testing.T) {
 			test(t, mustStart(t, append(adjust, func(c *config.Config) { c.Transport = kind })...))
 		})
+	}
+}
+
+// TestPasswordsOfANetworkAreThoseOfOneClient: a host with IPv6 has 2^64 addresses.
+func TestPasswordsOfANetworkAreThoseOfOneClient(t *testing.T) {
+	for address, want := range map[string]string{
+		"192.0.2.1:4000": "192.0.2.1", "[2001:db8:1:2:3::4]:4000": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::]:1": "2001:db8:1:2::/64",
+		"[::ffff:192.0.2.1]:4000": "192.0.2.1", "[fe80::1%eth0]:4000": "fe80::/64",
+	} {
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))})
+		if got := networkOf(ctx); got != want {
+			t.Errorf("%s is of %q, want %q", address, got, want)
+		}
 	}
 }
