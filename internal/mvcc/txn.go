@@ -279,6 +279,14 @@ func (t *Txn) CommitRequest(ctx context.Context, request *Request) (keys.Epoch, 
 	return t.at, err
 }
 
+// Discard gives up the writes, the savepoints and the read set of the transaction, which stays open. The caller must not commit it.
+func (t *Txn) Discard() {
+	t.cursor.Close()
+	t.cursor.own = nil
+	t.own.reset()
+	t.reads.reset(t.at)
+}
+
 // Rollback ends the transaction and discards its writes. Without a transaction it does nothing.
 func (t *Txn) Rollback() {
 	if !t.open {

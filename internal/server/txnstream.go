@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -389,8 +390,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		return nil, nil, w, errStreamOver
 	}
 	c.busy = true
-	begin, begins := req.Request.(*pb.TransactRequest_Begin)
-	if begins {
+	if begin, ok := req.Request.(*pb.TransactRequest_Begin); ok {
 		err = c.begin(begin.Begin, out)
 	} else {
 		w, err = c.within(req, out)
@@ -402,13 +402,22 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		held = c.executor.takeCharge()
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
-		if tooLarge := c.server.transactions.resize(c.row, c.txn.Size()); err == nil && !begins {
-			err = tooLarge
-		}
-		c.executor.releaseDeletions() // which resize has counted
+		err = cmp.Or(err, c.resizeLocked())
+		c.executor.releaseDeletions() // which resizeLocked has counted
 		c.failLocked(err)
 	}
 	return c.row, held, w, err
+}
+
+// resizeLocked counts what the transaction has. If there is no room for it, it has nothing any more and fails, so that it can only be rolled back: the
+// transactions of other clients would fail until its own client rolls it back.
+func (c *transactionStream) resizeLocked() error {
+	recorded, err := c.server.transactions.resize(c.row, c.txn.Size())
+	if !recorded {
+		c.txn.Discard()
+		_, _ = c.server.transactions.resize(c.row, c.txn.Size())
+	}
+	return err
 }
 
 // failLocked stores the first error of the open transaction.
@@ -427,9 +436,6 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 		return errShuttingDown
 	}
 	o, err := toTxnOptions(req)
-	if err == nil {
-		err = s.transactions.admit(0) // it would be refused anything
-	}
 	if err != nil {
 		return err
 	}

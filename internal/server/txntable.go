@@ -114,16 +114,20 @@ func (b *txnTable) admit(size int) error {
 	return nil
 }
 
-// resize records the memory of t in bytes, also if it is too much: it stays until its client rolls back. The error means that t alone, or all
-// transactions together, use too much.
-func (b *txnTable) resize(t *openTxn, size int) error {
-	switch all := b.bytes.Add(int64(size) - t.bytes.Swap(int64(size))); {
-	case size > b.sizeMax:
-		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
-	case all > b.bytesMax:
-		return errTxnMemory
+// resize records the memory of t in bytes. The error means that t alone, or all transactions together, use too much. Without room for what t has more
+// than before, that is not recorded, and t has to give up everything.
+func (b *txnTable) resize(t *openTxn, size int) (recorded bool, err error) {
+	more := int64(size) - t.bytes.Load()
+	if recorded = b.bytes.Add(more) <= b.bytesMax || more <= 0; recorded {
+		t.bytes.Add(more)
+	} else {
+		b.bytes.Add(-more)
+		err = errTxnMemory
 	}
-	return nil
+	if size > b.sizeMax {
+		err = &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
+	}
+	return recorded, err
 }
 
 func (b *txnTable) find(id uint64) *openTxn {
