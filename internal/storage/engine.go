@@ -363,6 +363,7 @@ func (e *Engine) fullLocked(v *view) bool {
 
 // AwaitsMerge reports whether a rotation would wait until generations are merged, because memory is full.
 func (e *Engine) AwaitsMerge() bool {
+	e.Reclaim() // what was merged before: the rotation would wait for that, too
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
