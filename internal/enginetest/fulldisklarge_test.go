@@ -37,6 +37,62 @@ func TestAFullDiskTakesADeletionThatIsLargerThanASegment(t *testing.T) {
 	mustHold(t, mustOpen(t, o), want)
 }
 
+// TestSegmentsThatWereDurableBeforeTheirEndAreGivenBack: a large deletion has taken all other files of the log, and nothing else can be merged.
+func TestSegmentsThatWereDurableBeforeTheirEndAreGivenBack(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.MemoryBytes, o.SyncInterval = 1<<20, time.Hour
+	s := mustOpen(t, o)
+	mustPut(t, s, "one", "v")
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fillOthers(t, fs, 0)
+	x, others := mustSession(t, s), logBytes(t, fs)-int64(s.Stats().Storage.Log.Segments)*o.Storage.SegmentBytes
+	defer x.Close()
+	w := mvcc.Write{Durability: mvcc.DurabilityAsync}
+	for i := 0; w.Batch.Size() < int(others-8<<10); i++ {
+		w.Delete(fmt.Appendf(nil, "%0100d", i))
+	}
+	if _, err := x.Commit(t.Context(), &w); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); len(s.Stats().Storage.Generations) > 1 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if err := s.AwaitDurable(t.Context(), s.Visible()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); s.Checkpoint(t.Context()) != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	mustDelete(t, s, "one")
+	mustHold(t, s, nil)
+}
+
+// TestALargeRecordIsAcceptedOnlyIfItCanBeMerged: with 1 MiB the disk has room for its log file, and not for its pages as well. Accepted, it would fill
+// memory for good, and deletions would be refused.
+func TestALargeRecordIsAcceptedOnlyIfItCanBeMerged(t *testing.T) {
+	for left, fits := range map[int64]bool{1 << 20: false, 4 << 20: true} {
+		fs := vfs.NewMem()
+		o := reserving(fs)
+		o.Storage.MemoryBytes = 1 << 20
+		s, want, large := mustOpen(t, o), map[string]string{}, strings.Repeat("l", 1<<20)
+		fillSmall(t, s, want, 2000, "v")
+		fillOthers(t, fs, left)
+		x := mustSession(t, s)
+		defer x.Close()
+		if _, err := put(x, "large", large, mvcc.DurabilitySync); (err == nil) != fits || err != nil && !errors.Is(err, vfs.ErrNoSpace) {
+			t.Errorf("%d KiB are left: %v", left>>10, err)
+		}
+		if fits {
+			want["large"] = large
+		}
+		mustDeleteRange(t, s, want, numbered(0), numbered(2000))
+		mustHold(t, s, want)
+	}
+}
+
 // TestALargeRecordThatDoesNotFitRefusesNoOther: it is refused soon, and the others go on, also while there is always one of other clients.
 func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	fs := vfs.NewMem()

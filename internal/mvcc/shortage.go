@@ -29,7 +29,7 @@ func (s *Store) admit(w *Write) error {
 // reserve.
 func (s *Store) awaitSpace(ctx context.Context, w *Write) error {
 	if !w.Batch.OnlyDeletes() {
-		if err := s.engine.AwaitReserve(ctx); err != nil {
+		if err := s.engine.AwaitReserve(ctx, w.body); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -28,6 +29,8 @@ type diskReserve struct {
 	checked  atomic.Pointer[chan struct{}] // closed when the next check that begins has ended; replaced under mu
 	judged   atomic.Int64                  // files of the log's reserve that had become segments when the last check began
 	wanted   atomic.Bool                   // the next check gives up something of the log, although the reserve may be complete
+	large    atomic.Int64                  // bytes of the largest record for which the next check makes room in pages
+	noRoom   atomic.Bool                   // the last check that was to do so found the disk full
 	given    atomic.Uint64                 // how often a check has given up something of the log
 	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
 
@@ -99,9 +102,15 @@ func (e *Engine) CheckSpace() {
 // fillReserve fills all parts of the reserve. If the disk is full, the log gives up its old files, and then the holders of the log
 // that yield give up their segments, the largest first. One of these is given up if a record has found no room.
 func (e *Engine) fillReserve() error {
+	large := e.reserve.large.Swap(0)
 	for {
-		err := errors.Join(e.log.FillReserve(), e.fillPages(), e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
-		if wanted := e.reserve.wanted.Swap(false); !wanted && !errors.Is(err, vfs.ErrNoSpace) {
+		ofLog := e.log.FillReserve()
+		noRoom, ofPages := e.fillPages(large)
+		if large > 0 {
+			e.reserve.noRoom.Store(noRoom)
+		}
+		err := errors.Join(ofLog, ofPages, e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
+		if wanted := e.reserve.wanted.Swap(false); !wanted && !noRoom && !errors.Is(err, vfs.ErrNoSpace) {
 			return err
 		}
 		more, failed := e.log.ReleaseOldFiles()
@@ -125,12 +134,19 @@ func newSpaceCheck() *chan struct{} {
 // AwaitReserve waits until it is known whether there is a shortage, if the memtables need more pages than are free for them, or the
 // log has taken a file of the reserve: writers must not be faster than RunSpace, which may be slow on a slow device, and which may
 // find space in what is kept of the log. The caller reads Shortage afterwards. It waits up to Options.StallMax
-// (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long.
-func (e *Engine) AwaitReserve(ctx context.Context) error {
+// (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long. A large record is refused by itself if there
+// is no room for its pages (ShortageError): no checkpoint could merge it.
+func (e *Engine) AwaitReserve(ctx context.Context, body *batch.Body) error {
+	large := int64(0)
+	if e.oversized(body) {
+		large = int64(body.Size())
+	}
 	_, taken := e.log.Reserve()
 	unjudged := int64(taken) > e.reserve.judged.Load()
-	if outgrown := e.reserve.enabled && e.Shortage() == nil && (unjudged || !e.covers(e.unmerged())); !outgrown {
+	if outgrown := e.reserve.enabled && e.Shortage() == nil && (unjudged || !e.covers(e.unmerged()+large)); !outgrown {
 		return nil
+	}
+	for before := e.reserve.large.Load(); large > before && !e.reserve.large.CompareAndSwap(before, large); before = e.reserve.large.Load() {
 	}
 	judged := *e.reserve.checked.Load()
 	e.reserve.requestCheck()
@@ -144,6 +160,9 @@ func (e *Engine) AwaitReserve(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if large > 0 && e.reserve.noRoom.Load() && e.Shortage() == nil && !e.covers(e.unmerged()+large) {
+		return &ShortageError{Since: time.Now(), cause: fmt.Errorf("%w for the pages of a record of %d bytes", vfs.ErrNoSpace, large)}
+	}
 	return nil
 }
 
@@ -154,14 +173,16 @@ func (e *Engine) covers(unmerged int64) bool {
 }
 
 // fillPages fills the part of the data file: the reserve, and the pages that the memtables will need. A quarter of the
-// reserve may be missing before that counts; otherwise a shortage would begin and end with every checkpoint.
-func (e *Engine) fillPages() error {
+// reserve may be missing before that counts; otherwise a shortage would begin and end with every checkpoint. What is missing of the pages
+// of a large record is no error: noRoom says that the disk is too full for them.
+func (e *Engine) fillPages(large int64) (noRoom bool, err error) {
 	unmerged := e.unmerged()
-	err := e.pager.FillReserve(unmerged)
+	err = e.pager.FillReserve(unmerged + large)
+	noRoom = large > 0 && errors.Is(err, vfs.ErrNoSpace) && !e.covers(unmerged+large)
 	if e.Shortage() != nil || !e.covers(unmerged) {
-		return err
+		return noRoom, err
 	}
-	return nil
+	return noRoom, nil
 }
 
 // fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.
@@ -210,9 +231,12 @@ func (e *Engine) RunSpace(ctx context.Context) {
 	}
 }
 
-// releasePages frees pages that the last checkpoints replaced and no reader reaches any more. A running checkpoint does it
-// itself.
+// releasePages frees pages that the last checkpoints replaced and no reader reaches any more, and gives back log segments that were not written to
+// their end when the last checkpoint merged them. A running checkpoint does it itself.
 func (e *Engine) releasePages() {
+	if e.mayTruncate() {
+		_ = e.log.Truncate() // a failure stops the log, which keeps the error
+	}
 	e.Reclaim()
 	if e.checkpoints.mu.TryLock() {
 		_ = e.pager.Shrink() // a failure stops the pager, which keeps the error
