@@ -559,7 +559,7 @@ func TestTransactionLimitsAtTheLimitAndPastIt(t *testing.T) {
 // TestTransactionsThatAreRefusedKeepNothing: most of them are refused what they have no room for, and none is rolled back by its client. Others go on
 // meanwhile.
 func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
-	testseed.SkipUnderRace(t) // it measures the heap, in which more stays then
+	testseed.SkipUnderRace(t) // it measures the heap, in which the assertions keep the keys of each client's last request (access.claim)
 	const txns, size = 20, 256 << 10
 	small, reads := new(pb.WriteRequest), new(pb.BatchReadRequest)
 	for i := range size / 64 { // each takes as much in memory
