@@ -49,7 +49,7 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 	}
 	ending, cancel := context.WithTimeout(ctx, endingWaitMax)
 	defer cancel()
-	errs := make([]error, len(later))
+	errs := make([]error, len(later)+len(ends))
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range min(clearingMax, len(later)) {
@@ -61,8 +61,8 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 		})
 	}
 	all.Wait()
-	for _, ended := range ends {
-		errs = append(errs, awaitEnded(ctx, ending, 0, ended))
+	for n, ended := range ends {
+		errs[len(later)+n] = awaitEnded(ctx, ending, 0, ended)
 	}
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrRevoking) {
