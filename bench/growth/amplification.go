@@ -16,8 +16,6 @@ const (
 	writtenByAccepted   = "bytes written for each accepted"
 )
 
-var amplificationShape = workload.Shape{KeyBytes: 16, ValueBytes: 100}
-
 // amplification overwrites one part of r.Point of the key range at random.
 func amplification() harness.Scenario {
 	return harness.Scenario{
@@ -34,7 +32,7 @@ func amplification() harness.Scenario {
 
 const amplificationWriters = 2
 
-// overwrites gives an engine's keys the values that they have.
+// overwrites is the arm of an engine.
 func overwrites(name string, open engines.Open) func(*harness.Run) error {
 	return func(r *harness.Run) error {
 		e, err := harness.Shared(r, name, func(dir string) (*grown, error) { return loadLarger(r, dir, open) })
@@ -44,14 +42,7 @@ func overwrites(name string, open engines.Open) func(*harness.Run) error {
 		part := max(e.data.Count()/r.Point, 1)
 		err = r.Time(r.Size, func() error {
 			return workload.Parallel(e, amplificationWriters, func(worker int, s engines.Session) error {
-				random, value := rand.New(rand.NewPCG(r.Seed, uint64(worker))), make([]byte, e.data.ValueBytes)
-				for range r.Size / amplificationWriters {
-					i := random.IntN(part)
-					if err := s.Put(e.data.Key(i), e.data.Value(value, i)); err != nil {
-						return err
-					}
-				}
-				return nil
+				return overwrite(s, e.data, rand.New(rand.NewPCG(r.Seed, uint64(worker))), part, r.Size/amplificationWriters)
 			})
 		})
 		if err != nil {
@@ -66,27 +57,21 @@ func overwrites(name string, open engines.Open) func(*harness.Run) error {
 }
 
 func countAmplification(r *harness.Run) {
-	accepted := r.Size * (amplificationShape.KeyBytes + amplificationShape.ValueBytes)
+	accepted := r.Size * (grownShape.KeyBytes + grownShape.ValueBytes)
 	r.Count(writtenByAccepted, r.WrittenBytes()/float64(accepted))
 }
 
-// loadLarger loads more than memory, in key order.
+// loadLarger loads more than memory.
 func loadLarger(r *harness.Run, dir string, open engines.Open) (*grown, error) {
-	memory := max(int64(r.Load*(amplificationShape.KeyBytes+amplificationShape.ValueBytes)/amplificationTimes), amplificationMemory)
-	e, err := open(engines.Options{Dir: dir, CacheBytes: memory / 2, BufferBytes: memory / 2 / engines.WriteBuffers})
-	if err != nil {
-		return nil, err
-	}
-	g := &grown{Engine: e, data: workload.NewSorted(r.LoadSeed, r.Load, amplificationShape)}
-	if err := g.data.Load(e); err != nil {
-		return nil, err
-	}
-	return g, e.Settle()
+	memory := max(int64(r.Load*(grownShape.KeyBytes+grownShape.ValueBytes)/amplificationTimes), amplificationMemory)
+	return loaded(workload.NewSorted(r.LoadSeed, r.Load, grownShape), func() (engines.Engine, error) {
+		return open(engines.Options{Dir: dir, CacheBytes: memory / 2, BufferBytes: memory / 2 / engines.WriteBuffers})
+	})
 }
 
 func overwritesOfLMDB(r *harness.Run) error {
 	p, err := harness.Shared(r, "lmdb", func(dir string) (*lmdb.Process, error) {
-		return lmdb.Start(dir, r.Load, amplificationShape.ValueBytes)
+		return lmdb.Start(dir, r.Load, grownShape.ValueBytes)
 	})
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ func alone(do func(engines.Session, *workload.Data, *harness.Run) error) work {
 
 const scanned = 100
 
+var grownShape = workload.Shape{KeyBytes: 16, ValueBytes: 100}
+
 // grown is an engine whose tree holds the keys, and whose cache holds the tree.
 type grown struct {
 	engines.Engine
@@ -70,7 +72,7 @@ func grownOptions(r *harness.Run, dir string) engines.Options {
 }
 
 func makeGrown(r *harness.Run, dir string) (*grown, error) {
-	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
+	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, grownShape)
 	store, err := open(dir)
 	if err != nil {
 		return nil, err
@@ -91,7 +93,8 @@ func makeGrown(r *harness.Run, dir string) (*grown, error) {
 func (o random) run(r *harness.Run) error {
 	e, err := harness.Shared(r, fmt.Sprint(o.name, r.Point), func(dir string) (*grown, error) {
 		if o.peer != nil {
-			return o.makePeer(r, dir)
+			d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, grownShape)
+			return loaded(d, func() (engines.Engine, error) { return o.peer(grownOptions(r, dir)) })
 		}
 		return makeGrown(r, dir)
 	})
@@ -127,31 +130,16 @@ func (o random) run(r *harness.Run) error {
 	return errors.Join(verify(r, e, d), e.Settle())
 }
 
-// makePeer loads a peer in key order and moves everything out of its write buffers.
-func (o random) makePeer(r *harness.Run, dir string) (*grown, error) {
-	d := workload.NewSorted(r.LoadSeed, r.Load*r.Point, workload.Shape{KeyBytes: 16, ValueBytes: 100})
-	e := &grown{data: d, open: func() (engines.Engine, error) { return o.peer(grownOptions(r, dir)) }}
-	var err error
-	if e.Engine, err = e.open(); err != nil {
+// loaded loads an engine in key order and moves everything out of its write buffers.
+func loaded(d *workload.Data, open func() (engines.Engine, error)) (*grown, error) {
+	e, err := open()
+	if err != nil {
 		return nil, err
 	}
-	err = workload.Parallel(e, 1, func(_ int, s engines.Session) error {
-		names, values, most := [][]byte{}, [][]byte{}, 1000
-		for i := range d.Count() {
-			names, values = append(names, d.Key(i)), append(values, d.Value(make([]byte, d.ValueBytes), i))
-			if len(names) == most || i == d.Count()-1 {
-				if err := s.PutAll(names, values); err != nil {
-					return err
-				}
-				names, values = names[:0], values[:0]
-			}
-		}
-		return nil
-	})
-	if err = errors.Join(err, e.Settle()); err != nil {
+	if err = errors.Join(d.Load(e), e.Settle()); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
-	return e, nil
+	return &grown{Engine: e, data: d, open: open}, nil
 }
 
 // scan reads entries from random keys on. An operation is one scan.
@@ -187,11 +175,16 @@ func putAll(s engines.Session, d *workload.Data, r *harness.Run) error {
 	return nil
 }
 
-// put gives random keys the value that they have: what the pair is stays a function of the seed.
+// put overwrites as many keys as the run asks for.
 func put(s engines.Session, d *workload.Data, r *harness.Run) error {
-	choice, value := rand.New(rand.NewPCG(r.Seed, 1)), make([]byte, d.ValueBytes)
-	for range r.Size {
-		i := choice.IntN(d.Count())
+	return overwrite(s, d, rand.New(rand.NewPCG(r.Seed, 1)), d.Count(), r.Size)
+}
+
+// overwrite gives random ones of the first keys the value that they have: what the pair is stays a function of the seed.
+func overwrite(s engines.Session, d *workload.Data, choice *rand.Rand, first, count int) error {
+	value := make([]byte, d.ValueBytes)
+	for range count {
+		i := choice.IntN(first)
 		if err := s.Put(d.Key(i), d.Value(value, i)); err != nil {
 			return err
 		}

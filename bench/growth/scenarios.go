@@ -6,7 +6,6 @@ import (
 	"github.com/epochkv/epochkv/bench/engines"
 	"github.com/epochkv/epochkv/bench/harness"
 	"github.com/epochkv/epochkv/bench/lmdb"
-	"github.com/epochkv/epochkv/bench/workload"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -55,15 +54,14 @@ func keys() harness.Scenario {
 }
 
 func writers() harness.Scenario {
-	shape := workload.Shape{KeyBytes: 16, ValueBytes: 100}
 	return harness.Scenario{
 		Name: "growth-writers", About: "Single puts, acknowledged when visible, by more and more writers.",
 		Unit: "puts", Axis: axis("writers", 1, 2, 4, 8, 16, 64, 256), Size: 200_000,
 		Arms: []harness.Arm{
-			{Name: "epochkv", Run: inserts{shape: shape}.byWriters},
-			{Name: "one mutex", Run: inserts{shape: shape, options: engines.Options{OneMutex: true}}.byWriters},
-			{Name: "pebble", Run: inserts{shape: shape, peer: engines.Pebble}.byWriters},
-			{Name: "lmdb in C", Run: lmdbInserts{valueBytes: shape.ValueBytes}.byWriters},
+			{Name: "epochkv", Run: inserts{shape: grownShape}.byWriters},
+			{Name: "one mutex", Run: inserts{shape: grownShape, options: engines.Options{OneMutex: true}}.byWriters},
+			{Name: "pebble", Run: inserts{shape: grownShape, peer: engines.Pebble}.byWriters},
+			{Name: "lmdb in C", Run: lmdbInserts{valueBytes: grownShape.ValueBytes}.byWriters},
 		},
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -188,14 +187,9 @@ func (p processIO) since(before processIO) processIO {
 
 // ioOf is what a process has written so far; nothing where the kernel does not count it.
 func ioOf(pid string) (p processIO) {
-	text, err := os.ReadFile("/proc/" + pid + "/io")
-	if err != nil {
-		return p
-	}
-	_, _ = fmt.Sscanf(string(text), "rchar: %d\nwchar: %d", new(int64), &p.passed)
-	_, after, _ := strings.Cut(string(text), "\nwrite_bytes: ")
-	number, _, _ := strings.Cut(after, "\n")
-	p.written, _ = strconv.ParseInt(number, 10, 64)
+	file := filepath.Join("/proc", pid, "io")
+	p.written, _ = strconv.ParseInt(field(file, "write_bytes"), 10, 64)
+	p.passed, _ = strconv.ParseInt(field(file, "wchar"), 10, 64)
 	return p
 }
 

@@ -31,7 +31,7 @@ const (
 	Put   = "put"   // overwrites of random keys, each a transaction that is not synced
 	Batch = "batch" // the same, 100 a transaction, counted by entry
 
-	Parts  = "parts"  // of the key range, of which the least is where Put and Batch overwrite from now on: count
+	Parts  = "parts"  // the key range has count parts from now on: Put and Batch overwrite keys of the first
 	Insert = "insert" // new keys, each a transaction
 	Hold   = "hold"   // overwrites of every key, each a transaction after which the state is held
 	Newest = "newest" // reads of random keys at the newest state

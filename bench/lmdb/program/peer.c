@@ -3,7 +3,7 @@
 //   peer DIR KEYS VALUE_BYTES
 //
 // Prints "ready" when KEYS pairs are loaded. Then a line "WORK THREADS COUNT" makes each thread do COUNT operations, and is answered with
-// the number of all threads. It ends with its input. Nothing is synced. WORK is
+// how many all threads did. It ends with its input. Nothing is synced. WORK is
 //
 //   get, scan, all          point reads; scans of 100 from random keys; entries of whole scans
 //   put, batch              overwrites of random keys, a transaction each; 100 a transaction, counted by key
