@@ -13,7 +13,7 @@ import (
 // merge. Cuts do not divide a merge with avoided pages, and the first merge into a tree has no leaf. When it is cancelled, the merge
 // ends within the leaf, also if nothing of the input is left.
 func TestOneLeafMayTakeAnyAmountOfInput(t *testing.T) {
-	const total, most = 20000, 1000
+	const total, most = 50000, 1000
 	old := newStore(512)
 	tree := old.apply(t, old.mergeInput(Root{}, numbered(0, 200, 1, 12), allVisible)).Root
 	children, err := readChildren(old, page.Child{Separator: page.Separator{Trailer: page.NoTrailer}, ID: tree.ID}, tree.Level)
