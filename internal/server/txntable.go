@@ -102,8 +102,7 @@ func (b *txnTable) leave(t *openTxn) {
 	b.bytes.Add(-t.bytes.Swap(0))
 }
 
-// admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or all have no room for them. What it keeps when it
-// is refused later stays until its client rolls back.
+// admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or all have no room for them.
 func (b *txnTable) admit(size int) error {
 	switch {
 	case size > b.sizeMax:
@@ -114,8 +113,8 @@ func (b *txnTable) admit(size int) error {
 	return nil
 }
 
-// resize records the memory of t in bytes. The error means that t alone, or all transactions together, use too much. Without room for what t has more
-// than before, that is not recorded, and t has to give up everything.
+// resize records the memory of t in bytes. The error means that t alone, or all transactions together, use too much. What t alone has too much stays
+// until its client rolls back. If all together have no room for what t has more than before, that is not recorded, and t has to give up everything.
 func (b *txnTable) resize(t *openTxn, size int) (recorded bool, err error) {
 	more := int64(size) - t.bytes.Load()
 	if recorded = b.bytes.Add(more) <= b.bytesMax || more <= 0; recorded {

@@ -146,7 +146,11 @@ func (e *Engine) AwaitReserve(ctx context.Context, body *batch.Body) error {
 	if outgrown := e.reserve.enabled && e.Shortage() == nil && (unjudged || !e.covers(e.unmerged()+large)); !outgrown {
 		return nil
 	}
-	for before := e.reserve.large.Load(); large > before && !e.reserve.large.CompareAndSwap(before, large); before = e.reserve.large.Load() {
+	for {
+		before := e.reserve.large.Load()
+		if large <= before || e.reserve.large.CompareAndSwap(before, large) {
+			break
+		}
 	}
 	judged := *e.reserve.checked.Load()
 	e.reserve.requestCheck()
@@ -231,8 +235,8 @@ func (e *Engine) RunSpace(ctx context.Context) {
 	}
 }
 
-// releasePages frees pages that the last checkpoints replaced and no reader reaches any more, and gives back log segments that were not written to
-// their end when the last checkpoint merged them. A running checkpoint does it itself.
+// releasePages frees pages that the last checkpoints replaced and no reader reaches any more, and gives back log segments that the log was still
+// writing when the last checkpoint ended. A running checkpoint does it itself.
 func (e *Engine) releasePages() {
 	if e.mayTruncate() {
 		_ = e.log.Truncate() // a failure stops the log, which keeps the error

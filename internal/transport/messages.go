@@ -90,7 +90,7 @@ func isWhole(b []byte) bool {
 // executeMessages executes a message, unless it is nil, and all that are complete after it.
 func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 	m, reserved := s.messages, 0
-	sent := time.Time{} // if more come while whole is executed, that takes long
+	sent := time.Time{} // long ago: whole may take long, and what is ready is sent after it
 	if whole == nil {
 		sent = time.Now()
 	}
