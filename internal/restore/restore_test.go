@@ -236,20 +236,30 @@ func (b *bench) restore(target archive.Target) (*Report, uint64, error) {
 
 func contents(t *testing.T, s *mvcc.Store) uint64 {
 	t.Helper()
+	h, err := readContents(s)
+	check(t, err)
+	return h
+}
+
+func readContents(s *mvcc.Store) (uint64, error) {
 	x, err := s.Session()
-	check(t, err)
+	if err != nil {
+		return 0, err
+	}
 	defer x.Close()
-	_, err = x.OpenSnapshot(0)
-	check(t, err)
+	if _, err := x.OpenSnapshot(0); err != nil {
+		return 0, err
+	}
 	defer x.CloseSnapshot()
 	c, err := x.Scan(mvcc.ScanOptions{})
-	check(t, err)
+	if err != nil {
+		return 0, err
+	}
 	found := map[string]string{}
 	for c.Next() {
 		found[string(c.Key())] = string(c.Value())
 	}
-	check(t, c.Err())
-	return hash(found)
+	return hash(found), c.Err()
 }
 
 func (b *bench) lineage() keys.Lineage { return b.history }
