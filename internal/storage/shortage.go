@@ -181,8 +181,12 @@ func (e *Engine) covers(unmerged int64) bool {
 // of a large record is no error: noRoom says that the disk is too full for them.
 func (e *Engine) fillPages(large int64) (noRoom bool, err error) {
 	unmerged := e.unmerged()
-	err = e.pager.FillReserve(unmerged + large)
-	noRoom = large > 0 && errors.Is(err, vfs.ErrNoSpace) && !e.covers(unmerged+large)
+	err = e.pager.FillReserve(unmerged)
+	ofLarge := err
+	if large > 0 && err == nil { // by itself: a file that cannot become as large does not grow at all
+		ofLarge = e.pager.FillReserve(unmerged + large)
+	}
+	noRoom = large > 0 && errors.Is(ofLarge, vfs.ErrNoSpace) && !e.covers(unmerged+large)
 	if e.Shortage() != nil || !e.covers(unmerged) {
 		return noRoom, err
 	}

@@ -35,3 +35,26 @@ func TestAWriterWaitsForACheckThatBeginsLater(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestALargeRecordWithoutRoomLeavesTheOthersTheirPages: the disk has room for what the memtables need, and not for the record beside them.
+func TestALargeRecordWithoutRoomLeavesTheOthersTheirPages(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e := b.engine
+	e.CheckSpace()
+	e.pager.SetReserve(2 << 20) // as memtables that have grown, it needs more pages than are free
+	const all = 1 << 40
+	b.fs.SetCapacity(all)
+	free, err := b.fs.Free("db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.fs.SetCapacity(all - free + 8<<20)
+	e.reserve.large.Store(32 << 20)
+	e.CheckSpace()
+	if err := e.Shortage(); err != nil || !e.reserve.noRoom.Load() || !e.covers(e.unmerged()) {
+		t.Errorf("%v; no room for the record: %v; room for the others: %v", err, e.reserve.noRoom.Load(), e.covers(e.unmerged()))
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
