@@ -379,10 +379,8 @@ func (x *Session) reserve(ctx context.Context, w *Write) (keys.Epoch, error) {
 		}
 	}
 	epoch, err := x.validateAndReserve(ctx, w)
-	for err == storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
-		if epoch, err = x.rotateAndReserve(ctx, w); epoch == 0 && err == nil {
-			epoch, err = x.validateAndReserve(ctx, w)
-		}
+	if err == storage.ErrRotating { //nolint:errorlint // a bare sentinel on the hot path
+		epoch, err = x.rotateUntilReserved(ctx, w)
 	}
 	if epoch != 0 {
 		x.store.latches.wrote(&x.committing.held, epoch)
@@ -409,18 +407,39 @@ func (x *Session) validateAndReserve(ctx context.Context, w *Write) (keys.Epoch,
 	return x.store.engine.ReserveValidated(&w.reads.validation, &x.committing.writer, w.body)
 }
 
+// revalidateMax bounds the time in which a large record gets no epoch while a merge takes what was committed since its validation, because it holds
+// latches. After that the window reads pages, see unchanged.
+const revalidateMax = 2 * time.Second
+
+func (x *Session) rotateUntilReserved(ctx context.Context, w *Write) (epoch keys.Epoch, err error) {
+	began := time.Now()
+	for err = storage.ErrRotating; err == storage.ErrRotating; { //nolint:errorlint // see reserve
+		validated := keys.MaxEpoch
+		if w.reads != nil && time.Since(began) < revalidateMax {
+			validated = w.reads.checked
+		}
+		if epoch, err = x.rotateAndReserve(ctx, w, validated); epoch == 0 && err == nil {
+			epoch, err = x.validateAndReserve(ctx, w)
+		}
+	}
+	return epoch, err
+}
+
 // rotateAndReserve waits for the next generation. Only a record that takes more than half of a segment gets its epoch
-// here; for others it returns zero, and they try again.
-func (x *Session) rotateAndReserve(ctx context.Context, w *Write) (keys.Epoch, error) {
+// here; for others, and for one whose validation has to look at the tree again, it returns zero, and they try again.
+func (x *Session) rotateAndReserve(ctx context.Context, w *Write, validated keys.Epoch) (keys.Epoch, error) {
 	x.slot.Leave()
 	start := time.Now()
 	err := x.store.awaitSpace(ctx, w) // the disk may have become full since prepare
 	reserved := false
 	if err == nil {
-		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body)
+		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body, validated)
 	}
 	x.committing.memory += time.Since(start)
-	x.slot.Enter() // an epoch that is reserved and not completed has protected its memtable so far
+	x.slot.Enter()                  // an epoch that is reserved and not completed has protected its memtable so far
+	if err == storage.ErrRotating { //nolint:errorlint // see reserve
+		return 0, nil
+	}
 	if err != nil || !reserved {
 		return 0, err
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -377,35 +378,57 @@ func TestTheWindowOfALargeRecordReadsNoPages(t *testing.T) {
 	o := tiny(files)
 	o.Storage.PageSize, o.Storage.CacheBytes = 512, 16<<10
 	s := mustOpen(t, o)
-	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
+	key := func(i int) string { return fmt.Sprintf("key%06d", i) }
 	for i := range count {
-		mustPutAsync(t, s, string(key(i)), string(make([]byte, 100)))
+		mustPutAsync(t, s, key(i), string(make([]byte, 100)))
 	}
 	mustCheckpoint(t, s)
 	x := mustSession(t, s)
 	defer x.Close()
-	tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range count {
-		if _, err := tx.Get(nil, key(i)); err != nil {
-			t.Fatal(err)
+	for name, test := range map[string]struct {
+		merged   string // a key that another commit writes while the record waits for its segment, and that is merged then
+		conflict bool
+	}{"": {"", false}, "a merge meanwhile": {"other", false}, "a merge of what was read": {key(count / 2), true}} {
+		if test.merged != "" && !invariants.Enabled {
+			continue // the commit cannot be stopped there
 		}
-	}
-	if err := tx.Set([]byte("large"), make([]byte, o.Storage.SegmentBytes*3/4)); err != nil {
-		t.Fatal(err)
-	}
-	reads := files.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow})
-	asked, before := 0, 0
-	x.Permit(func() error { // the second time once it has its epoch
-		asked, before = asked+1, reads.Fired()
-		return nil
-	})
-	if _, err := tx.Commit(t.Context()); err != nil || asked != 2 {
-		t.Fatal(asked, err)
-	}
-	if n := reads.Fired() - before; n > count/10 { // another goroutine may read some
-		t.Errorf("%d reads of the device while other commits wait", n)
+		t.Run(name, func(t *testing.T) {
+			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range count {
+				if _, err := tx.Get(nil, []byte(key(i))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := tx.Set([]byte("large"), make([]byte, o.Storage.SegmentBytes*3/4)); err != nil {
+				t.Fatal(err)
+			}
+			x.committing.atStep = func(step commitStep) {
+				if step == stepChecked && test.merged != "" {
+					mustPutAsync(t, s, test.merged, "v")
+					mustCheckpoint(t, s)
+					test.merged = ""
+				}
+			}
+			defer func() { x.committing.atStep = nil }()
+			reads := files.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow})
+			asked, before := 0, 0
+			x.Permit(func() error { // the second time once it has its epoch
+				asked, before = asked+1, reads.Fired()
+				return nil
+			})
+			_, err = tx.Commit(t.Context())
+			if conflict := errors.As(err, new(*ConflictError)); conflict != test.conflict || err != nil && !conflict {
+				t.Fatal(err)
+			}
+			if want := 2; !test.conflict && asked != want || test.conflict && asked != want-1 {
+				t.Errorf("permission was asked for %d times", asked)
+			}
+			if n := reads.Fired() - before; !test.conflict && n > count/10 { // another goroutine may read some
+				t.Errorf("%d reads of the device while other commits wait", n)
+			}
+		})
 	}
 }

@@ -69,7 +69,7 @@ func (b *bench) commit(w *batch.Builder) {
 		b.slot.Leave() // there are no other sessions
 		if errors.Is(err, ErrRotating) {
 			var reserved bool
-			if reserved, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body); err == nil && !reserved {
+			if reserved, err = b.engine.AdvanceGeneration(context.Background(), &b.writer, body, keys.MaxEpoch); err == nil && !reserved {
 				continue
 			}
 			epoch = b.writer.Epoch()

@@ -200,12 +200,13 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // record of more than half a segment it makes a new generation at once, reserves in it before other writers see it, and
 // returns true: otherwise small records would fill each new segment first. If memory is full, it waits for a checkpoint,
 // up to Options.StallMax; it waits as long for a log segment. Errors: ErrMemoryFull, ErrNoSegment, vfs.ErrNoSpace,
-// ErrFailed, and the cause of the context's end. After an error the next call retries.
-func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body) (reserved bool, err error) {
+// ErrFailed, and the cause of the context's end. After an error the next call retries. ErrRotating means that nothing was reserved, because the tree
+// has commits after the epoch validated, which a validation of the record would have to look for in pages.
+func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body, validated keys.Epoch) (reserved bool, err error) {
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
-	first := &opening{secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
+	first := &opening{validated: validated, secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
 		err := next.reserve(w, body)
 		reserved = err == nil
@@ -217,8 +218,9 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.B
 
 // opening is what a large record does in a generation before other writers see it.
 type opening struct {
-	secure  func(*memtable.Table) error // an error changes nothing
-	reserve func(*generation) error
+	validated keys.Epoch                  // see AdvanceGeneration
+	secure    func(*memtable.Table) error // an error changes nothing
+	reserve   func(*generation) error
 }
 
 // oversized reports whether a record takes more than half of a segment.
@@ -326,6 +328,9 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 		}
 		e.checkpoints.request()
 		return obstacle{ready: e.memory.room}, nil
+	}
+	if first != nil && v.inTree > first.validated {
+		return obstacle{}, ErrRotating
 	}
 	full = v.active
 	attempt := e.log.Prepare(bodyBytes)

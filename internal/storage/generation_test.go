@@ -35,7 +35,7 @@ func TestOversizedRecordIsTheFirstOfItsGeneration(t *testing.T) {
 		if b.engine.view.Load().active.sealed() {
 			t.Fatalf("asking for %d bytes ended a segment that has room for small records", size)
 		}
-		reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
+		reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body, keys.MaxEpoch)
 		if active := b.engine.view.Load().active; err != nil || !reserved || b.writer.Epoch() != active.first {
 			t.Fatalf("%d bytes: reserved %v at epoch %d of a generation from %d: %v", size, reserved, b.writer.Epoch(), active.first, err)
 		}

@@ -40,7 +40,7 @@ func TestRecordWithoutMemoryForItIsRefused(t *testing.T) {
 			if _, err := b.engine.Reserve(&b.writer, body); !errors.Is(err, ErrRotating) {
 				t.Fatal(err)
 			}
-			reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body)
+			reserved, err := b.engine.AdvanceGeneration(context.Background(), &b.writer, body, keys.MaxEpoch)
 			if reserved || !errors.Is(err, ErrMemoryFull) || !errors.Is(err, errNone) {
 				t.Fatalf("reserved %v, %v, want an error for the client that says why", reserved, err)
 			}

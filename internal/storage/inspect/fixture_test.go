@@ -76,7 +76,7 @@ func (s *store) commit(w *batch.Builder) {
 		s.slot.Leave()
 		if errors.Is(err, storage.ErrRotating) {
 			var reserved bool
-			if reserved, err = s.engine.AdvanceGeneration(context.Background(), &s.writer, body); err == nil && !reserved {
+			if reserved, err = s.engine.AdvanceGeneration(context.Background(), &s.writer, body, keys.MaxEpoch); err == nil && !reserved {
 				continue
 			}
 			epoch = s.writer.Epoch()
