@@ -77,8 +77,7 @@ func (o *overlay) reset() {
 		return
 	}
 	o.buf, o.entries, o.order, o.sorted = o.buf[:0], o.entries[:0], o.order[:0], 0
-	o.undo, o.savepoints = o.undo[:0], o.savepoints[:0]
-	clear(o.table)
+	o.undo, o.savepoints, o.table = o.undo[:0], o.savepoints[:0], o.table[:0]
 }
 
 func (o *overlay) count() int { return len(o.entries) }
@@ -149,7 +148,9 @@ func (o *overlay) index() {
 		return
 	}
 	if 2*n > len(o.table) {
-		o.table = make([]int32, max(4*linearMax, 2*len(o.table)))
+		size := max(4*linearMax, 2*len(o.table))
+		o.table = slices.Grow(o.table[:0], size)[:size]
+		clear(o.table)
 	}
 	for i := range o.entries {
 		o.insert(i)

@@ -279,11 +279,13 @@ func (t *Txn) CommitRequest(ctx context.Context, request *Request) (keys.Epoch, 
 	return t.at, err
 }
 
-// Discard gives up the writes, the savepoints and the read set of the transaction, which stays open. The caller must not commit it.
+// Discard gives up the writes, the savepoints and the read set of the transaction, which stays open, with their buffers: it is charged for nothing
+// more, however long it stays. The caller must not commit it.
 func (t *Txn) Discard() {
 	t.cursor.Close()
 	t.cursor.own = nil
-	t.own.reset()
+	t.own = overlay{}
+	t.reads = readSet{err: t.reads.err} // see reset
 	t.reads.reset(t.at)
 }
 

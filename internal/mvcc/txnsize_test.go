@@ -180,3 +180,46 @@ func TestTransactionThatIsTooLargeGoesOnFromItsSavepoint(t *testing.T) {
 		})
 	}
 }
+
+// TestTransactionIsNotChargedForWhatItGaveUp: neither for what one before it in its session had. What it has discarded it keeps no buffers of: it may
+// stay open for long.
+func TestTransactionIsNotChargedForWhatItGaveUp(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	for range 2 {
+		tx, err := x.Begin(TxnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := tx.Size(); n != 0 {
+			t.Errorf("a transaction is charged for %d bytes when it begins", n)
+		}
+		for i := range 4 * linearMax {
+			key := fmt.Appendf(nil, "%d", i)
+			_, absent := tx.Get(nil, key)
+			if err := tx.Set(key, key); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := tx.Get(nil, key); absent != nil || err != nil || string(v.Data) != string(key) {
+				t.Fatalf("%v before; %q, %v", absent, v.Data, err)
+			}
+		}
+		tx.Rollback()
+	}
+	tx, err := x.Begin(TxnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if tx.Discard(); tx.Size() != 0 || tx.own.held()+tx.reads.held() != 0 {
+			t.Errorf("charged for %d bytes, with buffers of %d and %d", tx.Size(), tx.own.held(), tx.reads.held())
+		}
+		if _, err := tx.Get(nil, []byte("k")); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Set([]byte("k"), []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -569,7 +569,7 @@ func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
 	}
 	for name, row := range map[string]struct {
 		request *pb.TransactRequest
-		first   pb.ErrorReason // why that of the first is refused, if it is
+		alone   pb.ErrorReason // why it is refused to one alone, if it is
 		most    config.Size    // of one
 	}{
 		"a write": {txnPutRequest("k", string(make([]byte, size))), 0, 2 * size},
@@ -589,10 +589,10 @@ func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
 			all[1].must(savepointRequest)
 			each := func(i int) {
 				_, err := all[i].say(row.request)
-				if reason := row.first; i > 1 {
-					failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS)
-				} else if i == 0 && reason != 0 {
+				if reason := row.alone; reason != 0 {
 					failureOf(t, err).want(t, codes.InvalidArgument, reason, "limit", "size", "unit")
+				} else if i > 0 {
+					failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_TXNS)
 				}
 			}
 			if invariants.Enabled { // the heap has more: the keys of each client's last request (access.claim)
@@ -605,7 +605,7 @@ func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
 			if n, most := h.Server.transactions.bytes.Load(), h.Server.transactions.bytesMax; n > most {
 				t.Errorf("the transactions have %d bytes, of at most %d", n, most)
 			}
-			if _, err := all[1].say(rollbackToRequest(1)); row.first != 0 { // to what was given up
+			if _, err := all[1].say(rollbackToRequest(1)); row.alone != 0 { // to what was given up
 				failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_NO_SAVEPOINT)
 				_, err = all[1].say(commitRequest)
 				failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_TXN_FAILED, "cause")
