@@ -153,15 +153,13 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-# Without tags, golangci-lint runs the same analyzers (govet). With them, only packages of which a file has a tag are different.
-TAGGED = $$(git grep --untracked -lE '^//go:build.*(invariants|ablation)' -- '*.go' $(1) | xargs -n1 dirname | sort -u | sed 's|^|./|')
-vet: ## go vet with assertions and baselines; lint does it without
-	$(LESS_GC) $(GO) vet $(ALL_TAGS) $(call TAGGED,':!bench')
-	cd bench && $(LESS_GC) $(GO) vet $(ALL_TAGS) $(call TAGGED,.)
-
-lint: ## golangci-lint on the server and the bench module
+# With the tags of assertions and baselines, only packages of which a file has a tag are different. Its govet has every analyzer of go vet.
+TAGGED = --build-tags invariants,ablation $$(git grep --untracked -lE '^//go:build.*(invariants|ablation)' -- '*.go' $(1) | xargs -n1 dirname | sort -u | sed 's|^|./|')
+lint: ## golangci-lint on the server and the bench module, without assertions and baselines and with them
 	$(LINT) run ./...
+	$(LINT) run $(call TAGGED,':!bench')
 	cd bench && $(LINT) run --config ../.golangci.yml ./...
+	cd bench && $(LINT) run --config ../.golangci.yml $(call TAGGED,.)
 
 lint-advice: ## Report long and complex functions; advice, never a failure
 	$(LINT) run --default none --enable funlen --enable gocyclo --issues-exit-code 0 ./...
@@ -193,12 +191,12 @@ buf-breaking: ## Fail if the wire contract breaks the newest tag's (before the f
 
 ##@ All
 
-ci: fmt-check vet lint test test-invariants race crash fuzz-smoke generate-check buf-lint buf-breaking tidy-check deadcode vulncheck bench-smoke ## Every check there is, but those that need a package index
+ci: fmt-check lint test test-invariants race crash fuzz-smoke generate-check buf-lint buf-breaking tidy-check deadcode vulncheck bench-smoke ## Every check there is, but those that need a package index
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check vet lint \
+.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help

@@ -169,12 +169,11 @@ func TestSessionsAheadLeaveRoomInTheRing(t *testing.T) {
 		})
 	}
 	writers.Wait()
-	newest := s.engine.SealedEpoch()
 	end()
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if newest = s.engine.SealedEpoch(); s.Visible() != newest || newest <= epochsAheadMax {
+	if newest := s.engine.SealedEpoch(); s.Visible() != newest || newest <= epochsAheadMax {
 		t.Errorf("visible is %d of %d", s.Visible(), newest)
 	}
 }

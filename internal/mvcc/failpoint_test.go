@@ -321,16 +321,16 @@ func TestCollectionDuringAStoppedCommit(t *testing.T) {
 			last := mustPut(t, s, "k", "old")
 			h := haltAtStep(t, x, stop.step, asyncPut(x, "k", "new"))
 			s.collector.collect(nil, true)
-			if min := s.MinVisible(); min > reader.at {
-				t.Errorf("min-visible is %d with a snapshot at %d", min, reader.at)
+			if oldest := s.MinVisible(); oldest > reader.at {
+				t.Errorf("min-visible is %d with a snapshot at %d", oldest, reader.at)
 			}
 			if v, err := reader.Read(nil, []byte("k")); err != nil || string(v.Data) != "49" {
 				t.Errorf("the snapshot reads %q, %v", v.Data, err)
 			}
 			reader.CloseSnapshot()
 			s.collector.collect(nil, true)
-			if min := s.MinVisible(); min > last && !stop.visible {
-				t.Errorf("min-visible is %d, and the commit after %d is not visible", min, last)
+			if oldest := s.MinVisible(); oldest > last && !stop.visible {
+				t.Errorf("min-visible is %d, and the commit after %d is not visible", oldest, last)
 			}
 			if got, want := get(t, s, "k", 0), newest(stop.visible); got != want {
 				t.Errorf("k is %s after a collection, want %s", got, want)
