@@ -194,11 +194,10 @@ var (
 
 // wroteAll returns the results of n writes.
 func wroteAll(n int) []*pb.OperationResult {
-	results := wroteResults[:min(n, len(wroteResults))]
-	for len(results) < n {
-		results = append(results[:len(results):len(results)], wroteResult)
+	if n <= len(wroteResults) {
+		return wroteResults[:n:n]
 	}
-	return results
+	return slices.Repeat(wroteResults[:1], n)
 }
 
 func executeOperation(ctx context.Context, t *mvcc.Txn, o *pb.Operation, list string, i int, admit func(bytes int) error) (*pb.OperationResult, error) {

@@ -174,6 +174,10 @@ func TestAKeyWrittenTwiceTakesTheLastValue(t *testing.T) {
 }
 
 func TestManyWritesHaveAResultEach(t *testing.T) {
+	const many = 1000
+	if n := testing.AllocsPerRun(1, func() { _ = wroteAll(many) }); n > many/10 || len(wroteAll(many)) != many {
+		t.Errorf("%v pieces of memory for the results of %d writes", n, len(wroteAll(many)))
+	}
 	h := mustStart(t)
 	for n := range 9 {
 		var list []*pb.Operation
