@@ -66,6 +66,12 @@ func mustOpen(t testing.TB, fs vfs.FS, o Options) *harness {
 	return h
 }
 
+// List is that of the manager, which nothing ends.
+func (h *harness) List(after ID, limit int) (list []Info, more bool) {
+	list, more, _ = h.Manager.List(context.Background(), after, limit)
+	return list, more
+}
+
 // mustGrant grants a lease, and waits until it is durable.
 func (h *harness) mustGrant(id ID, ttl time.Duration) {
 	h.t.Helper()

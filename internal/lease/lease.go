@@ -114,6 +114,7 @@ type Manager struct {
 		session *mvcc.Session // not counted by the limit: clients may have all others in use
 	}
 	counting    counting
+	listing     chan struct{} // holds a token of a list
 	unread      unreadLeases  // of the start
 	wake        chan struct{} // holds a token if the expirer must look again
 	failed      sync.Once
@@ -139,7 +140,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	}
 	m := &Manager{
 		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
-		counting: counting{wake: make(chan struct{}, 1)},
+		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
 	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
 	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
@@ -332,8 +333,15 @@ func (m *Manager) Lease(id ID) (Info, error) {
 	return m.info(e), nil
 }
 
-// List describes up to limit leases with ids after one, in the order of their ids; more says that there are others.
-func (m *Manager) List(after ID, limit int) (list []Info, more bool) {
+// List describes up to limit leases with ids after one, in the order of their ids; more says that there are others. One list at a time
+// looks at all leases: keep-alives wait for all lists that do, once something waits to change the leases. The error is why ctx ended.
+func (m *Manager) List(ctx context.Context, after ID, limit int) (list []Info, more bool, err error) {
+	select {
+	case m.listing <- struct{}{}:
+		defer func() { <-m.listing }()
+	case <-ctx.Done():
+		return nil, false, context.Cause(ctx)
+	}
 	found := m.first(after, limit+1)
 	if more = len(found) > limit; more {
 		found = found[:limit]
@@ -342,7 +350,7 @@ func (m *Manager) List(after ID, limit int) (list []Info, more bool) {
 	for _, e := range found {
 		list = append(list, m.info(e))
 	}
-	return list, more
+	return list, more, nil
 }
 
 // first are the first n leases with ids after one. It keeps no more than twice as many of the leases, of which there may be a million.

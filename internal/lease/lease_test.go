@@ -197,6 +197,27 @@ func TestAListOfLeasesHasThoseAfterAnID(t *testing.T) {
 	}
 }
 
+// TestListsOfLeasesAreMadeOneAfterTheOther, because many at once keep a keep-alive waiting. One that waits ends with its request.
+func TestListsOfLeasesAreMadeOneAfterTheOther(t *testing.T) {
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer h.stop()
+	h.mustGrant(1, time.Hour)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	h.listing <- struct{}{} // of another list
+	time.AfterFunc(time.Millisecond, cancel)
+	if list, _, err := h.Manager.List(ctx, 0, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v beside another list", list, err)
+	}
+	<-h.listing
+	if list, _, err := h.Manager.List(context.Background(), 0, 1); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	if list, _ := h.List(0, 1); len(list) != 1 {
+		t.Error("the list before keeps others waiting")
+	}
+}
+
 // TestAShortListOfLeasesTakesLittleMemory, however many leases there are.
 func TestAShortListOfLeasesTakesLittleMemory(t *testing.T) {
 	h := mustOpen(t, vfs.NewMem(), Options{})

@@ -212,7 +212,10 @@ func (s *leaseService) ListLeases(ctx context.Context, req *pb.ListLeasesRequest
 		if limit == 0 || limit > leaseListMax {
 			limit = leaseListMax
 		}
-		found, more := s.leases.List(lease.ID(req.GetAfter()), limit)
+		found, more, err := s.leases.List(ctx, lease.ID(req.GetAfter()), limit)
+		if err != nil {
+			return err
+		}
 		out.More = more
 		for i := range found {
 			out.Leases = append(out.Leases, leaseMessage(&found[i]))
