@@ -15,6 +15,7 @@ const relocateOverflowMax = 2048
 // copies blobs that have overflow pages there. Pages that cannot be read stay.
 func (b *Batch) relocate(limit page.ID) error {
 	budget := relocateOverflowMax
+	var last head // of the value that was looked at last: its other pages are not read
 	for _, id := range b.ck.LiveFrom(limit) {
 		if b.s.fill.of(id) > 0 {
 			if err := b.evacuate(id); err != nil {
@@ -22,20 +23,23 @@ func (b *Batch) relocate(limit page.ID) error {
 			}
 			continue
 		}
-		if budget <= 0 {
+		if budget <= 0 || last.has(id) {
 			continue
 		}
 		// Only its contents tell whether the page belongs to the tree, to a page array or to a blob. There are
 		// few such pages.
-		if _, err := b.BlobPage(id); errors.Is(err, pager.ErrCorrupt) {
+		_, err := b.BlobPage(id)
+		if errors.Is(err, pager.ErrCorrupt) {
 			continue
-		} else if err != nil {
+		}
+		if err != nil {
 			return err
 		}
 		if page.ReadHeader(b.scratch).Type != page.TypeOverflow {
 			continue
 		}
-		moved, err := b.relocateOverflow(overflowOwner(b.scratch), id, limit)
+		var moved int
+		last.extents, moved, err = b.relocateOverflow(overflowOwner(b.scratch), id, limit)
 		if err != nil && !errors.Is(err, pager.ErrCorrupt) {
 			return err
 		}
@@ -45,35 +49,35 @@ func (b *Batch) relocate(limit page.ID) error {
 }
 
 // relocateOverflow copies the overflow pages of the blob that page id belongs to, if all copies are then
-// below limit.
-func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (moved int, err error) {
+// below limit. It returns where they are, if the blob has page id.
+func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (from []pager.Extent, moved int, err error) {
 	p := b.locationOf(fragment)
 	if !p.live() {
-		return 0, nil // dropped or queued
+		return nil, 0, nil // dropped or queued
 	}
 	if whole, err := b.whole(fragment, p); err != nil || !whole {
-		return 0, err
+		return nil, 0, err
 	}
 	h, err := b.headFragment(fragment)
 	if err != nil || !h.has(id) {
-		return 0, err
+		return nil, 0, err
 	}
-	from := h.extents
+	from = h.extents
 	for _, e := range from {
 		moved += e.Count
 	}
 	h.extents = b.ck.AllocPieces(moved)
 	if !h.below(limit) {
-		return 0, nil // the pieces are freed at the end of the checkpoint
+		return from, 0, nil // the pieces are freed at the end of the checkpoint
 	}
 	moving := h.encode()
 	if err := b.copyOverflow(fragment, from, h.extents); err != nil {
-		return moved, err
+		return from, moved, err
 	}
 	second, at, err := b.secondFragment(fragment, p)
 	if err != nil {
 		b.free(h.extents)
-		return moved, err
+		return from, moved, err
 	}
 	b.free(from)
 	if at != 0 {
@@ -81,7 +85,7 @@ func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (moved int,
 	}
 	b.subtract(p)
 	b.enqueue(fragment, fragmentHead, moving)
-	return moved, b.packWhileFull()
+	return from, moved, b.packWhileFull()
 }
 
 // whole reports whether the blob at p can be read. The second fragment of a cut blob may be queued, and

@@ -243,6 +243,33 @@ func TestLongLivedBlobsMoveDown(t *testing.T) {
 	}
 }
 
+// TestValuesThatCannotMoveDownAreReadOnce: where all holes are too small for the values at the file end, a checkpoint looks at
+// each of these once, and not at each of their pages.
+func TestValuesThatCannotMoveDownAreReadOnce(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 512)
+	small, large, del := change{}, change{}, change{}
+	for i := range 600 {
+		small[i] = value(i, 0, 3*overflowBytes(512)+10)
+		if i%2 == 0 {
+			del[i] = nil
+		}
+	}
+	for i := range 4 {
+		large[1000+i] = value(i, 1, 100*overflowBytes(512)+10)
+	}
+	must(t, b.checkpoint(small))
+	must(t, b.checkpoint(large))
+	must(t, b.checkpoint(del))
+	b.p.ReuseAllFreed(b.p.Checkpoint())
+	b.relocate = 400
+	read := b.p.PagesRead()
+	must(t, b.checkpoint(change{-1: value(1, 2, 200)}))
+	if n := b.p.PagesRead() - read; n > 100 {
+		t.Fatalf("%d pages were read to move none of 4 values", n)
+	}
+	must(t, b.audit())
+}
+
 // TestWrongBlobsAreRefused: references and table entries that are valid in themselves and lead to another value
 // give errors.
 func TestWrongBlobsAreRefused(t *testing.T) {
