@@ -166,15 +166,24 @@ func (o *overlay) insert(i int) {
 	o.table[at] = int32(i) + 1
 }
 
-// sort makes order complete: all entries, ascending by key.
+// insertedMax is how many entries sort puts into their places one by one, which takes less than sorting all.
+const insertedMax = 256
+
+// sort makes order complete: all entries, ascending by key. A transaction may scan after each of its writes.
 func (o *overlay) sort() {
-	if o.sorted == len(o.order) {
-		return
-	}
-	slices.SortFunc(o.order, func(a, b int32) int {
+	byKey := func(a, b int32) int {
 		return bytes.Compare(o.bytes(o.entries[a].key), o.bytes(o.entries[b].key))
-	})
-	o.sorted = len(o.order)
+	}
+	if o.sorted == 0 || len(o.order)-o.sorted > insertedMax {
+		slices.SortFunc(o.order, byKey)
+		o.sorted = len(o.order)
+	}
+	for ; o.sorted < len(o.order); o.sorted++ {
+		added := o.order[o.sorted]
+		at, _ := slices.BinarySearchFunc(o.order[:o.sorted], added, byKey)
+		copy(o.order[at+1:o.sorted+1], o.order[at:o.sorted])
+		o.order[at] = added
+	}
 }
 
 // within appends to dst the indexes of the entries with keys in [lower, upper), in key order. A nil

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -222,4 +223,36 @@ func TestTransactionIsNotChargedForWhatItGaveUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestAScanAfterAWriteSortsNoOtherWrites: in a transaction that writes and scans in turn, a scan puts the new keys into their places, and does
+// not sort all. Two keys that the test exchanges show that: they stay exchanged until so many are new that all are sorted.
+func TestAScanAfterAWriteSortsNoOtherWrites(t *testing.T) {
+	const writes = 2 * insertedMax
+	var o overlay
+	set := func(i int) { o.set(fmt.Appendf(nil, "%04d", i*7919%writes), nil, nil, keys.KindSet) }
+	check := func(first string) {
+		t.Helper()
+		order := o.within(nil, nil, nil)
+		for i := 3; i < len(order); i++ {
+			if before, key := o.bytes(o.entries[order[i-1]].key), o.bytes(o.entries[order[i]].key); string(before) >= string(key) {
+				t.Fatalf("%s before %s", before, key)
+			}
+		}
+		if key := string(o.bytes(o.entries[order[0]].key)); key != first || len(order) != o.count() {
+			t.Fatalf("%s is the first of %d among %d", key, len(order), o.count())
+		}
+	}
+	for i := range writes / 4 {
+		set(i)
+		check("0000")
+	}
+	second := string(o.bytes(o.entries[o.order[1]].key))
+	o.order[0], o.order[1] = o.order[1], o.order[0]
+	o.set([]byte("x"), nil, nil, keys.KindSet)
+	check(second)
+	for i := writes / 4; i < writes; i++ {
+		set(i)
+	}
+	check("0000")
 }
