@@ -20,6 +20,7 @@ type loadState struct {
 	now     *loading   // is read; nil without one
 	release keys.Epoch // up to which nothing needs to be kept any more; zero if that was done
 	renewAt time.Time  // when what is kept is looked at
+	oldest  keys.Epoch // in the log, when it was looked at
 }
 
 // renewLoadsEvery is how often what keeps bulk loads is looked at.
@@ -31,6 +32,9 @@ func (a *Archiver) keepLoads(ctx context.Context) {
 	if now := time.Now(); !now.Before(s.renewAt) {
 		s.renewAt = now.Add(renewLoadsEvery)
 		_ = a.source.RenewLoads(ctx) // the next time comes long before they end
+	}
+	if oldest := a.source.OldestInLog(); oldest != s.oldest { // without the log after it, which a full disk takes, a bulk load cannot be archived
+		s.oldest, s.release = oldest, max(s.release, max(oldest, 2)-2)
 	}
 	if s.release != 0 && a.source.ReleaseLoads(ctx, s.release) == nil {
 		s.release = 0

@@ -18,6 +18,7 @@ import (
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // load bulk loads some keys, and notes the state after it.
@@ -254,6 +255,37 @@ func TestLogThatIsLostAfterABulkLoadIsAGap(t *testing.T) {
 	b.archived()
 	if s := b.arch.Status(); s.Breaks != 0 {
 		t.Fatalf("a start begins anew: %+v", s)
+	}
+	awaitNoHolds(b)
+}
+
+// TestBulkLoadThatCannotBeArchivedFillsNoDisk: while the target fails, what is overwritten since a bulk load fills the disk. The log is given up
+// then, and so is the bulk load: without the log after it, the archive has no use for it.
+func TestBulkLoadThatCannotBeArchivedFillsNoDisk(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	disk := vfs.NewMem()
+	b.fs, b.dir, b.age, b.yields, b.reserve = disk, "db", 0, true, storage.DiskReserveDerived
+	b.open()
+	b.commits(20)
+	b.archived()
+	b.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Kind: objectstore.FailForGood})
+	b.load(50, 500)
+	disk.SetCapacity(6 << 20)
+	x, err := b.store.Session()
+	check(t, err)
+	defer x.Close()
+	value := bytes.Repeat([]byte("x"), 20_000)
+	for accepted, deadline := 0, time.Now().Add(10*time.Second); accepted < 600; {
+		var w mvcc.Write
+		w.Set([]byte("key"), value)
+		if _, err = x.Commit(t.Context(), &w); err == nil {
+			accepted++
+			continue
+		}
+		if time.Sleep(time.Millisecond); time.Now().After(deadline) {
+			t.Fatalf("%d accepted, %v, holds %+v, oldest %d, pages %+v", accepted, err, b.store.Holds(), b.store.Changes().OldestInLog(), b.store.Stats().Storage.Pages)
+		}
 	}
 	awaitNoHolds(b)
 }

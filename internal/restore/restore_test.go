@@ -42,18 +42,19 @@ func check(t testing.TB, err error) {
 
 // bench is a store with an archive, and what its state is after each commit.
 type bench struct {
-	t      *testing.T
-	dir    string
-	target *objectstore.Faulty
-	store  *mvcc.Store
-	stop   func() // of the archiver
-	arch   *archive.Archiver
-	rng    *rand.Rand
-	now    map[string]string
-	states map[keys.Epoch]uint64 // hash of the state after each commit of a client
-	yields bool
-	fs     vfs.FS        // of the store; nil: that of the system
-	age    time.Duration // of the change log
+	t       *testing.T
+	dir     string
+	target  *objectstore.Faulty
+	store   *mvcc.Store
+	stop    func() // of the archiver
+	arch    *archive.Archiver
+	rng     *rand.Rand
+	now     map[string]string
+	states  map[keys.Epoch]uint64 // hash of the state after each commit of a client
+	yields  bool
+	fs      vfs.FS        // of the store; nil: that of the system
+	age     time.Duration // of the change log
+	reserve int64         // of the disk
 
 	merge       archive.MergeOptions
 	forgetLoads bool // nothing keeps bulk loads for the archive
@@ -80,7 +81,7 @@ func (b *bench) options(dir string) mvcc.Options {
 	hold := archive.Hold("test", b.yields)
 	hold.Lifetime = cmp.Or(b.lifetime, hold.Lifetime)
 	return mvcc.Options{Storage: storage.Options{
-		FS: b.fs, Dir: dir, PageSize: 1024, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10,
+		FS: b.fs, Dir: dir, DiskReserve: b.reserve, PageSize: 1024, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10,
 		ChangeLog: storage.ChangeLog{Age: b.age, Archive: hold},
 	}, SyncInterval: time.Millisecond, GCInterval: time.Millisecond}
 }

@@ -64,12 +64,14 @@ func awaitArchive(t *testing.T, h *harness, done func(*pb.ArchiveStatusResponse)
 	}
 }
 
-// TestArchiveOfAnotherStoreIsRefused: the server serves, and a condition says that nothing is archived, and why.
+// TestArchiveOfAnotherStoreIsRefused: the server serves, and a condition says that nothing is archived, and why. When the archive takes the store
+// again, the backup is made that it needs by then.
 func TestArchiveOfAnotherStoreIsRefused(t *testing.T) {
 	dir, disk := t.TempDir(), vfs.NewMem()
 	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
 	h := mustStartOn(t, disk, adjust)
-	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetEnabled() && s.GetLineage() != "" })
+	first := h.put(t, "first", "value")
+	status := awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= first })
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -90,9 +92,15 @@ func TestArchiveOfAnotherStoreIsRefused(t *testing.T) {
 	if !strings.Contains(status.GetError(), "store another") || len(found) == 0 || found[0].Name != "archive-refused" {
 		t.Fatalf("%v %+v", status, found)
 	}
-	if _, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("a")}); err != nil {
+	h.store.HoldBulkLoads(false) // the archive begins anew after it
+	if _, err := h.bulk(t, 20, 10, true); err != nil {
 		t.Fatal(err)
 	}
+	h.put(t, "a", "value")
+	if err := target.Delete(testContext(t), name); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a backup is made", func() bool { return len(basesOf(t, h)) == 1 })
 }
 
 // TestServerWithoutAnArchiveSaysSo: the status is empty, and there are no conditions.

@@ -120,16 +120,22 @@ func hasBase(all []*backup.Manifest, epoch keys.Epoch) bool {
 // errArchiveNotConnected means that it is not known yet whether the archive is one of this store.
 var errArchiveNotConnected = errors.New("the log archive is not connected")
 
-// backUpForArchive makes a full backup, unless one that was made meanwhile will do. An archive that refuses this store gets none. On a
-// full disk, which gives up log and so needs a backup, it is made when there is space again: see untilDiskFull.
+// archiveConnected is nil if the archive takes the log of this store.
+func (f *feedState) archiveConnected() error {
+	if status := f.archive.Status(); status.Refused || !status.Connected {
+		return errors.Join(errArchiveNotConnected, status.Err)
+	}
+	return nil
+}
+
+// backUpForArchive makes a full backup, unless one that was made meanwhile will do. An archive that refuses this store gets it when it takes the
+// store again. On a full disk, which gives up log and so needs a backup, it is made when there is space again: see untilDiskFull.
 func (s *Server) backUpForArchive(ctx context.Context, reason string) error {
 	if err := s.store.DiskFull(); err != nil {
 		return err
 	}
-	if status := s.feed.archive.Status(); status.Refused {
-		return nil
-	} else if !status.Connected {
-		return errArchiveNotConnected
+	if err := s.feed.archiveConnected(); err != nil {
+		return err
 	}
 	needed, err := s.neededBase(ctx)
 	if err != nil {
@@ -167,24 +173,28 @@ func (s *Server) backUpSince(ctx context.Context, needed keys.Epoch) (*backup.Ma
 	return m, err
 }
 
-// diskFullEvery is how often a backup that was not asked for looks whether the disk is full.
+// diskFullEvery is how often a backup or a drill that was not asked for looks whether the disk is full.
 const diskFullEvery = time.Second
 
 // untilDiskFull is a context that ends, with the reason, when the disk is full. A backup keeps all pages of the state that it copies, and
 // these are the pages that deletions free: no write would be accepted again before it ends.
 func (s *Server) untilDiskFull(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	look := func() {
+		if err := s.store.DiskFull(); err != nil {
+			cancel(err)
+		}
+	}
+	look()
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		ticker := time.NewTicker(diskFullEvery)
 		defer ticker.Stop()
 		for {
-			if err := s.store.DiskFull(); err != nil {
-				cancel(err)
-			}
 			select {
 			case <-ticker.C:
+				look()
 			case <-ctx.Done():
 				return
 			}

@@ -125,7 +125,7 @@ func TestAutomaticBackupHasTheNewestEpoch(t *testing.T) {
 	}
 }
 
-// TestNoAutomaticBackupOnAFullDisk: it would keep the pages that deletions free. It is made when the disk has space again.
+// TestNoAutomaticBackupOnAFullDisk: it would keep the pages that deletions free. It is made when the disk has space again. Nor is there a drill.
 func TestNoAutomaticBackupOnAFullDisk(t *testing.T) {
 	disk, dir := vfs.NewMem(), t.TempDir()
 	h := mustStartOn(t, disk, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond })
@@ -150,6 +150,10 @@ func TestNoAutomaticBackupOnAFullDisk(t *testing.T) {
 	}
 	if err := h.backUpForArchive(testContext(t), "the test"); !errors.Is(err, vfs.ErrNoSpace) {
 		t.Fatalf("a backup on a full disk: %v", err)
+	}
+	h.config.Archive.DrillDir = t.TempDir()
+	if _, err := h.drill(testContext(t)); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatalf("a drill on a full disk: %v", err)
 	}
 	disk.SetCapacity(0)
 	eventually(t, "a backup is made if it is needed", func() bool {

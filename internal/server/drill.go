@@ -87,11 +87,18 @@ func sameDevice(a, b string) (bool, error) {
 // archivedWithin is how long a drill waits until the archive has the state with which it is compared.
 const archivedWithin = 2 * time.Minute
 
-// drill restores what the store has now from the archive, and compares the two.
-func (s *Server) drill(ctx context.Context) (*restore.Report, error) {
-	status := s.feed.archive.Status()
-	if status.Refused || !status.Connected {
-		return nil, errors.Join(errArchiveNotConnected, status.Err)
+// drill restores what the store has now from the archive, and compares the two. It ends when the disk is full: the snapshot that it reads keeps
+// versions that deletions free, and what it restores may be on the same device.
+func (s *Server) drill(ctx context.Context) (_ *restore.Report, err error) {
+	ctx, stop := s.untilDiskFull(ctx)
+	defer stop()
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && cause != nil {
+			err = cause
+		}
+	}()
+	if err := s.feed.archiveConnected(); err != nil {
+		return nil, err
 	}
 	target, err := objectstore.Open(s.config.Archive.URL, objectstore.Options{})
 	if err != nil {
