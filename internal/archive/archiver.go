@@ -287,7 +287,7 @@ func (a *Archiver) read(ctx context.Context) (more bool, err error) {
 	if a.tail.log == nil {
 		a.tail.log = a.source.ReadLog(a.next, wal.TailMark{})
 	}
-	for ctx.Err() == nil && (a.opened.IsZero() || a.writer.Bytes() < a.options.FileBytes) {
+	for ctx.Err() == nil && (a.opened.IsZero() || a.writer.EndsWithLoad() || a.writer.Bytes() < a.options.FileBytes) { // a file does not end with a bulk load
 		rec, ok, err := a.tail.log.Next(through)
 		switch {
 		case err != nil:

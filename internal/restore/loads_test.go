@@ -124,7 +124,7 @@ func awaitNoHolds(b *bench) {
 }
 
 // TestBulkLoadIsKeptUntilItIsArchived: while the target fails, keys of a bulk load are overwritten and deleted, versions are collected, and
-// the store is opened again. Then the archive gets what was loaded.
+// the store is opened again. Then the archive gets what was loaded. It goes on after a bulk load of which the list of objects alone fills a file.
 func TestBulkLoadIsKeptUntilItIsArchived(t *testing.T) {
 	b := newBench(t)
 	b.commits(5)
@@ -150,6 +150,12 @@ func TestBulkLoadIsKeptUntilItIsArchived(t *testing.T) {
 			t.Fatalf("the archive has another state at epoch %d", at)
 		}
 	}
+	b.stop()
+	b.fileBytes = 1 << 10
+	b.archive()
+	b.load(150, 500)
+	b.commits(1)
+	b.archived()
 }
 
 // tick waits until the clock of the store has gone on: it is stored once a millisecond, and what is committed meanwhile has one time.
