@@ -180,11 +180,11 @@ func (a *access) compare() error {
 	if a.row == nil {
 		return errNoRow
 	}
-	if a.row.open {
+	switch {
+	case a.row.sender: // before its message is received; its handler checks the rest
+		return a.identify()
+	case a.row.open:
 		a.caller = &openCaller
-		if a.row.sender { // before its message is received
-			return a.gate.callerOf(a.conn, a.header, a.table).err
-		}
 		return nil
 	}
 	if err := a.identify(); err != nil {

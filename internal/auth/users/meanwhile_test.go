@@ -108,3 +108,50 @@ func TestAChangeIsPermittedInItsTurn(t *testing.T) {
 		t.Errorf("asked %d times; the revision was %d and is %d", asked, revision, h.Table().Revision)
 	}
 }
+
+// TestAClientHasFewChangesInTheLine: those of others do not wait for a flood, each of which takes a sync of the device.
+func TestAClientHasFewChangesInTheLine(t *testing.T) {
+	h := bootstrapped(t, vfs.NewMem())
+	type key struct{}
+	h.hasher.client = func(ctx context.Context) string {
+		client, _ := ctx.Value(key{}).(string)
+		return client
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // ends only a test that fails
+	defer cancel()
+	change := func(client string) error {
+		_, _, err := h.CreateToken(context.WithValue(ctx, key{}, client), NewToken{User: "ann"})
+		return err
+	}
+	waiting := func(client string) int {
+		h.line.mu.Lock()
+		defer h.line.mu.Unlock()
+		return h.line.waiting[client]
+	}
+	h.turn <- struct{}{} // a change waits for the device
+	const flood = 2 * changesMax
+	done := make(chan error, flood+1)
+	for range flood {
+		go func() { done <- change("a flood") }()
+	}
+	for range flood - changesMax {
+		err := <-done
+		if limit, ok := errors.AsType[*auth.LimitError](err); !ok || limit.Retry <= 0 {
+			t.Fatalf("one of too many changes: %v", err)
+		}
+	}
+	if n := waiting("a flood"); n != changesMax {
+		t.Fatalf("%d changes of a client wait", n)
+	}
+	go func() { done <- change("another") }()
+	for waiting("another") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	h.endTurn()
+	for range changesMax + 1 {
+		must(t, <-done)
+	}
+	if len(h.line.waiting) != 0 {
+		t.Errorf("clients of which no change waits are known: %v", h.line.waiting)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -294,7 +295,37 @@ func (m *Manager) adopt(s state) {
 	m.newest.Store(&s)
 }
 
+// changesMax is how many changes of one client wait for their turn: each takes a sync of the device, and those of others come after them.
+const changesMax = 32
+
+// line counts the changes of each client that wait for their turn.
+type line struct {
+	mu      sync.Mutex // a leaf
+	waiting map[string]int
+}
+
+// add counts n more, or reports false if the client would have too many.
+func (l *line) add(client string, n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch n += l.waiting[client]; {
+	case n > changesMax:
+		return false
+	case n == 0:
+		delete(l.waiting, client)
+	default:
+		l.waiting[client] = n
+	}
+	return true
+}
+
 func (m *Manager) takeTurn(ctx context.Context) error {
+	if client := m.hasher.client(ctx); client != "" { // else it is one of the server itself
+		if !m.line.add(client, 1) {
+			return &auth.LimitError{What: "changes of users that wait for their turn", Limit: changesMax, Retry: retryHash}
+		}
+		defer m.line.add(client, -1)
+	}
 	select {
 	case m.turn <- struct{}{}:
 		return nil

@@ -26,7 +26,7 @@
 //   - A wrong password, an unknown user and a disabled one have the same answer, after the same work.
 //   - Neither passwords nor tokens are stored, logged, or part of an error.
 //
-// Locks: Manager.turn orders changes, and is held during their commits. Attempts have a mutex of their own, a leaf.
+// Locks: Manager.turn orders changes, and is held during their commits. Attempts and the line have mutexes of their own, leaves.
 package users
 
 import (
@@ -110,6 +110,7 @@ type Manager struct {
 	table atomic.Pointer[auth.Table]
 
 	turn  chan struct{} // holds a token while a change is made
+	line  line          // of the changes that wait for it
 	state state         // of the holder of turn; its maps and records are never changed, but replaced
 
 	newest atomic.Pointer[state] // that of the newest table: what reads see, which wait for no change
@@ -131,6 +132,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.LastUsed = time.Hour
 	}
 	m := &Manager{store: store, session: store.OwnSession(), options: o, turn: make(chan struct{}, 1), bootstrap: newSecret(bootstrapPrefix)}
+	m.line.waiting = map[string]int{}
 	m.hasher = newHasher(o.Hash)
 	if o.Client != nil {
 		m.hasher.client = o.Client
