@@ -101,12 +101,29 @@ func (x *index) cover(e *entry) {
 		x.intervals[i].ranges = append(x.intervals[i].ranges, e)
 		e.intervals++
 	}
-	for _, other := range x.divided {
-		if other.intervals > intervalsMax {
-			x.uncover(other)
-			x.widen(other)
+	if len(x.divided) > 0 {
+		x.widenDivided()
+	}
+}
+
+// widenDivided makes the ranges wide that cover too many intervals, all of them in one pass over their intervals: very many may be one range.
+func (x *index) widenDivided() {
+	from, to, list := len(x.intervals), 0, x.divided[:0]
+	for _, e := range x.divided {
+		if e.intervals > intervalsMax { // and not one that is here twice
+			from, to = min(from, x.locate(e.keys.Lower)), max(to, x.locate(e.keys.Upper))
+			x.widen(e)
+			list = append(list, e)
 		}
 	}
+	for i := from; i < to; i++ {
+		x.intervals[i].ranges = slices.DeleteFunc(x.intervals[i].ranges, func(e *entry) bool { return e.wide })
+	}
+	for _, e := range list {
+		x.unbound(e.keys.Lower)
+		x.unbound(e.keys.Upper)
+	}
+	clear(x.divided)
 	x.divided = x.divided[:0]
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -83,4 +84,49 @@ func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// TestRangesBecomeWideTogether: when others have divided a range into too many intervals that very many watches have, everything else that has to
+// do with watches waits for one pass over the intervals, and not for one of each watch.
+func TestRangesBecomeWideTogether(t *testing.T) {
+	const many, passes, attempts = 8000, 60, 5
+	watch := func(f *Feed, lower, upper string) *Watch {
+		wanted, err := newFilter(keys.SpaceUser, []Range{{[]byte(lower), []byte(upper)}}, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &Watch{feed: f, filter: wanted}
+		f.index.add(w)
+		return w
+	}
+	attempt := func() (took, pass time.Duration) {
+		f := New(nil, Options{manual: true})
+		x := &f.index
+		for range many {
+			watch(f, "a", "b")
+		}
+		for i := 0; len(x.wide) == 0; i++ {
+			began := time.Now()
+			for k := range x.intervals {
+				x.intervals[k].ranges = slices.DeleteFunc(x.intervals[k].ranges, func(e *entry) bool { return e.wide })
+			}
+			pass = time.Since(began)
+			began = time.Now()
+			watch(f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i))
+			took = time.Since(began)
+		}
+		if len(x.wide) != many || len(x.divided) != 0 {
+			t.Fatalf("%d of %d ranges are wide, %d are to become so", len(x.wide), many, len(x.divided))
+		}
+		return took, pass
+	}
+	for n := 1; ; n++ { // a busy machine may hold up one of the two
+		took, pass := attempt()
+		if took <= passes*pass {
+			return
+		}
+		if n == attempts {
+			t.Fatalf("a watch that divides a range of %d others takes %v; a pass over the intervals takes %v", many, took, pass)
+		}
+	}
 }
