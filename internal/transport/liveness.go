@@ -210,7 +210,7 @@ func (s *stream) incomplete() bool {
 	return s.call != nil && s.call.refused == nil && (!s.answered || s.call.within()) || s.call == nil && !s.answered
 }
 
-// progressLocked counts bytes that have arrived.
+// progressLocked counts bytes that have arrived, or were sent.
 func (s *stream) progressLocked(bytes int) {
 	if s.gained += bytes; s.gained >= progressBytes {
 		s.gained, s.moved = 0, time.Time{}

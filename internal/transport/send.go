@@ -62,7 +62,8 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		s.sendWindow -= n
 		c.sendWindow -= n
 		s.sent += uint64(n)
-		s.moved, c.liveness.answered = c.liveness.now, true
+		s.progressLocked(n * len(c.streams)) // they share what the client takes
+		c.liveness.answered = true
 		if len(s.pending) == 0 && s.messages != nil {
 			s.pending = nil // what was sent may be large, and the stream idle for long
 		}

@@ -38,7 +38,7 @@ type receiving struct {
 	recvWindow int       // what the client may still send
 	untaken    int       // bytes taken and not yet told
 	recvEnded  bool      // the client has ended its side
-	gained     int       // bytes received since moved
+	gained     int       // bytes received or sent since moved
 	moved      time.Time // when the stream last made progress, as of the checks; zero: since the last one
 }
 
