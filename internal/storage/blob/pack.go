@@ -94,16 +94,17 @@ func (b *Batch) pageToFill(cost int) (page.ID, bool, error) {
 }
 
 // open reads blob page id into scratch and checks that it holds the fragments that it should hold. It
-// reports false if the page cannot be read. The fragments of such a page stay where they are: that is
-// damage for their readers, and no reason to stop a checkpoint.
+// reports false if the page cannot be read, or holds others, as after a write that the device has lost. The
+// fragments of such a page stay where they are: that is damage for their readers, and no reason to stop a
+// checkpoint.
 func (b *Batch) open(id page.ID) (readable bool, err error) {
-	if _, err := b.BlobPage(id); errors.Is(err, pager.ErrCorrupt) {
+	if _, err = b.BlobPage(id); err == nil {
+		err = b.checkFragments(id)
+	}
+	if errors.Is(err, pager.ErrCorrupt) {
 		b.s.fill.exclude(id)
 		return false, nil
-	} else if err != nil {
-		return false, err
 	}
-	err = b.checkFragments(id)
 	return err == nil, err
 }
 
