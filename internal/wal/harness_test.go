@@ -190,6 +190,14 @@ func mustReplay(t testing.TB, fs vfs.FS, after keys.Epoch) (Recovery, *replayed)
 	return rec, r
 }
 
+// flushOnce flushes the copied records as soon as the flush role is free.
+func (l *Log) flushOnce() (moved bool, err error) {
+	l.acquireFlusher()
+	moved, err = l.flushStep()
+	l.releaseFlusher()
+	return moved, err
+}
+
 func mustClose(t testing.TB, l *Log) {
 	t.Helper()
 	if err := l.Close(); err != nil {

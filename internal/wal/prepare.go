@@ -238,14 +238,15 @@ func (l *Log) flushThrough(e keys.Epoch) error {
 	return l.flushUntil(func() (bool, error) { return l.Durable() >= e, l.Err() })
 }
 
-// flushUntil flushes until done reports true or an error, or the log is being closed.
+// flushUntil flushes until done reports true or an error, or the log is being closed. It asks again while another goroutine has the flush
+// role, which keeps it for as long as writers wait for syncs.
 func (l *Log) flushUntil(done func() (bool, error)) error {
 	var idle backoff
 	for {
 		if ok, err := done(); ok || err != nil || l.closed.Load() {
 			return err
 		}
-		moved, err := l.flushOnce()
+		moved, err := l.tryFlush()
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,9 @@ package wal
 import (
 	"errors"
 	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -50,5 +52,47 @@ func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 			}
 		}
 		mustClose(t, a.log)
+	}
+}
+
+// TestABufferThatComesBackIsTakenBesideWriters: a writer that asks for a segment while all buffers are in use gets the first one that comes
+// back, though others write to the active segment and wait for each sync.
+func TestABufferThatComesBackIsTakenBesideWriters(t *testing.T) {
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	o := testOptions(faulty, 1<<20)
+	o.Buffers = BuffersMin
+	a := mustStart(t, o)
+	until := make(chan struct{})
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(1), Fault: vfs.Slow, Until: until})
+	for a.log.Stats().Rotations < BuffersMin-1 {
+		a.mustAppend(t, bodyOf(1, 100<<10))
+	}
+	attempt := a.log.Prepare(0)
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Fault: vfs.Slow, Delay: time.Millisecond})
+	var writers sync.WaitGroup
+	ended := make(chan struct{})
+	for range 4 {
+		writers.Go(func() {
+			for range 1000 {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if _, err := a.put(bodyOf(1, 100)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			t.Error("the writer had no segment before the others ended")
+		})
+	}
+	a.awaitQueued(3) // and one flushes, perhaps
+	close(until)
+	within(t, attempt.Done(), "the attempt")
+	close(ended)
+	writers.Wait()
+	if err := attempt.Err(); err != nil {
+		t.Error(err)
 	}
 }

@@ -216,9 +216,11 @@ func (l *Log) flushAsLeader(ctx context.Context, e keys.Epoch) error {
 	return l.Result(e)
 }
 
-// flushOnce takes the role as soon as it is free, flushes the copied records, and releases the role.
-func (l *Log) flushOnce() (moved bool, err error) {
-	l.acquireFlusher()
+// tryFlush flushes the copied records, if the role is free.
+func (l *Log) tryFlush() (moved bool, err error) {
+	if !l.tryFlusher() {
+		return false, nil
+	}
 	moved, err = l.flushStep()
 	l.releaseFlusher()
 	return moved, err
