@@ -398,6 +398,7 @@ func TestRefusedHTTPRequestsHaveALine(t *testing.T) {
 		{"/debug/pprof/cmdline", "Bearer observer", http.StatusForbidden},
 		{"/healthz", "", http.StatusOK},
 		{"/healthz", "Bearer secret", http.StatusOK},
+		{"/healthz", "Basic Ym9iOnNlY3JldA==", http.StatusOK},
 	} {
 		r, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://"+h.HTTPAddress()+c.path, nil)
 		if err != nil {
@@ -423,7 +424,7 @@ func TestRefusedHTTPRequestsHaveALine(t *testing.T) {
 	}
 	want := []string{
 		"denied  GET /metrics Unauthenticated", "denied  GET /metrics Unauthenticated", "denied ann GET /metrics PermissionDenied",
-		"denied observer GET /debug/pprof/cmdline PermissionDenied",
+		"denied observer GET /debug/pprof/cmdline PermissionDenied", "denied  GET /healthz Unauthenticated",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)

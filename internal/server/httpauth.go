@@ -51,9 +51,14 @@ func (s *Server) handle(mux *http.ServeMux, pattern string, handler http.Handler
 	})
 }
 
-// detailed reports whether the sender of a request may see the conditions.
+// detailed reports whether the sender of a request may see the conditions. The answer tells whether a password is right, so that a wrong one has a
+// line in the audit log, although the request is not refused.
 func (s *Server) detailed(r *http.Request) bool {
-	return s.gate.checkHTTP(r, auth.ActionObserve) == nil
+	err := s.gate.checkHTTP(r, auth.ActionObserve)
+	if _, _, ok := r.BasicAuth(); ok && errors.Is(err, auth.ErrUnauthenticated) {
+		s.auditRefusal(r.RemoteAddr, r.Pattern, "", err)
+	}
+	return err == nil
 }
 
 // checkHTTP is nil if the sender of a request may take the actions.
