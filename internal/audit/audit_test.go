@@ -129,21 +129,27 @@ func TestVerifyNamesTheFirstLineThatIsWrong(t *testing.T) {
 	}
 }
 
-// TestUncleanEndIsALine: a log that was not closed, and a line of which a part was written.
+// TestUncleanEndIsALine: a log that was not closed, and a line of which a part was written: its beginning, or, by pages that came to the disk out of
+// their order, its end.
 func TestUncleanEndIsALine(t *testing.T) {
-	o := options(t)
-	write(t, o, 3)
-	text, err := os.ReadFile(o.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(o.Path, text[:len(text)-20], 0o600); err != nil { // within the last line, "closed"
-		t.Fatal(err)
-	}
-	write(t, o, 1)
-	text, _ = os.ReadFile(o.Path)
-	if r, err := Verify([]string{o.Path}); err != nil || r.Unclean != 1 || r.Lines != 7 || !bytes.Contains(text, []byte(`"opened_after_unclean_end","removed_bytes":`)) {
-		t.Errorf("%+v, %v: %s", r, err, text)
+	for _, last := range []func(text []byte) []byte{
+		func(text []byte) []byte { return text[:len(text)-20] }, // within the last line, "closed"
+		func(text []byte) []byte { clear(text[len(text)-60 : len(text)-20]); return text },
+	} {
+		o := options(t)
+		write(t, o, 3)
+		text, err := os.ReadFile(o.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(o.Path, last(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		write(t, o, 1)
+		text, _ = os.ReadFile(o.Path)
+		if r, err := Verify([]string{o.Path}); err != nil || r.Unclean != 1 || r.Lines != 7 || !bytes.Contains(text, []byte(`"opened_after_unclean_end","removed_bytes":`)) {
+			t.Errorf("%+v, %v: %s", r, err, text)
+		}
 	}
 }
 

@@ -320,7 +320,7 @@ type lastLine struct {
 	path  string
 	text  []byte
 	size  int64  // of the complete lines of the file
-	torn  int64  // bytes after them
+	torn  int64  // bytes after them, of lines that were written in part
 	first uint64 // number of the first line of the file
 }
 
@@ -346,14 +346,18 @@ func (l *lastLine) read(path string) error {
 	for {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			l.torn = int64(len(line))
+			l.torn += int64(len(line))
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		l.size += int64(len(line))
-		l.text = line[:len(line)-1]
+		if bytes.IndexByte(line, 0) >= 0 { // no line has one: its beginning has not come to the disk
+			l.torn += int64(len(line))
+			continue
+		}
+		l.size += l.torn + int64(len(line)) // what is torn between lines stays: Verify names it
+		l.torn, l.text = 0, line[:len(line)-1]
 		if l.first == 0 {
 			l.first = numberOf(l.text)
 		}
