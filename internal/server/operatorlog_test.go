@@ -126,9 +126,12 @@ func TestHeaderListsThatAreTooLargeAreLoggedOnce(t *testing.T) {
 		c := h.dialRaw(t)
 		c.send(frame(frameHeaders, flagEndHeaders|flagEndStream, 1, block.Bytes()))
 	}
-	eventually(t, "all are refused", func() bool { return h.stats().Refusals.Violations[transport.ViolationHeaderList].Count == 3 })
+	const line = "a request is refused because its metadata is too large"
+	eventually(t, "all are refused, and the first has its line", func() bool { // which comes after the count
+		return h.stats().Refusals.Violations[transport.ViolationHeaderList].Count == 3 && strings.Contains(h.log.String(), line)
+	})
 	log := h.log.String()
-	if n := strings.Count(log, "a request is refused because its metadata is too large"); n != 1 || !strings.Contains(log, "kind=header_list peer=127.0.0.1") {
+	if n := strings.Count(log, line); n != 1 || !strings.Contains(log, "kind=header_list peer=127.0.0.1") {
 		t.Errorf("%d lines:\n%s", n, log)
 	}
 }
