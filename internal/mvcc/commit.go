@@ -430,7 +430,7 @@ func (x *Session) rotateUntilReserved(ctx context.Context, w *Write) (epoch keys
 func (x *Session) rotateAndReserve(ctx context.Context, w *Write, validated keys.Epoch) (keys.Epoch, error) {
 	x.slot.Leave()
 	start := time.Now()
-	err := x.store.awaitSpace(ctx, w) // the disk may have become full since prepare
+	err := x.store.awaitSpace(ctx, &x.committing.writer, w) // the disk may have become full since prepare
 	reserved := false
 	if err == nil {
 		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body, validated)

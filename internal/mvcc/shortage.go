@@ -27,9 +27,9 @@ func (s *Store) admit(w *Write) error {
 
 // awaitSpace is admit before a new memtable begins. It waits first for the check of the disk
 // reserve.
-func (s *Store) awaitSpace(ctx context.Context, w *Write) error {
+func (s *Store) awaitSpace(ctx context.Context, writer *storage.Writer, w *Write) error {
 	if !w.Batch.OnlyDeletes() {
-		if err := s.engine.AwaitReserve(ctx, w.body); err != nil {
+		if err := s.engine.AwaitReserve(ctx, writer, w.body); err != nil {
 			return err
 		}
 	}

@@ -212,13 +212,32 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.B
 		reserved = err == nil
 		return err
 	}
-	err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), first) })
-	return reserved, err
+	defer func() { w.covered = false }()
+	for deadline := time.Now().Add(e.options.StallMax); ; {
+		first.covered = w.covered
+		err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), first) })
+		if err != errUncovered { //nolint:errorlint // made here
+			return reserved, err
+		}
+		if err = e.AwaitReserve(ctx, w, body); err != nil {
+			return false, err
+		}
+		if short := e.Shortage(); short != nil {
+			return false, short
+		}
+		if time.Now().After(deadline) {
+			return false, ErrReserveUnchecked
+		}
+	}
 }
+
+// errUncovered means that others have taken the pages that AwaitReserve found.
+var errUncovered = errors.New("storage: the pages for a record are taken")
 
 // opening is what a large record does in a generation before other writers see it.
 type opening struct {
 	validated keys.Epoch                  // see AdvanceGeneration
+	covered   bool                        // see Writer
 	secure    func(*memtable.Table) error // an error changes nothing
 	reserve   func(*generation) error
 }
@@ -331,6 +350,9 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	}
 	if first != nil && v.inTree > first.validated {
 		return obstacle{}, ErrRotating
+	}
+	if first != nil && first.covered && !e.covers(e.unmerged()+int64(bodyBytes)) {
+		return obstacle{}, errUncovered
 	}
 	full = v.active
 	attempt := e.log.Prepare(bodyBytes)

@@ -125,6 +125,7 @@ type Writer struct {
 	inserter    memtable.Inserter
 	generation  *generation
 	reservation wal.Reservation
+	covered     bool          // AwaitReserve has found pages for a large record, which others may take until AdvanceGeneration
 	delayOwed   time.Duration // wait for earlier commits that Throttle has not imposed yet
 	timer       *time.Timer   // of Throttle, once it has waited with a deadline
 	Scratch     []byte        // for the session: a value to compare with

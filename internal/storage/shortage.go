@@ -30,7 +30,8 @@ type diskReserve struct {
 	judged   atomic.Int64                  // files of the log's reserve that had become segments when the last check began
 	wanted   atomic.Bool                   // the next check gives up something of the log, although the reserve may be complete
 	large    atomic.Int64                  // bytes of the largest record for which the next check makes room in pages
-	noRoom   atomic.Bool                   // the last check that was to do so found the disk full
+	noRoom   atomic.Bool                   // the last check that was to do so found the disk full,
+	failed   atomic.Bool                   // or failed otherwise
 	given    atomic.Uint64                 // how often a check has given up something of the log
 	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
 
@@ -105,9 +106,11 @@ func (e *Engine) fillReserve() error {
 	large := e.reserve.large.Swap(0)
 	for {
 		ofLog := e.log.FillReserve()
-		noRoom, ofPages := e.fillPages(large)
+		ofLarge, ofPages := e.fillPages(large)
+		noRoom := errors.Is(ofLarge, vfs.ErrNoSpace)
 		if large > 0 {
 			e.reserve.noRoom.Store(noRoom)
+			e.reserve.failed.Store(ofLarge != nil && !noRoom)
 		}
 		err := errors.Join(ofLog, ofPages, e.checkpoints.quarantine.files.Reserve(), e.fullAtMerge())
 		if wanted := e.reserve.wanted.Swap(false); !wanted && !noRoom && !errors.Is(err, vfs.ErrNoSpace) {
@@ -136,10 +139,10 @@ func newSpaceCheck() *chan struct{} {
 // find space in what is kept of the log. The caller reads Shortage afterwards. It waits up to Options.StallMax
 // (ErrReserveUnchecked): the caller holds latches, and the device may not answer for long. A large record is refused by itself if there
 // is no room for its pages (ShortageError): no checkpoint could merge it.
-func (e *Engine) AwaitReserve(ctx context.Context, body *batch.Body) error {
+func (e *Engine) AwaitReserve(ctx context.Context, w *Writer, body *batch.Body) error {
 	large := int64(0)
 	if e.oversized(body) {
-		large = int64(body.Size())
+		large, w.covered = int64(body.Size()), e.reserve.enabled
 	}
 	_, taken := e.log.Reserve()
 	unjudged := int64(taken) > e.reserve.judged.Load()
@@ -158,7 +161,9 @@ func (e *Engine) AwaitReserve(ctx context.Context, body *batch.Body) error {
 	defer deadline.Stop()
 	select {
 	case <-judged:
+		w.covered = large > 0 && !e.reserve.failed.Load()
 	case <-e.reserve.ended:
+		w.covered = false
 	case <-deadline.C:
 		return ErrReserveUnchecked
 	case <-ctx.Done():
@@ -177,20 +182,22 @@ func (e *Engine) covers(unmerged int64) bool {
 }
 
 // fillPages fills the part of the data file: the reserve, and the pages that the memtables will need. A quarter of the
-// reserve may be missing before that counts; otherwise a shortage would begin and end with every checkpoint. What is missing of the pages
-// of a large record is no error: noRoom says that the disk is too full for them.
-func (e *Engine) fillPages(large int64) (noRoom bool, err error) {
+// reserve may be missing before that counts; otherwise a shortage would begin and end with every checkpoint. Why pages of a large record
+// are missing concerns that record only.
+func (e *Engine) fillPages(large int64) (ofLarge, err error) {
 	unmerged := e.unmerged()
 	err = e.pager.FillReserve(unmerged)
-	ofLarge := err
+	ofLarge = err
 	if large > 0 && err == nil { // by itself: a file that cannot become as large does not grow at all
 		ofLarge = e.pager.FillReserve(unmerged + large)
 	}
-	noRoom = large > 0 && errors.Is(ofLarge, vfs.ErrNoSpace) && !e.covers(unmerged+large)
-	if e.Shortage() != nil || !e.covers(unmerged) {
-		return noRoom, err
+	if large == 0 || e.covers(unmerged+large) {
+		ofLarge = nil
 	}
-	return noRoom, nil
+	if e.Shortage() != nil || !e.covers(unmerged) {
+		return ofLarge, err
+	}
+	return ofLarge, nil
 }
 
 // fullAtMerge is the full disk that stopped the last checkpoint, or nil: some file systems need space to write where there was something before.

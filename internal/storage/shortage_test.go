@@ -1,8 +1,11 @@
 package storage
 
 import (
+	"context"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -53,6 +56,51 @@ func TestALargeRecordWithoutRoomLeavesTheOthersTheirPages(t *testing.T) {
 	e.CheckSpace()
 	if err := e.Shortage(); err != nil || !e.reserve.noRoom.Load() || !e.covers(e.unmerged()) {
 		t.Errorf("%v; no room for the record: %v; room for the others: %v", err, e.reserve.noRoom.Load(), e.covers(e.unmerged()))
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTwoLargeRecordsDoNotUseTheSamePages: each was told that there are pages for it, which are there once. The second one asks again. It is accepted
+// without an answer, because there are no checks any more; a deletion, which has the reserve, does not ask.
+func TestTwoLargeRecordsDoNotUseTheSamePages(t *testing.T) {
+	const size = 1 << 20
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e, x, y := b.engine, new(Writer), new(Writer)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	e.RunSpace(ended)
+	var builder batch.Builder
+	builder.Set(keys.SpaceUser, []byte("large"), make([]byte, size))
+	body, err := builder.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.reserve.large.Store(size)
+	e.CheckSpace()
+	for _, w := range []*Writer{x, y} {
+		if err := e.AwaitReserve(t.Context(), w, body); err != nil || !w.covered {
+			t.Fatal(err, w.covered)
+		}
+	}
+	for i, test := range []struct {
+		w    *Writer
+		asks bool
+	}{{x, false}, {y, true}, {y, false}} {
+		e.reserve.large.Store(0)
+		if reserved, err := e.AdvanceGeneration(t.Context(), test.w, body, keys.MaxEpoch); !reserved || err != nil {
+			t.Fatal(i, reserved, err)
+		}
+		if asked := e.reserve.large.Load() > 0; asked != test.asks {
+			t.Errorf("record %d asked for pages: %v", i, asked)
+		}
+		e.NoOp(test.w)
+	}
+	b.faults.Inject(vfs.Rule{Op: vfs.OpPreallocate, Name: "data.ekv"})
+	e.reserve.large.Store(32 << 20)
+	if e.CheckSpace(); !e.reserve.failed.Load() || e.reserve.noRoom.Load() {
+		t.Error("a device that fails is full")
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
