@@ -220,3 +220,80 @@ func (b *bench) scanned() (n int) {
 		from = append([]byte(nil), c.Resume()...)
 	}
 }
+
+// TestAPageOfAnotherPlaceIsSkipped: a device that has lost a write has an older page there, of the same number and with other keys. That is damage of this
+// page, and no reason to stop the store, also if a merge only looks whether it can be joined with its neighbour.
+func TestAPageOfAnotherPlaceIsSkipped(t *testing.T) {
+	for i := range 4 {
+		level, before := i%2, i < 2
+		t.Run(fmt.Sprintf("level=%d,before=%v", level, before), func(t *testing.T) {
+			b := newBench(t)
+			e := b.engine
+			b.put(0, 1000, 60)
+			b.checkpoint()
+			source := pagesource.WholeTree{Pager: &e.pager.Reader}
+			var nodes []page.Child
+			if err := btree.Walk(source, rootOf(e.pager.State()), &btree.Visitor{Page: func(id page.ID, at int, _ []byte) error {
+				if at == 1 {
+					nodes = append(nodes, page.Child{ID: id})
+				}
+				return nil
+			}}); err != nil {
+				t.Fatal(err)
+			}
+			children := func(node int) []page.Child {
+				all, err := btree.Children(source, &nodes[node], 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return all
+			}
+			first := func(leaf page.Child) (n int) {
+				p, err := source.Page(leaf.ID, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				v := page.Leaf(p).Layout()
+				if _, err := fmt.Sscanf(string(keys.User(v.Key(nil, 0))), "key-%05d", &n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			// The page before or after it becomes nearly empty: the last leaf of a node, or a node.
+			mid, others := len(nodes)/2, []page.Child{nodes[1], nodes[len(nodes)-2]}
+			id, from, to := nodes[mid].ID, first(children(mid - 1)[0]), first(children(mid)[0])
+			if level == 0 {
+				leaves := children(mid)
+				id, from, to = leaves[len(leaves)-2].ID, first(leaves[len(leaves)-1]), first(children(mid + 1)[0])
+				others = []page.Child{children(1)[0], children(len(nodes) - 2)[0]}
+			}
+			other := others[1]
+			if before {
+				other = others[0]
+			}
+			older, err := source.Page(other.ID, level)
+			if err != nil {
+				t.Fatal(err)
+			}
+			page.SetID(older, id)
+			b.writePage(id, older)
+			var w batch.Builder
+			for n := from + 1; n < to; n++ {
+				w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", n))
+			}
+			b.commit(&w)
+			b.checkpoint()
+			for size := range 2 {
+				b.put(0, 1000, size+1)
+				b.checkpoint()
+			}
+			if skipped := e.checkpoints.skippedPages.Pages(); len(skipped) != 1 || skipped[0].ID != id {
+				t.Errorf("page %d is not skipped, but %+v", id, skipped)
+			}
+			if e.heal(t.Context()); e.rebuilds.waiting.Load() {
+				t.Error("it was healed")
+			}
+			b.readAll(0, 1000)
+		})
+	}
+}

@@ -289,7 +289,7 @@ func (m *merge) writePage(id, old page.ID, p []byte) error {
 }
 
 func (m *merge) newWorker() *worker {
-	w := &worker{m: m, src: m.Source(), intake: intake{in: peeker{in: m.Input()}}}
+	w := &worker{m: m, src: m.Source(), scratch: keys.Scratch(), intake: intake{in: peeker{in: m.Input()}}}
 	if f, ok := w.src.(Prefetcher); ok && m.Lookahead != nil {
 		w.prefetcher, w.lookahead = f, peeker{in: m.Lookahead()}
 	}

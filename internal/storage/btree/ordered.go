@@ -139,7 +139,7 @@ func (o *ordered) addChildrenLocked(p *partition, items []item) error {
 				return err
 			}
 		}
-		if err := o.upper.put(it.Child, 0, it.page != nil); err != nil {
+		if err := o.upper.put(it.Child, 0, it.page != nil, nil); err != nil {
 			return err
 		}
 	}
@@ -152,7 +152,7 @@ func (o *ordered) addEventsLocked(events []event) error {
 		e := &events[i]
 		if e.freed {
 			o.result.Freed = append(o.result.Freed, e.child.ID)
-		} else if err := o.upper.put(e.child, e.level, false); err != nil {
+		} else if err := o.upper.put(e.child, e.level, false, e.bound); err != nil {
 			return err
 		}
 	}

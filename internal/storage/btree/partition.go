@@ -40,6 +40,7 @@ type worker struct {
 	countedOld, countedNew bool
 	entry                  page.Entry
 	leaves                 []page.ID // buffer of prefetchPartition
+	scratch                []byte    // for a key
 	freed                  []page.ID
 	dropped                []page.Ref
 	stats                  Stats
@@ -167,7 +168,7 @@ func (w *worker) finish(p *partition) error {
 		return nil
 	}
 	prev := w.pack.out[n-1].Child
-	old, err := w.neighbour(&prev)
+	old, err := w.neighbour(&prev, &w.pack.regions[0].bound)
 	if old == nil {
 		w.pack.flush()
 		return err
@@ -194,11 +195,14 @@ func (w *worker) finish(p *partition) error {
 
 // neighbour reads a leaf that is to be joined with an underfull one. It returns nil if the leaf
 // must stay or cannot be read.
-func (w *worker) neighbour(c *page.Child) (page.Leaf, error) {
+func (w *worker) neighbour(c *page.Child, bound *page.Separator) (page.Leaf, error) {
 	if w.m.avoids(c.ID) {
 		return nil, nil
 	}
 	p, err := fetch(w.src, c.ID, 0)
+	if err == nil {
+		err = LeafInside(p, &c.Separator, bound, w.scratch)
+	}
 	if w.m.isUnreadable(err) {
 		return nil, nil
 	}
@@ -255,7 +259,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		w.emitInput(bound)
 		return nil
 	}
-	b, err := w.fetch(c)
+	b, err := w.fetch(p, i, bound)
 	if err != nil {
 		return w.skipUnreadable(p, i, bound, err)
 	}
@@ -305,12 +309,21 @@ func (w *worker) runs(lower, bound *page.Separator, count int) (from, to int) {
 	return from, count
 }
 
-// fetch reads a leaf that is to be rewritten.
-func (w *worker) fetch(c *page.Child) ([]byte, error) {
+// fetch reads leaf i of the partition, which is to be rewritten. A leaf with keys of another place, as after a write that the
+// device has lost, is damage, too.
+func (w *worker) fetch(p *partition, i int, bound *page.Separator) ([]byte, error) {
+	c := &p.children[i]
 	if w.m.avoids(c.ID) {
 		return nil, errAvoided
 	}
-	return fetch(w.src, c.ID, 0)
+	if p.cutLast && i == len(p.children)-1 {
+		bound = nil // it continues
+	}
+	b, err := fetch(w.src, c.ID, 0)
+	if err == nil {
+		err = LeafInside(b, &c.Separator, bound, w.scratch)
+	}
+	return b, err
 }
 
 // skipUnreadable leaves child i of the partition, which cannot be read, where it is.

@@ -27,8 +27,9 @@ type planner struct {
 // event is something in the base that is between two partitions.
 type event struct {
 	child page.Child
-	level int  // of the child
-	freed bool // the page is freed; else the subtree stays as it is
+	level int             // of the child
+	bound *page.Separator // where the subtree ends; nil if that is not known
+	freed bool            // the page is freed; else the subtree stays as it is
 }
 
 // partitions yields the partitions of the merge in key order. It stops early on an error.
@@ -69,7 +70,7 @@ func (pl *planner) node(c page.Child, level int, bound *page.Separator, yield fu
 	for i, c := range children {
 		b := boundOf(children, i+1, bound)
 		if !pl.touched(c, level-1, b) {
-			pl.events = append(pl.events, event{child: c, level: level - 1})
+			pl.events = append(pl.events, event{child: c, level: level - 1, bound: b})
 		} else if !pl.node(c, level-1, b, yield) {
 			return false
 		}
@@ -85,7 +86,7 @@ func (pl *planner) children(c page.Child, level int, bound *page.Separator) ([]p
 	if pl.m.avoids(c.ID) {
 		return nil, errAvoided
 	}
-	return readChildren(pl.src, c, level)
+	return readInside(pl.src, c, level, bound)
 }
 
 // skipUnreadable leaves the inner node c, which cannot be read, where it is. It returns false for
@@ -236,6 +237,16 @@ func (p *partition) cut(k page.Separator) *partition {
 		p.children = p.children[:i+1]
 	}
 	return rest
+}
+
+// readInside is readChildren for a node that is to be rewritten. One with separators of another place, as after a write that the device has lost,
+// is damage, too.
+func readInside(src Source, c page.Child, level int, bound *page.Separator) ([]page.Child, error) {
+	children, err := readChildren(src, c, level)
+	if err == nil {
+		err = childrenInside(children, &c.Separator, bound)
+	}
+	return children, err
 }
 
 // readChildren copies the children of an inner node, so that they outlive the page.

@@ -36,14 +36,14 @@ func (r *nodeRegion) add(c page.Child) {
 
 func (k *nodePacker) empty() bool { return len(k.regions[0].children) == 0 }
 
-// put takes the next subtree, whose root is at the given level. Unwritten nodes below that level
+// put takes the next subtree, whose root is at the given level, and whose keys are before bound. Unwritten nodes below that level
 // end here. An underfull one takes in its right neighbour instead, which is then the first node of
 // the subtree at that level.
-func (u *upper) put(c page.Child, level int, fresh bool) error {
+func (u *upper) put(c page.Child, level int, fresh bool, bound *page.Separator) error {
 	for j := 1; j <= level; j++ {
 		if u.underfull(j) {
-			if children, err := u.children(c, level); children != nil || err != nil {
-				return u.open(c, level, children, err)
+			if children, err := u.children(c, level, bound); children != nil || err != nil {
+				return u.open(c, level, children, bound, err)
 			}
 		}
 		if err := u.flush(j); err != nil {
@@ -59,13 +59,13 @@ func (u *upper) underfull(level int) bool {
 }
 
 // open dissolves an inner node of the base and puts its children.
-func (u *upper) open(c page.Child, level int, children []page.Child, err error) error {
+func (u *upper) open(c page.Child, level int, children []page.Child, bound *page.Separator, err error) error {
 	if err != nil {
 		return err
 	}
 	u.o.result.Freed = append(u.o.result.Freed, c.ID)
-	for _, g := range children {
-		if err := u.put(g, level-1, false); err != nil {
+	for i, g := range children {
+		if err := u.put(g, level-1, false, boundOf(children, i+1, bound)); err != nil {
 			return err
 		}
 	}
@@ -74,11 +74,11 @@ func (u *upper) open(c page.Child, level int, children []page.Child, err error) 
 
 // children reads an inner node of the base so that an underfull neighbour can take in its children.
 // It returns nil if the node must stay or cannot be read.
-func (u *upper) children(c page.Child, level int) ([]page.Child, error) {
+func (u *upper) children(c page.Child, level int, bound *page.Separator) ([]page.Child, error) {
 	if u.m.avoids(c.ID) {
 		return nil, nil
 	}
-	children, err := readChildren(u.src, c, level)
+	children, err := readInside(u.src, c, level, bound)
 	if u.m.isUnreadable(err) {
 		return nil, nil
 	}
@@ -223,7 +223,7 @@ func (u *upper) joinPrevious(level int) error {
 		r = &parent.regions[1]
 	}
 	prev := r.children[len(r.children)-1]
-	children, err := u.children(prev, level)
+	children, err := u.children(prev, level, &k.regions[0].children[0].Separator)
 	if children == nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 		return nil, fmt.Errorf("%w: dead-version ratio %d differs from %d in the parent", ErrStructure, ratio, c.DeadVersions)
 	}
 	if level == 0 {
-		if err := leafInside(p, lo, hi); err != nil {
+		if err := LeafInside(p, lo, hi, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -88,24 +88,30 @@ func (w *walker) enter(c *page.Child, level int, lo, hi *page.Separator) ([]page
 	if err != nil {
 		return nil, err
 	}
-	for i := 1; i < len(children); i++ {
-		s := &children[i].Separator
-		if lo != nil && lo.Compare(s.Key, s.Trailer) >= 0 || hi != nil && hi.Compare(s.Key, s.Trailer) <= 0 {
-			return nil, fmt.Errorf("%w: separator %v outside [%v, %v)", ErrStructure, s, lo, hi)
-		}
-	}
-	return children, nil
+	return children, childrenInside(children, lo, hi)
 }
 
-// leafInside checks that the entries of a leaf are in [lo, hi).
-func leafInside(p page.Leaf, lo, hi *page.Separator) error {
+// childrenInside checks that the separators between the children of a node, which ascend, are in (lo, hi).
+func childrenInside(children []page.Child, lo, hi *page.Separator) error {
+	if len(children) < 2 {
+		return nil
+	}
+	first, last := &children[1].Separator, &children[len(children)-1].Separator
+	if lo != nil && lo.Compare(first.Key, first.Trailer) >= 0 || hi != nil && hi.Compare(last.Key, last.Trailer) <= 0 {
+		return fmt.Errorf("%w: separators from %v to %v outside [%v, %v)", ErrStructure, first, last, lo, hi)
+	}
+	return nil
+}
+
+// LeafInside checks that the entries of a leaf are in [lo, hi). buf is for a key.
+func LeafInside(p page.Leaf, lo, hi *page.Separator, buf []byte) error {
 	v := p.Layout()
 	last := v.Count() - 1
-	first := append(append([]byte(nil), v.Prefix()...), v.Suffix(0)...)
+	first := append(append(buf[:0], v.Prefix()...), v.Suffix(0)...)
 	if lo != nil && lo.Compare(first, v.Trailer(0)) > 0 {
 		return fmt.Errorf("%w: first key %q before the lower bound %v", ErrStructure, first, lo)
 	}
-	end := append(append([]byte(nil), v.Prefix()...), v.Suffix(last)...)
+	end := append(first[:len(v.Prefix())], v.Suffix(last)...)
 	if hi != nil && hi.Compare(end, v.Trailer(last)) <= 0 {
 		return fmt.Errorf("%w: last key %q not before the upper bound %v", ErrStructure, end, hi)
 	}
