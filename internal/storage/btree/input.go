@@ -57,17 +57,25 @@ func (s *SliceInput) Next(e *Entry) bool {
 // Err implements Input.
 func (s *SliceInput) Err() error { return nil }
 
-// peeker is an Input whose next entry is read in advance.
+// peeker is an Input whose next entry is read in advance. It is used in key order.
 type peeker struct {
 	in    Input
 	entry Entry
 	ok    bool
+	begun bool // it is at an entry, or at the end
 }
 
-// seek makes the first entry at or after s the current one.
+// seek makes the first entry at or after s the current one. Both the versions of one key in the input and the leaves with older ones may be
+// many: it does not pass over the former again for each of the latter.
 func (p *peeker) seek(s page.Separator) {
-	p.in.SeekGE(s.Key)
-	for p.next(); p.ok && s.Compare(p.entry.Key, p.entry.Trailer) > 0; {
+	if p.begun && (!p.ok || s.Compare(p.entry.Key, p.entry.Trailer) <= 0) {
+		return
+	}
+	if !p.begun || !bytes.Equal(p.entry.Key, s.Key) {
+		p.in.SeekGE(s.Key)
+		p.next()
+	}
+	for p.begun = true; p.ok && s.Compare(p.entry.Key, p.entry.Trailer) > 0; {
 		p.next()
 	}
 }

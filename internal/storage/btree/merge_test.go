@@ -386,12 +386,33 @@ func TestVersionsOfOneKeySpanLeaves(t *testing.T) {
 			t.Fatalf("at %d: %v", e, got)
 		}
 	}
-	touch := []Entry{set("hot", n+1, "last")}
-	root = s.apply(t, s.mergeInput(root, touch, allVisible)).Root
+	var touch []Entry
+	for i := range 1000 {
+		touch = append(touch, set("hot", keys.Epoch(n+1000-i), "last"))
+	}
+	taken, src := 0, &prefetchingSource{s, map[page.ID]bool{}, map[page.ID]bool{}}
+	in := s.mergeInput(root, touch, allVisible)
+	in.Input = func() Input { return &countingInput{SliceInput{Entries: touch}, &taken} }
+	in.Source, in.Lookahead = func() Source { return src }, in.Input
+	root = s.apply(t, in).Root
 	s.check(t, root)
-	if v := s.versions(t, root, "hot"); v != fmt.Sprintf("%ds", n+1) {
+	if v := s.versions(t, root, "hot"); v != fmt.Sprintf("%ds", n+1000) {
 		t.Fatalf("%d versions are left", len(v)/6)
 	}
+	if most := 4 * len(touch); taken > most { // by the planner, by the worker, and by what it reads ahead
+		t.Errorf("%d entries were taken from an input of %d", taken, len(touch))
+	}
+}
+
+// countingInput counts the entries that are taken from all inputs of a merge.
+type countingInput struct {
+	SliceInput
+	taken *int
+}
+
+func (c *countingInput) Next(e *Entry) bool {
+	*c.taken++
+	return c.SliceInput.Next(e)
 }
 
 // TestRelocationEmptiesTheEndOfTheFile relocates pages until the file could be cut to little more
