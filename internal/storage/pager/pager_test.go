@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -208,6 +209,43 @@ func TestCommitCostIsProportionalToChange(t *testing.T) {
 		if n := write(1); n > 1+1+2 { // itself, the map's root, the leaves for its location and for the map's own
 			t.Fatalf("a checkpoint of one page wrote %d", n)
 		}
+	}
+}
+
+// TestAFileIsSearchedOnceForRunsThatItDoesNotHave: a file of many holes is passed over once in a checkpoint for the values that fit into none of
+// them, and what is found is always the lowest run.
+func TestAFileIsSearchedOnceForRunsThatItDoesNotHave(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	live := newLive()
+	for i := superblocks; i < 4000; i += 1 + rng.IntN(20) {
+		for range 1 + rng.IntN(3) {
+			live.Add(i)
+			i++
+		}
+	}
+	s := newSpace(live)
+	var taken []Extent
+	for range 2000 {
+		least, end := 1+rng.IntN(30), int(s.end())
+		n := least + rng.IntN(8)
+		first, found := s.busy.Run(0, least, end)
+		e, ok := s.takeHole(n, least)
+		if ok != found || ok && int(e.First) != first {
+			t.Fatalf("a run of %d pages at %d (%v), expected at %d (%v)", least, e.First, ok, first, found)
+		}
+		if !ok && s.lowest(least) < end {
+			t.Fatalf("the next search for %d pages begins at %d of %d again", least, s.lowest(least), end)
+		}
+		if ok {
+			taken = append(taken, e)
+		}
+		if i := rng.IntN(len(taken) + 1); i < len(taken) && rng.IntN(3) == 0 {
+			s.giveBack(taken[i])
+			taken[i] = Extent{}
+		}
+	}
+	if s.broken != nil {
+		t.Fatal(s.broken)
 	}
 }
 

@@ -2,6 +2,7 @@ package pager
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
@@ -35,10 +36,12 @@ type space struct {
 	pending         []pendingPages   // ascending by checkpoint
 	unsorted        []unsortedPages  // pending, too, and after them; not yet divided by page generation
 
-	// from[n] is a lower bound for searches: no free run of n pages begins below it. The last bound is for
-	// all longer runs. Between two calls of freePending the bounds only rise, so that the searches of one
-	// checkpoint pass over the bitmap once for each length.
-	from [runPreferred + 1]int
+	// from[n] is a lower bound for searches: no free run of n pages begins below it. longer has it for longer runs,
+	// until a page becomes free; what is not more than that of a shorter run is left out. Between two calls of
+	// freePending the bounds only rise, so that the searches of one checkpoint pass over the bitmap once for each
+	// length.
+	from   [runPreferred + 1]int
+	longer map[int]int
 
 	// dirtyWords is the words of live that changed since the map was last written.
 	dirtyWords bitset.Set
@@ -115,12 +118,8 @@ func (s *space) takePieces(n int) []Extent {
 
 // takeHole takes up to n pages of the lowest run of at least least pages before the end of the busy pages.
 func (s *space) takeHole(n, least int) (Extent, bool) {
-	from := 0
-	for _, f := range s.from[:min(least, runPreferred)+1] {
-		from = max(from, f) // a run of least pages is a run of fewer, too
-	}
 	end := int(s.end())
-	first, ok := s.busy.Run(from, least, end)
+	first, ok := s.busy.Run(s.lowest(least), least, end)
 	if !ok {
 		s.advance(least, end)
 		return Extent{}, false
@@ -129,6 +128,19 @@ func (s *space) takeHole(n, least int) (Extent, bool) {
 	s.take(e)
 	s.advance(least, first)
 	return e, true
+}
+
+// lowest is the page below which no free run of least pages begins: a run of least pages is a run of fewer, too.
+func (s *space) lowest(least int) (from int) {
+	for _, f := range s.from[:min(least, runPreferred)+1] {
+		from = max(from, f)
+	}
+	for n, f := range s.longer {
+		if n <= least {
+			from = max(from, f)
+		}
+	}
+	return from
 }
 
 // freeFrom is the lowest free page at or after home.
@@ -152,12 +164,17 @@ func (s *space) takeEnd(n int) Extent {
 	return e
 }
 
-// advance raises a lower bound after a search for runs of n found none below from. A search for runs
-// longer than runPreferred raises no bound.
+// advance raises a lower bound after a search for runs of n found none below from.
 func (s *space) advance(n, from int) {
 	if n <= runPreferred {
 		s.from[n] = max(s.from[n], from)
+		return
 	}
+	if s.longer == nil {
+		s.longer = map[int]int{}
+	}
+	maps.DeleteFunc(s.longer, func(m, f int) bool { return m >= n && f <= from })
+	s.longer[n] = from
 }
 
 func (s *space) take(e Extent) {
@@ -184,6 +201,7 @@ func (s *space) free(i int) {
 	for n := range s.from { // the page may complete a run that begins before it
 		s.from[n] = min(s.from[n], max(0, i-n+1))
 	}
+	clear(s.longer)
 }
 
 // makeLive makes a taken page live.
