@@ -24,7 +24,7 @@ type sessionBuffers struct {
 // memoryBytes is about how much memory the session's buffers take.
 func (x *Session) memoryBytes() int {
 	b := &x.buffers
-	return b.txn.write.MemoryBytes() + b.txn.reads.held() + 4*cap(b.txn.cursor.own) + cap(b.txn.old) + cap(b.txn.fresh) +
+	return b.txn.write.MemoryBytes() + b.txn.reads.held() + cap(b.txn.old) + cap(b.txn.fresh) +
 		b.ranged.write.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) +
 		cap(b.cursor.long) + cap(b.batch.buf) + keyReadBytes*cap(b.batch.keys) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
 }

@@ -98,7 +98,7 @@ func (t *Txn) Metadata() (metadata.Fields, error) { return t.session.Metadata() 
 // Metadata is the metadata of the current entry.
 func (c *TxnCursor) Metadata() (metadata.Fields, error) {
 	if c.onOwn {
-		e := c.entry()
+		e := c.entry(c.at - 1)
 		return metadata.Read(e.kind, c.txn.own.bytes(e.value))
 	}
 	return c.base.Metadata()

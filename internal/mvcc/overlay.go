@@ -186,20 +186,19 @@ func (o *overlay) sort() {
 	}
 }
 
-// within appends to dst the indexes of the entries with keys in [lower, upper), in key order. A nil
-// upper is no bound.
-func (o *overlay) within(dst []int32, lower, upper []byte) []int32 {
+// within are the indexes of the entries with keys in [lower, upper), in key order. A nil upper is no bound. They are a part of
+// order, which set leaves as it is: they are valid until the next call of within, fill, rollback or reset.
+func (o *overlay) within(lower, upper []byte) []int32 {
 	o.sort()
-	from, _ := slices.BinarySearchFunc(o.order, lower, func(i int32, k []byte) int {
-		return bytes.Compare(o.bytes(o.entries[i].key), k)
-	})
-	for _, i := range o.order[from:] {
-		if upper != nil && bytes.Compare(o.bytes(o.entries[i].key), upper) >= 0 {
-			break
-		}
-		dst = append(dst, i)
+	place := func(key []byte) int {
+		at, _ := slices.BinarySearchFunc(o.order, key, func(i int32, k []byte) int { return bytes.Compare(o.bytes(o.entries[i].key), k) })
+		return at
 	}
-	return dst
+	from, to := place(lower), len(o.order)
+	if upper != nil {
+		to = max(from, place(upper))
+	}
+	return o.order[from:to]
 }
 
 // fill adds every operation to a batch, in key order.

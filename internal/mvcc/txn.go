@@ -105,7 +105,7 @@ func (t *Txn) Visit(written func(key []byte, lease uint64), read func(lower, upp
 }
 
 // Size is the memory of the transaction's write set and read set in bytes, overhead included.
-func (t *Txn) Size() int { return t.own.size() + t.reads.size() + 4*len(t.cursor.own) }
+func (t *Txn) Size() int { return t.own.size() + t.reads.size() }
 
 // Trim gives up what an invocation has read and made, if that is large: the transaction may be idle for long after it, and Size does not have it.
 // What Invoke has returned is not valid any more.
@@ -283,7 +283,6 @@ func (t *Txn) CommitRequest(ctx context.Context, request *Request) (keys.Epoch, 
 // more, however long it stays. The caller must not commit it.
 func (t *Txn) Discard() {
 	t.cursor.Close()
-	t.cursor.own = nil
 	t.own = overlay{}
 	t.reads = readSet{err: t.reads.err} // see reset
 	t.reads.reset(t.at)

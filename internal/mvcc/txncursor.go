@@ -12,13 +12,13 @@ import (
 type TxnCursor struct {
 	txn     *Txn
 	base    *Cursor
-	own     []int32 // overlay entries in the range, in the direction of the walk
-	at      int     // next of own
+	own     []int32 // overlay entries in the range, in key order
+	at      int     // how many of own the walk has passed, in its direction
 	options ScanOptions
 	lower   []byte
 	upper   []byte
 	reached []byte // last key returned
-	onOwn   bool   // the current entry is own[at-1]
+	onOwn   bool   // the current entry is the last of own that was passed
 	baseOK  bool   // base is at an entry that is not returned yet
 	started bool
 	ended   bool
@@ -41,12 +41,7 @@ func (t *Txn) Scan(o ScanOptions) (*TxnCursor, error) {
 		return nil, err
 	}
 	c.txn, c.base, c.options, c.at = t, base, o, 0
-	c.own = t.own.within(c.own[:0], o.Lower, o.Upper)
-	if o.Reverse {
-		for i, j := 0, len(c.own)-1; i < j; i, j = i+1, j-1 {
-			c.own[i], c.own[j] = c.own[j], c.own[i]
-		}
-	}
+	c.own = t.own.within(o.Lower, o.Upper)
 	c.reached = c.reached[:0]
 	c.onOwn, c.baseOK, c.started, c.ended, c.open = false, false, false, false, true
 	return c, nil
@@ -63,7 +58,7 @@ func (c *TxnCursor) Next() bool {
 		c.baseOK = c.base.Next()
 	}
 	for c.at < len(c.own) {
-		e := &c.txn.own.entries[c.own[c.at]]
+		e := c.entry(c.at)
 		key := c.txn.own.bytes(e.key)
 		if c.baseOK {
 			order := bytes.Compare(c.base.Key(), key)
@@ -100,12 +95,18 @@ func (c *TxnCursor) arrive() bool {
 	return true
 }
 
-func (c *TxnCursor) entry() *overlayEntry { return &c.txn.own.entries[c.own[c.at-1]] }
+// entry is one of own, by its place in the direction of the walk.
+func (c *TxnCursor) entry(i int) *overlayEntry {
+	if c.options.Reverse {
+		i = len(c.own) - 1 - i
+	}
+	return &c.txn.own.entries[c.own[i]]
+}
 
 // Key is the client's key, valid until the next call.
 func (c *TxnCursor) Key() []byte {
 	if c.onOwn {
-		return c.txn.own.bytes(c.entry().key)
+		return c.txn.own.bytes(c.entry(c.at - 1).key)
 	}
 	return c.base.Key()
 }
@@ -118,7 +119,7 @@ func (c *TxnCursor) Value() []byte {
 	if c.options.KeysOnly {
 		return nil
 	}
-	e := c.entry()
+	e := c.entry(c.at - 1)
 	return metadata.Value(e.kind, c.txn.own.bytes(e.value))
 }
 
@@ -139,7 +140,7 @@ func (c *TxnCursor) Close() {
 	if !c.open {
 		return
 	}
-	c.open, c.own = false, c.own[:0]
+	c.open, c.own = false, nil
 	c.txn.await = max(c.txn.await, c.base.Await())
 	if c.txn.validated() && c.started {
 		c.rememberRange()

@@ -233,7 +233,7 @@ func TestAScanAfterAWriteSortsNoOtherWrites(t *testing.T) {
 	set := func(i int) { o.set(fmt.Appendf(nil, "%04d", i*7919%writes), nil, nil, keys.KindSet) }
 	check := func(first string) {
 		t.Helper()
-		order := o.within(nil, nil, nil)
+		order := o.within(nil, nil)
 		for i := 3; i < len(order); i++ {
 			if before, key := o.bytes(o.entries[order[i-1]].key), o.bytes(o.entries[order[i]].key); string(before) >= string(key) {
 				t.Fatalf("%s before %s", before, key)
@@ -255,4 +255,50 @@ func TestAScanAfterAWriteSortsNoOtherWrites(t *testing.T) {
 		set(i)
 	}
 	check("0000")
+}
+
+// TestAScanListsNoOtherWrites: a scan of a transaction that has written much costs as little as one of another that returns as many keys. It finds
+// its place among the writes, and is not charged for a list of them. Writes meanwhile change nothing of its walk.
+func TestAScanListsNoOtherWrites(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	tx, err := x.Begin(TxnOptions{Isolation: IsolationSnapshot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const writes = 4 * linearMax
+	for i := range writes {
+		if err := tx.Set(fmt.Appendf(nil, "%04d", i*7919%writes), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range []ScanOptions{{}, {Reverse: true}, {Lower: []byte("0010"), Upper: []byte("0013")}, {Lower: []byte("0013"), Upper: []byte("0010")}} {
+		size, found := tx.Size(), ""
+		c, err := tx.Scan(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := tx.Size(); n != size {
+			t.Errorf("a scan is charged for %d bytes", n-size)
+		}
+		for n := 0; n < 3 && c.Next(); n++ {
+			found += string(c.Key()) + " "
+			if err := tx.Delete(fmt.Appendf(nil, "%sx", c.Key())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := "0000 0001 0002 "
+		switch {
+		case o.Reverse:
+			want = "0063 0062 0061 "
+		case string(o.Lower) == "0010":
+			want = "0010 0011 0012 "
+		case o.Lower != nil:
+			want = ""
+		}
+		if found != want {
+			t.Errorf("%v: %q, want %q", o, found, want)
+		}
+	}
 }
