@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
@@ -19,19 +21,34 @@ func (s *Sorter) fanIn() int {
 	return max(2, min(fanInMax, max(2*s.options.ChunkBytes, fanInMax*blockBytes)/longest))
 }
 
-// mergeNewest replaces the newest n runs by one.
-func (s *Sorter) mergeNewest(ctx context.Context, n int) error {
-	from := s.runs[len(s.runs)-n:]
-	merged, err := s.merge(ctx, from, nil)
+// mergeRuns replaces n runs from an index on by one.
+func (s *Sorter) mergeRuns(ctx context.Context, from, n int) error {
+	runs := s.runs[from : from+n]
+	merged, err := s.merge(ctx, runs, nil)
 	if err != nil {
 		return err
 	}
-	merged.tier = from[0].tier + 1
-	for _, r := range from {
+	merged.tier = runs[0].tier + 1
+	for _, r := range runs {
 		err = errors.Join(err, r.remove())
 	}
-	s.runs = append(s.runs[:len(s.runs)-n], merged)
+	s.runs = slices.Replace(s.runs, from, from+n, merged)
 	return err
+}
+
+// smallest is where the n neighbouring runs begin that have the fewest bytes together.
+func (s *Sorter) smallest(n int) (from int) {
+	least := int64(math.MaxInt64)
+	for i := range len(s.runs) - n + 1 {
+		bytes := int64(0)
+		for _, r := range s.runs[i : i+n] {
+			bytes += r.bytes
+		}
+		if bytes <= least { // the newest of equal ones
+			from, least = i, bytes
+		}
+	}
+	return from
 }
 
 // merge writes the entries of runs, the oldest run first, as one run. With replace, it replaces large
@@ -46,7 +63,7 @@ func (s *Sorter) merge(ctx context.Context, runs []*Run, replace func(dst, key, 
 	for n := 0; err == nil && m.next(); n++ {
 		c := m.current
 		switch {
-		case (replace != nil || n%1024 == 0) && ctx.Err() != nil: // large values may take long
+		case (len(c.Value) > s.options.InlineMax || n%1024 == 0) && ctx.Err() != nil: // large values may take long
 			err = ctx.Err()
 		case replace != nil && !c.Replaced && len(c.Value) > s.options.InlineMax:
 			if replaced, err = replace(replaced[:0], c.Key, c.Value); err == nil {

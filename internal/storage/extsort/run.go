@@ -40,6 +40,7 @@ type Run struct {
 	root         piece  // of the index
 	depth        int    // levels of the index
 	common       []byte // with which all keys begin
+	bytes        int64  // of the file
 	blocks       int
 	longestBlock int // length
 	longestPages int // length of the longest index page of each level, added up
@@ -233,6 +234,7 @@ func (w *runWriter) finish() (*Run, error) {
 	for _, n := range w.index.longest {
 		w.run.longestPages += n
 	}
+	w.run.bytes = w.offset + int64(len(w.buf))
 	return w.run, w.flush()
 }
 

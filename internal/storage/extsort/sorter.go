@@ -108,7 +108,8 @@ func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
 	}
 	s.filling, s.spare = &chunk{}, &chunk{}
 	for err == nil && len(s.runs) > 1 {
-		err = s.mergeNewest(ctx, min(len(s.runs), s.fanIn()))
+		n := min(len(s.runs), s.fanIn())
+		err = s.mergeRuns(ctx, s.smallest(n), n)
 	}
 	if err != nil || len(s.runs) == 0 {
 		return nil, err
@@ -206,7 +207,7 @@ func (s *Sorter) endRun(ctx context.Context) error {
 		if n < fanIn || s.runs[n-fanIn].tier != s.runs[n-1].tier {
 			return nil
 		}
-		if err := s.mergeNewest(ctx, fanIn); err != nil {
+		if err := s.mergeRuns(ctx, n-fanIn, fanIn); err != nil {
 			return err
 		}
 	}

@@ -158,6 +158,69 @@ func TestLongValuesAreMergedAFewAtATime(t *testing.T) {
 	}
 }
 
+// watchedFS calls wrote with the length of each write.
+type watchedFS struct {
+	vfs.FS
+	wrote func(n int)
+}
+
+type watchedFile struct {
+	vfs.File
+	wrote func(n int)
+}
+
+func (w watchedFS) Open(name string, mode vfs.Mode) (vfs.File, error) {
+	f, err := w.FS.Open(name, mode)
+	return watchedFile{f, w.wrote}, err
+}
+
+func (f watchedFile) WriteAt(p []byte, at int64) (int, error) {
+	f.wrote(len(p))
+	return f.File.WriteAt(p, at)
+}
+
+// TestSmallRunsAreMergedBeforeLargeOnes: the runs before the first long value are as many as are merged at once without it. With it, two are
+// merged at once: if the newest were the first, everything after them would be written again for each of them. The merge of long values ends
+// with its context.
+func TestSmallRunsAreMergedBeforeLargeOnes(t *testing.T) {
+	const small, large = fanInMax - 1, 4
+	inner := vfs.NewMem()
+	if err := inner.MkdirAll("db"); err != nil {
+		t.Fatal(err)
+	}
+	for _, canceled := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(context.Background())
+		written, after, merging := 0, 0, false
+		s := newSorter(watchedFS{inner, func(n int) {
+			if written += n; ctx.Err() != nil {
+				after += n
+			} else if canceled && merging && written > large<<18 {
+				cancel()
+			}
+		}}, 1000)
+		for i := range small + large {
+			value := make([]byte, 900)
+			if i >= small {
+				value = make([]byte, 1<<20)
+			}
+			if err := errors.Join(s.Add(fmt.Appendf(nil, "%03d", 900-i), value), s.wait()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		written, merging = 0, true
+		r, err := s.Finish(ctx)
+		cancel()
+		if canceled && (!errors.Is(err, context.Canceled) || after > 1<<19) {
+			t.Errorf("after the context %d bytes were written, %v", after, err)
+		} else if !canceled && (err != nil || r.Count != small+large || written > 4*large<<20) {
+			t.Errorf("%d bytes were written to merge %d, %v", written, large<<20, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestFailedSpillIsReportedByALaterCall: chunks are written aside, so Add returns before a write fails.
 func TestFailedSpillIsReportedByALaterCall(t *testing.T) {
 	inner := vfs.NewMem()
