@@ -75,9 +75,12 @@ func (g *generation) reserve(w *Writer, body *batch.Body) error {
 	return nil
 }
 
-// secure is Secure with the error for a client: nothing was written, and another attempt may succeed.
+// secure is SecureBelow, up to the size of a memtable, with the error for a client: nothing was written, and another attempt may succeed.
 func (e *Engine) secure(mem *memtable.Table, w *Writer, body *batch.Body) error {
-	err := mem.Secure(&w.inserter, memtable.MaxSize(body))
+	err := mem.SecureBelow(&w.inserter, memtable.MaxSize(body), int(e.memory.memtableBytes))
+	if errors.Is(err, memtable.ErrFull) {
+		return err
+	}
 	if err != nil {
 		return e.noMemory(err)
 	}
@@ -149,13 +152,17 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body *batch.Body) (keys.Epo
 	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
 	case g.sealed() || e.oversized(body):
-	case int64(g.mem.Bytes()) >= e.memory.memtableBytes: // checked before Secure, which may add one large value to an empty table
+	case int64(g.mem.Bytes()) >= e.memory.memtableBytes:
 		claim, outcome = g.segment.Seal()
 	default:
-		if err := e.secure(g.mem, w, body); err != nil {
+		switch err := e.secure(g.mem, w, body); {
+		case err == nil:
+			claim, outcome = g.segment.Reserve(body.Size())
+		case errors.Is(err, memtable.ErrFull): // others have filled it meanwhile
+			claim, outcome = g.segment.Seal()
+		default:
 			return 0, err
 		}
-		claim, outcome = g.segment.Reserve(body.Size())
 	}
 	switch outcome {
 	case wal.Reserved:

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/storage/memtable"
 )
 
 // TestRecordWithoutMemoryForItIsRefused: a large record that a fresh memtable cannot take either gets an error, and not rotation after
@@ -53,4 +57,47 @@ func TestRecordWithoutMemoryForItIsRefused(t *testing.T) {
 	b.commit(&w)
 	b.put(10, 20, 100)
 	b.checkpoint()
+}
+
+// TestManyWritersAtOnceMakeAMemtableNoLarger: all of them find it nearly empty, while the first one waits for memory from the system.
+func TestManyWritersAtOnceMakeAMemtableNoLarger(t *testing.T) {
+	const size = 256 << 10
+	var slow atomic.Bool
+	o := Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: size, SegmentBytes: size}
+	o.Obtain = func(uint64) error {
+		if slow.CompareAndSwap(true, false) {
+			time.Sleep(50 * time.Millisecond)
+		}
+		return nil
+	}
+	b := openBench(t, o)
+	slow.Store(true)
+	var writers sync.WaitGroup
+	largest := 0
+	for i := range 8 {
+		var builder batch.Builder
+		builder.Set(keys.SpaceUser, []byte{byte(i)}, make([]byte, 100<<10))
+		body, err := builder.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		largest = memtable.MaxSize(body)
+		writers.Go(func() {
+			w := new(Writer)
+			_, err := b.engine.Reserve(w, body)
+			switch {
+			case err == nil:
+				b.engine.NoOp(w)
+			case !errors.Is(err, ErrRotating):
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+	if got := b.engine.view.Load().active.mem.Bytes(); got > size+largest {
+		t.Errorf("the memtable has %d KiB", got>>10)
+	}
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

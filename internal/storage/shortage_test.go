@@ -87,7 +87,7 @@ func TestTwoLargeRecordsDoNotUseTheSamePages(t *testing.T) {
 	for i, test := range []struct {
 		w    *Writer
 		asks bool
-	}{{x, false}, {y, true}, {y, false}} {
+	}{{x, false}, {y, true}, {x, false}} {
 		e.reserve.large.Store(0)
 		if reserved, err := e.AdvanceGeneration(t.Context(), test.w, body, keys.MaxEpoch); !reserved || err != nil {
 			t.Fatal(i, reserved, err)

@@ -3,6 +3,7 @@ package memtable
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -70,7 +71,11 @@ func (in *Inserter) LongChains() []Chain { return in.longChains[:in.longChainCou
 // page faults. It maps some memory beyond n, for splits that the inserts of other writers cause.
 // ErrFull means that t is full; other errors mean that the system has no memory. After an error
 // nothing has changed.
-func (t *Table) Secure(in *Inserter, n int) error {
+func (t *Table) Secure(in *Inserter, n int) error { return t.SecureBelow(in, n, math.MaxInt) }
+
+// SecureBelow is Secure as long as no more than most bytes of t are used, and ErrFull then. Many writers that find t nearly
+// empty at once do not all make it larger.
+func (t *Table) SecureBelow(in *Inserter, n, most int) error {
 	if t.guide.towers.Load() >= t.guide.next.Load() {
 		t.buildGuide()
 	}
@@ -79,10 +84,10 @@ func (t *Table) Secure(in *Inserter, n int) error {
 		return t.arena.mapAhead()
 	}
 	grab := max(words, t.region)
-	at, err := t.arena.grant(grab, marginBytes/wordBytes)
+	at, err := t.grantBelow(grab, most)
 	if errors.Is(err, ErrFull) && grab > words {
 		grab = words
-		at, err = t.arena.grant(grab, marginBytes/wordBytes)
+		at, err = t.grantBelow(grab, most)
 	}
 	if err != nil {
 		return err
@@ -102,6 +107,15 @@ func (t *Table) Secure(in *Inserter, n int) error {
 	}
 	in.pos, in.end = at, at+uint32(grab)
 	return nil
+}
+
+// grantBelow allocates words that begin in the first most bytes.
+func (t *Table) grantBelow(words uint64, most int) (uint32, error) {
+	keepBack := uint64(marginBytes / wordBytes)
+	if end := uint64(most)/wordBytes + words; end < t.arena.limit {
+		keepBack = max(keepBack, t.arena.limit-end)
+	}
+	return t.arena.grant(words, keepBack)
 }
 
 // tells reports whether words [from, to) begin another step, or the second half.
