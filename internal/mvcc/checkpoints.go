@@ -86,10 +86,16 @@ func (s *Store) Checkpoint(ctx context.Context) error {
 		}
 	}
 	rotated := s.engine.Rotate(ctx)
-	if rotated != nil && !errors.Is(rotated, vfs.ErrNoSpace) {
+	if errors.Is(rotated, vfs.ErrNoSpace) { // immutable generations may keep the log files that the rotation needs
+		if err := s.mergeImmutables(ctx); err != nil {
+			return errors.Join(rotated, err)
+		}
+		rotated = s.engine.Rotate(ctx)
+	}
+	if rotated != nil {
 		return rotated
 	}
-	return errors.Join(rotated, s.mergeImmutables(ctx)) // immutable generations may keep the log files that the rotation needs
+	return s.mergeImmutables(ctx)
 }
 
 // mergeImmutables waits until the immutable generations are complete and merges them.

@@ -1,6 +1,8 @@
 package mvcc
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -31,4 +33,41 @@ func TestACheckpointOfEverythingFreesMemoryFirst(t *testing.T) {
 	if _, err := put(x, "later", "v", DurabilityAsync); err != nil {
 		t.Errorf("a put after it: %v", err)
 	}
+}
+
+// TestACheckpointOnAFullDiskLetsDeletionsGoOn: the log has no file for another segment before what is immutable is merged, which is for the goroutine of
+// the checkpoint to do. The active generation goes on meanwhile.
+func TestACheckpointOnAFullDiskLetsDeletionsGoOn(t *testing.T) {
+	disk := vfs.NewMem()
+	o := tiny(disk)
+	o.Storage.DiskReserve, o.Storage.StallMax = 1<<20, time.Second
+	s := mustOpen(t, o)
+	s.lifecycle.stop()
+	s.lifecycle.done.Wait() // the test stands for the goroutine
+	x := mustSession(t, s)
+	defer x.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	remove := func() {
+		t.Helper()
+		var w Write
+		w.Delete([]byte("key"))
+		if _, err := x.Commit(ctx, &w); err != nil {
+			t.Fatalf("a deletion: %v", err)
+		}
+	}
+	disk.SetCapacity(1)
+	var err error
+	for i := 0; err == nil && i < 100; i++ {
+		remove()
+		err = s.engine.Rotate(ctx)
+	}
+	if !errors.Is(err, vfs.ErrNoSpace) {
+		t.Errorf("a rotation without a file: %v", err)
+	}
+	remove()
+	if err := s.Checkpoint(ctx); err != nil {
+		t.Errorf("a checkpoint: %v", err)
+	}
+	remove()
 }

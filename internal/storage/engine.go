@@ -414,11 +414,15 @@ func (e *Engine) SealedEpoch() keys.Epoch {
 	return e.pager.State().Epoch
 }
 
-// Rotate seals the active generation if it holds anything, so that a checkpoint can take it.
+// Rotate seals the active generation if it holds anything, so that a checkpoint can take it. Writers go on in it until the log has a segment for
+// the next one. On a full disk Rotate does not wait for one that a checkpoint recycles: that may be for the caller to do.
 func (e *Engine) Rotate(ctx context.Context) error {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return nil
+	}
+	if err := e.awaitSegment(ctx); err != nil {
+		return err
 	}
 	return e.awaitRoom(ctx, func() (obstacle, error) {
 		if e.view.Load().active != v.active {
@@ -427,6 +431,30 @@ func (e *Engine) Rotate(ctx context.Context) error {
 		v.active.seal()
 		return e.advanceGeneration(v.active, 0, nil)
 	})
+}
+
+// awaitSegment waits until the log has a segment for the next generation.
+func (e *Engine) awaitSegment(ctx context.Context) error {
+	deadline := time.After(e.options.StallMax)
+	for {
+		e.mu.Lock()
+		attempt := e.log.Prepare(0)
+		e.mu.Unlock()
+		if attempt == nil {
+			return nil
+		}
+		o := obstacle{attempt.Done(), attempt, false}
+		select {
+		case <-o.ready:
+		case <-deadline:
+			return o.timedOut(e)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := o.final(); err != nil {
+			return err
+		}
+	}
 }
 
 // immutableBytesOf is the memory of immutable and retired memtables and of the active one, which will be immutable next.
