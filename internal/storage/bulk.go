@@ -319,7 +319,7 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 // what was merged later, however large the bulk load is: the pages are written and synced, the indirection table has the
 // blobs, and the allocation map and the file have room.
 func (e *Engine) prepareBulkLoad(ctx context.Context, b *bulkLoadBuild) error {
-	if err := b.batch.Prepare(); err != nil {
+	if err := b.batch.Prepare(ctx); err != nil {
 		return err
 	}
 	if err := b.ck.Prepare(); err != nil {

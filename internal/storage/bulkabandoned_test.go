@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pagesource"
 	"github.com/epochkv/epochkv/internal/storage/repairtree"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // openSkipping makes a store that skips a leaf, with a repair tree of several pages.
@@ -123,23 +125,77 @@ func TestACancelledBulkLoadLeavesTheMapExact(t *testing.T) {
 	}
 }
 
+// endingContext ends when the data file was read so often.
+type endingContext struct {
+	context.Context
+	reads *vfs.Injected
+	after int
+}
+
+// Err implements context.Context.
+func (c endingContext) Err() error {
+	if c.reads.Fired() >= c.after {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestABulkLoadEndsWhileItEmptiesSparsePages of large values: their number is half of those that it writes. Writers may be waiting for the
+// memory that becomes free with its end.
+func TestABulkLoadEndsWhileItEmptiesSparsePages(t *testing.T) {
+	b := newBench(t)
+	b.put(0, 1200, 130)
+	b.checkpoint()
+	for i := range 1200 {
+		if i%3 > 0 { // each page keeps a part of its values
+			b.put(i, i+1, 1)
+		}
+	}
+	b.checkpoint()
+	reads := b.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: dataName, Fault: vfs.Slow})
+	after := 1 << 30
+	for range 2 {
+		before := reads.Fired()
+		load, watermarks := b.preparedBulkLoad(240, 130)
+		err := b.engine.BuildBulkLoad(endingContext{t.Context(), reads, after}, load, watermarks)
+		switch n := reads.Fired() - before; {
+		case before == 0 && err == nil && n > 100:
+			after = reads.Fired() + n - 40 // of the next one
+		case before > 0 && reads.Fired() > after+20, before == 0:
+			t.Errorf("%d reads, %d of them after the end of the context: %v", n, reads.Fired()-after, err)
+		}
+		b.engine.CancelBulkLoad(load)
+		if err := load.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // buildBulkLoad builds the state of a bulk load of one key.
 func (b *bench) buildBulkLoad() (*BulkLoad, GCWatermarks) {
+	b.t.Helper()
+	load, watermarks := b.preparedBulkLoad(1, 1)
+	if err := b.engine.BuildBulkLoad(b.t.Context(), load, watermarks); err != nil {
+		b.t.Fatal(err)
+	}
+	return load, watermarks
+}
+
+// preparedBulkLoad has so many new keys with values of a size.
+func (b *bench) preparedBulkLoad(count, size int) (*BulkLoad, GCWatermarks) {
 	b.t.Helper()
 	load, err := b.engine.NewBulkLoad()
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := load.Add(keys.Append(nil, keys.SpaceUser, []byte("loaded")), []byte("v")); err != nil {
-		b.t.Fatal(err)
+	for i := range count {
+		if err := load.Add(keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "loaded-%05d", i)), make([]byte, size)); err != nil {
+			b.t.Fatal(err)
+		}
 	}
 	if _, err := load.Prepare(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	at := keys.Epoch(b.visible.Load())
-	watermarks := GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}
-	if err := b.engine.BuildBulkLoad(b.t.Context(), load, watermarks); err != nil {
-		b.t.Fatal(err)
-	}
-	return load, watermarks
+	return load, GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}
 }

@@ -76,7 +76,7 @@ func (e *Engine) commitBulkLoad(ctx context.Context, l *BulkLoad, v *view) error
 	if err := e.mergeForBulkLoad(ctx, l, e.mergeInput(b.ck, b.batch, b.sink, b.root, rest, b.watermarks.policy(l.epoch))); err != nil {
 		return err
 	}
-	if err := b.batch.Finish(0); err != nil {
+	if err := b.batch.Finish(ctx, 0); err != nil {
 		return err
 	}
 	if err := b.ck.KeepFree(e.floorBytes()); err != nil {

@@ -381,7 +381,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		return nil, nil, err
 	}
 	ck.Free(result.Freed...)
-	return result, known, batch.Finish(limit)
+	return result, known, batch.Finish(ctx, limit)
 }
 
 // replaceRepairTree makes the repair tree of a state that is durable the one in use. If the state has freed an abandoned tree, the

@@ -185,7 +185,7 @@ func (e *Engine) commitState(state pager.State) error {
 		return err
 	}
 	defer ck.Abort()
-	err = e.blobs.Begin(ck).Finish(0)
+	err = e.blobs.Begin(ck).Finish(context.Background(), 0)
 	if err == nil {
 		err = ck.Commit(context.Background(), state)
 	}

@@ -38,7 +38,7 @@ func TestBrokenAccountsStopTheStore(t *testing.T) {
 			must(t, err)
 			batch := b.s.Begin(ck)
 			plant(b, batch)
-			if err := batch.Finish(0); !errors.Is(err, ErrAccounts) || !errors.Is(err, pager.ErrBroken) || !strings.Contains(err.Error(), want) {
+			if err := batch.Finish(t.Context(), 0); !errors.Is(err, ErrAccounts) || !errors.Is(err, pager.ErrBroken) || !strings.Contains(err.Error(), want) {
 				t.Fatalf("Finish: %v", err)
 			}
 			if err := ck.Commit(context.Background(), b.p.State()); !errors.Is(err, pager.ErrFailed) {

@@ -143,7 +143,7 @@ func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.
 	refs := maps.Clone(b.refs)
 	for i, name := range slices.Sorted(maps.Keys(c)) {
 		if i%7 == 3 && ck.Number()%2 == 1 { // every second checkpoint is prepared, so that all tests see both kinds
-			if err := errors.Join(batch.Prepare(), ck.Prepare()); err != nil {
+			if err := errors.Join(batch.Prepare(context.Background()), ck.Prepare()); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -164,7 +164,7 @@ func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.
 			refs[name] = r
 		}
 	}
-	if err := batch.Finish(ck.RelocateFrom(cmp.Or(b.relocate, 8))); err != nil {
+	if err := batch.Finish(context.Background(), ck.RelocateFrom(cmp.Or(b.relocate, 8))); err != nil {
 		return nil, nil, err
 	}
 	index, err := b.writeIndex(ck, refs)

@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -283,8 +284,8 @@ func (b *Batch) subtract(p location) {
 // Prepare does what Finish would do for the blobs that were stored and dropped so far, so that Finish has
 // work for the later ones only. From then on sparse pages stay as they are, and the owner calls Publish after
 // the commit. Prepare may be called again.
-func (b *Batch) Prepare() error {
-	if err := b.writePages(0); err != nil {
+func (b *Batch) Prepare(ctx context.Context) error {
+	if err := b.writePages(ctx, 0); err != nil {
 		return err
 	}
 	b.keepSparse, b.publishing = true, true
@@ -308,8 +309,8 @@ func (b *Batch) fillFresh() {
 
 // Finish writes the queued fragments, moves fragments off pages at or past limit (zero for none) and
 // off sparse pages, and gives the new blob state to the checkpoint.
-func (b *Batch) Finish(limit page.ID) error {
-	if err := b.writePages(limit); err != nil {
+func (b *Batch) Finish(ctx context.Context, limit page.ID) error {
+	if err := b.writePages(ctx, limit); err != nil {
 		return err
 	}
 	b.fillFresh()
@@ -325,13 +326,13 @@ func (b *Batch) Finish(limit page.ID) error {
 }
 
 // writePages writes all fragments that have no page or must leave theirs.
-func (b *Batch) writePages(limit page.ID) error {
+func (b *Batch) writePages(ctx context.Context, limit page.ID) error {
 	if limit > 0 {
 		if err := b.relocate(limit); err != nil {
 			return err
 		}
 	}
-	if err := b.evacuateSparse(); err != nil {
+	if err := b.evacuateSparse(ctx); err != nil {
 		return err
 	}
 	if err := b.packQueue(); err != nil {

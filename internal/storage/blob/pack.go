@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -203,11 +204,15 @@ func (b *Batch) evacuate(id page.ID) error {
 // KeepSparse leaves sparse pages as they are: their fragments would take pages before any are freed.
 func (b *Batch) KeepSparse() { b.keepSparse = true }
 
-func (b *Batch) evacuateSparse() error {
+// evacuateSparse reads each of the pages: after a bulk load, half as many as that has written.
+func (b *Batch) evacuateSparse(ctx context.Context) error {
 	if b.keepSparse {
 		return nil
 	}
 	for n := evacuateMin + len(b.fresh)/2; n > 0 && b.s.fill.factor() < fillMin; n-- {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		id, ok := b.s.fill.sparsest()
 		if !ok {
 			break

@@ -34,7 +34,7 @@ func preparedBag(t *testing.T, fs vfs.FS) (b *bag, ck *pager.Checkpoint, batch *
 	batch, next = b.s.Begin(ck), &bag{p: b.p, s: b.s}
 	next.refs, next.index, err = b.build(ck, batch, third)
 	must(t, err)
-	must(t, errors.Join(batch.Prepare(), ck.Prepare()))
+	must(t, errors.Join(batch.Prepare(t.Context()), ck.Prepare()))
 	return b, ck, batch, want, next
 }
 

@@ -30,7 +30,7 @@ func BenchmarkStore(b *testing.B) {
 					_, err := batch.Store(v)
 					must(b, err)
 				}
-				must(b, batch.Finish(0))
+				must(b, batch.Finish(b.Context(), 0))
 				must(b, ck.Commit(context.Background(), pager.State{}))
 				if done > 256<<20/n { // bound the memory of the file system: begin again
 					b.StopTimer()
@@ -56,7 +56,7 @@ func BenchmarkAppend(b *testing.B) {
 				refs[i], err = batch.Store(value(i, 1, n))
 				must(b, err)
 			}
-			must(b, batch.Finish(0))
+			must(b, batch.Finish(b.Context(), 0))
 			must(b, ck.Commit(context.Background(), pager.State{}))
 			src := benchSource{s.Direct(), map[page.ID][]byte{}}
 			buf := make([]byte, 0, n)

@@ -404,7 +404,7 @@ func TestBatchDropsWhatItHasHalfWritten(t *testing.T) {
 			for _, ref := range refs {
 				must(t, batch.Drop(ref))
 			}
-			must(t, batch.Finish(0))
+			must(t, batch.Finish(t.Context(), 0))
 			must(t, ck.Commit(t.Context(), b.p.State()))
 			if err := b.audit(); err != nil {
 				t.Errorf("after %d values of %d bytes: %v", count, length, err)
