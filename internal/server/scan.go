@@ -13,6 +13,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 const (
@@ -214,8 +215,21 @@ func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 		for more && err == nil {
 			more, err = sc.sendPage(stream)
 		}
+		if err == nil {
+			err = sc.awaitLast(stream.Context())
+		}
 		return err
 	})
+}
+
+// awaitLast waits until the client has taken the last page, for which it has as long as for the others.
+func (sc *scan) awaitLast(ctx context.Context) error {
+	start := sc.server.clock.now()
+	sc.snapshot.wait()
+	err := transport.AwaitSent(ctx, 0)
+	_ = sc.snapshot.resume() // all pages are sent
+	sc.details.client += sc.server.clock.now() - start
+	return err
 }
 
 // begin opens the snapshot and the cursor.

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -56,6 +58,25 @@ func TestWhatWaitsAfterItsRequestHasEndedIsCounted(t *testing.T) {
 			}
 			eventually(t, "everything is given back", func() bool { return word.word.Load() == 0 })
 		})
+	}
+}
+
+// TestTheLastPageOfAScanMayWaitLikeTheOthers: a client that takes longer over a page than --message-timeout gets the last page, too.
+func TestTheLastPageOfAScanMayWaitLikeTheOthers(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	h := mustStart(t, func(c *config.Config) { c.MessageTimeout = timeout })
+	h.putLarge(t, 3, 100<<10)
+	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Scan(testContext(t), &pb.ScanRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for page := range 3 {
+		if _, err := stream.Recv(); page < 2 && err != nil || page == 2 && !errors.Is(err, io.EOF) {
+			t.Fatalf("page %d: %v", page, err)
+		}
+		if page == 0 {
+			time.Sleep(3 * timeout)
+		}
 	}
 }
 
