@@ -297,3 +297,45 @@ func TestAPageOfAnotherPlaceIsSkipped(t *testing.T) {
 		})
 	}
 }
+
+// TestAnOlderLeafStopsNoCheckpoint: after a write that the device has lost, an older version of a leaf is there, and some of the large values to which it
+// refers were dropped. The leaf is skipped, and what is written after that is kept.
+func TestAnOlderLeafStopsNoCheckpoint(t *testing.T) {
+	for older := range 2 {
+		b := newBench(t)
+		e := b.engine
+		var was [][]byte
+		for round := range 8 {
+			b.put(round%2*5, 10, 200+round)
+			b.checkpoint()
+			var id page.ID // of the first leaf
+			if err := btree.Walk(pagesource.WholeTree{Pager: &e.pager.Reader}, rootOf(e.pager.State()), &btree.Visitor{Page: func(at page.ID, level int, p []byte) error {
+				if level == 0 && id == 0 {
+					id, was = at, append(was, p)
+				}
+				return nil
+			}}); err != nil {
+				t.Fatal(err)
+			}
+			if p := was[max(0, round-older-1)]; round == 3 {
+				page.SetID(p, id)
+				b.writePage(id, p)
+			}
+		}
+		if n := len(e.checkpoints.skippedPages.Pages()); n != 1 {
+			t.Errorf("%d pages are skipped", n)
+		}
+		r := e.NewReader()
+		for i := range 10 {
+			b.slot.Enter()
+			v, _, err := r.Newest(keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if value, err := r.AppendValue(nil, v); err != nil || len(value) != 206+i/5 {
+				t.Errorf("key %d: a value of %d bytes, %v", i, len(value), err)
+			}
+			b.slot.Leave()
+		}
+	}
+}

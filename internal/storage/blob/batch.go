@@ -164,8 +164,12 @@ func (b *Batch) Drop(r page.Ref) error {
 		b.removeEntry(ref.id, ref.length)
 		return nil
 	}
+	pages, _ := split(int(ref.length), b.s.pageSize)
+	if pages == 0 && !p.continued() && p.cost() != cost(int(ref.length), b.s.pageSize) {
+		return fmt.Errorf("%w: dropping blob %d of %d bytes, which has another length", ErrBadRef, ref.id, ref.length)
+	}
 	var h head
-	if pages, _ := split(int(ref.length), b.s.pageSize); pages > 0 {
+	if pages > 0 {
 		if h, err = b.headFragment(ref.id); err == nil && uint64(h.length) != ref.length {
 			err = b.s.pager.Corrupt(p.page(), fmt.Sprintf("blob %d has %d bytes, and its leaf refers to %d", ref.id, h.length, ref.length))
 		}

@@ -100,7 +100,7 @@ func (o *ordered) commit(p *partition, w *worker) error {
 	o.mu.Lock()
 	err := o.addChildrenLocked(p, w.pack.out)
 	if err == nil {
-		err = o.accountLocked(w)
+		err = o.accountLocked(p, w)
 	}
 	if err == nil {
 		o.turn++
@@ -172,13 +172,18 @@ func (o *ordered) storeLocked(it *item) error {
 	return nil
 }
 
-// accountLocked adds the worker's counts of a partition to the result.
-func (o *ordered) accountLocked(w *worker) error {
+// accountLocked adds the worker's counts of a partition to the result. A leaf with a reference to a value that does not exist is damage: after a write that
+// the device has lost, an older version of the leaf is there.
+func (o *ordered) accountLocked(p *partition, w *worker) error {
 	o.result.Freed = append(o.result.Freed, w.freed...)
 	o.result.Stats.Add(&w.stats)
-	for _, r := range w.dropped {
+	for _, d := range w.dropped {
 		o.result.Stats.Dropped++
-		if err := o.m.Values.Drop(r); err != nil {
+		err := o.m.Values.Drop(d.ref)
+		if d.leaf >= 0 && o.m.isUnreadable(err) {
+			c := &p.children[d.leaf]
+			o.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.boundAfter(d.leaf), Err: err})
+		} else if err != nil {
 			return err
 		}
 	}

@@ -42,10 +42,16 @@ type worker struct {
 	leaves                 []page.ID // buffer of prefetchPartition
 	scratch                []byte    // for a key
 	freed                  []page.ID
-	dropped                []page.Ref
+	dropped                []droppedValue
 	stats                  Stats
 	balance                balance
 	intake
+}
+
+// droppedValue is a large value that no version in the new tree has.
+type droppedValue struct {
+	ref  page.Ref
+	leaf int // of the partition, that has the version; -1 if it is of the input
 }
 
 // intake is the input of a worker.
@@ -58,6 +64,7 @@ type intake struct {
 
 // currentLeaf is the old leaf that a worker merges.
 type currentLeaf struct {
+	index          int             // in its partition
 	bound          *page.Separator // its upper bound; nil if it has none
 	runFrom, runTo int             // its entries that runs may have
 }
@@ -253,7 +260,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 	if i == 0 {
 		lower = p.lo
 	}
-	w.leaf.bound, w.pack.from = bound, c.ID
+	w.leaf.index, w.leaf.bound, w.pack.from = i, bound, c.ID
 	if c.ID == 0 {
 		w.pack.begin(lower)
 		w.emitInput(bound)
@@ -454,7 +461,7 @@ func (w *worker) emitKey(v *page.LeafLayout, i, to int, bound *page.Separator) i
 			w.emitNew()
 		case w.inputHasKey(bound) && e.Trailer == t: // a repeated input replaces what its first merge wrote
 			w.countOld(t, value)
-			w.dropRef(value, large)
+			w.dropRef(value, large, true)
 			w.balance.skipped++
 			i++
 		default:
@@ -549,7 +556,7 @@ func (w *worker) emit(old bool) {
 	}
 	if !keep {
 		w.stats.VersionsDropped++
-		w.dropRef(e.Value, e.Large)
+		w.dropRef(e.Value, e.Large, old)
 		if w.pack.covered.needed {
 			w.pack.covered.drop(w.key, t, w.leaf.bound)
 		}
@@ -591,8 +598,12 @@ func (w *worker) countOld(t keys.Trailer, value []byte) {
 	w.countedOld = true
 }
 
-func (w *worker) dropRef(value []byte, large bool) {
+func (w *worker) dropRef(value []byte, large, old bool) {
 	if large {
-		w.dropped = append(w.dropped, page.RefOf(value))
+		d := droppedValue{page.RefOf(value), w.leaf.index}
+		if !old {
+			d.leaf = -1
+		}
+		w.dropped = append(w.dropped, d)
 	}
 }
