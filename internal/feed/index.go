@@ -80,7 +80,18 @@ func without(list []*entry, e *entry) []*entry {
 	i := slices.Index(list, e)
 	last := len(list) - 1
 	list[i], list[last] = list[last], nil
-	return list[:last]
+	return fit(list[:last])
+}
+
+// listKept is the length of a list of which the room is kept, however few ranges it has.
+const listKept = 8
+
+// fit gives back the room of a list that has become much shorter. It may stay in the index for long, and there may be very many.
+func fit(list []*entry) []*entry {
+	if cap(list) <= max(listKept, 4*len(list)) {
+		return list
+	}
+	return append(make([]*entry, 0, 2*len(list)), list...)
 }
 
 func (x *index) widen(e *entry) {
@@ -117,7 +128,7 @@ func (x *index) widenDivided() {
 		}
 	}
 	for i := from; i < to; i++ {
-		x.intervals[i].ranges = slices.DeleteFunc(x.intervals[i].ranges, func(e *entry) bool { return e.wide })
+		x.intervals[i].ranges = fit(slices.DeleteFunc(x.intervals[i].ranges, func(e *entry) bool { return e.wide }))
 	}
 	for _, e := range list {
 		x.unbound(e.keys.Lower)

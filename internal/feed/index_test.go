@@ -2,6 +2,7 @@ package feed
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -86,24 +87,59 @@ func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 	return c
 }
 
+// indexed is a watch of a range, in the index.
+func indexed(t *testing.T, f *Feed, lower, upper string) *Watch {
+	t.Helper()
+	wanted, err := newFilter(keys.SpaceUser, []Range{{[]byte(lower), []byte(upper)}}, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Watch{feed: f, filter: wanted}
+	f.index.add(w)
+	return w
+}
+
+// TestIndexKeepsNoRoomForWatchesThatHaveEnded: the few that stay in an interval, or at a key, where very many were, would keep the room of all.
+func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
+	const many = 500
+	for _, within := range []int{intervalsMax / 4, intervalsMax} { // with the second number the range of the many becomes wide
+		f := New(nil, Options{manual: true})
+		x := &f.index
+		var ended []*Watch
+		for range many {
+			ended = append(ended, indexed(t, f, "a", "b"), indexed(t, f, "k", "k\x00"))
+		}
+		stay := []*Watch{indexed(t, f, "k", "k\x00")}
+		for i := range within {
+			stay = append(stay, indexed(t, f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i)))
+		}
+		if wide := len(x.wide); wide != 0 && wide != many || (wide == many) != (within == intervalsMax) {
+			t.Fatalf("%d ranges are wide beside %d others", wide, within)
+		}
+		for _, w := range ended {
+			x.remove(w)
+		}
+		lists := append(slices.Collect(maps.Values(x.exact)), x.wide)
+		for _, one := range x.intervals {
+			lists = append(lists, one.ranges)
+		}
+		for _, list := range lists {
+			if cap(list) > listKept {
+				t.Errorf("a list of %d ranges has room for %d, beside %d watches", len(list), cap(list), len(stay))
+			}
+		}
+	}
+}
+
 // TestRangesBecomeWideTogether: when others have divided a range into too many intervals that very many watches have, everything else that has to
 // do with watches waits for one pass over the intervals, and not for one of each watch.
 func TestRangesBecomeWideTogether(t *testing.T) {
 	const many, passes, attempts = 8000, 60, 5
-	watch := func(f *Feed, lower, upper string) *Watch {
-		wanted, err := newFilter(keys.SpaceUser, []Range{{[]byte(lower), []byte(upper)}}, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := &Watch{feed: f, filter: wanted}
-		f.index.add(w)
-		return w
-	}
 	attempt := func() (took, pass time.Duration) {
 		f := New(nil, Options{manual: true})
 		x := &f.index
 		for range many {
-			watch(f, "a", "b")
+			indexed(t, f, "a", "b")
 		}
 		for i := 0; len(x.wide) == 0; i++ {
 			began := time.Now()
@@ -112,7 +148,7 @@ func TestRangesBecomeWideTogether(t *testing.T) {
 			}
 			pass = time.Since(began)
 			began = time.Now()
-			watch(f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i))
+			indexed(t, f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i))
 			took = time.Since(began)
 		}
 		if len(x.wide) != many || len(x.divided) != 0 {
