@@ -153,8 +153,9 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-# With the tags of assertions and baselines, only packages of which a file has a tag are different. Its govet has every analyzer of go vet.
-TAGGED = --build-tags invariants,ablation $$(git grep --untracked -lE '^//go:build.*(invariants|ablation)' -- '*.go' $(1) | xargs -n1 dirname | sort -u | sed 's|^|./|')
+# With the tags of assertions and baselines, only packages of which a file has a tag are different; they get the linters that need little time. Govet has
+# every analyzer of go vet.
+TAGGED = --enable-only govet,ineffassign,predeclared --build-tags invariants,ablation $$(git grep --untracked -lE '^//go:build.*(invariants|ablation)' -- '*.go' $(1) | xargs -n1 dirname | sort -u | sed 's|^|./|')
 lint: ## golangci-lint on the server and the bench module, without assertions and baselines and with them
 	$(LINT) run ./...
 	$(LINT) run $(call TAGGED,':!bench')
