@@ -33,7 +33,8 @@ func (a *Archiver) keepLoads(ctx context.Context) {
 		s.renewAt = now.Add(renewLoadsEvery)
 		_ = a.source.RenewLoads(ctx) // the next time comes long before they end
 	}
-	if oldest := a.source.OldestInLog(); oldest != s.oldest { // without the log after it, which a full disk takes, a bulk load cannot be archived
+	// A full disk takes log. A bulk load through epoch e can be archived only while the log has the record of e+1.
+	if oldest := a.source.OldestInLog(); oldest != s.oldest {
 		s.oldest, s.release = oldest, max(s.release, max(oldest, 2)-2)
 	}
 	if s.release != 0 && a.source.ReleaseLoads(ctx, s.release) == nil {

@@ -436,11 +436,11 @@ func (x *Session) rotateAndReserve(ctx context.Context, w *Write, validated keys
 		reserved, err = x.store.engine.AdvanceGeneration(ctx, &x.committing.writer, w.body, validated)
 	}
 	x.committing.memory += time.Since(start)
-	x.slot.Enter()                  // an epoch that is reserved and not completed has protected its memtable so far
-	if err == storage.ErrRotating { //nolint:errorlint // see reserve
+	x.slot.Enter() // an epoch that is reserved and not completed has protected its memtable so far
+	switch {
+	case err == storage.ErrRotating: //nolint:errorlint // see reserve
 		return 0, nil
-	}
-	if err != nil || !reserved {
+	case err != nil || !reserved:
 		return 0, err
 	}
 	if w.reads != nil {

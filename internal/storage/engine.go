@@ -415,7 +415,7 @@ func (e *Engine) SealedEpoch() keys.Epoch {
 }
 
 // Rotate seals the active generation if it holds anything, so that a checkpoint can take it. Writers go on in it until the log has a segment for
-// the next one. On a full disk Rotate does not wait for one that a checkpoint recycles: that may be for the caller to do.
+// the next one. If the disk has no room for it, the error is vfs.ErrNoSpace. A merge would recycle a segment, but the caller may be the one that merges.
 func (e *Engine) Rotate(ctx context.Context) error {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {

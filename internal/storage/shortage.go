@@ -30,8 +30,8 @@ type diskReserve struct {
 	judged   atomic.Int64                  // files of the log's reserve that had become segments when the last check began
 	wanted   atomic.Bool                   // the next check gives up something of the log, although the reserve may be complete
 	large    atomic.Int64                  // bytes of the largest record for which the next check makes room in pages
-	noRoom   atomic.Bool                   // the last check that was to do so found the disk full,
-	failed   atomic.Bool                   // or failed otherwise
+	noRoom   atomic.Bool                   // the last check that was to do so found the disk full
+	failed   atomic.Bool                   // the last check that was to do so failed for another reason
 	given    atomic.Uint64                 // how often a check has given up something of the log
 	ended    chan struct{}                 // closed when RunSpace has ended; constant after Open
 

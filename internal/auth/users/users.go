@@ -131,8 +131,10 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	if o.LastUsed == 0 {
 		o.LastUsed = time.Hour
 	}
-	m := &Manager{store: store, session: store.OwnSession(), options: o, turn: make(chan struct{}, 1), bootstrap: newSecret(bootstrapPrefix)}
-	m.line.waiting = map[string]int{}
+	m := &Manager{
+		store: store, session: store.OwnSession(), options: o, turn: make(chan struct{}, 1), line: line{waiting: map[string]int{}},
+		bootstrap: newSecret(bootstrapPrefix),
+	}
 	m.hasher = newHasher(o.Hash)
 	if o.Client != nil {
 		m.hasher.client = o.Client

@@ -49,7 +49,7 @@ func (b *Batch) relocate(limit page.ID) error {
 }
 
 // relocateOverflow copies the overflow pages of the blob that page id belongs to, if all copies are then
-// below limit. It returns where they are, if the blob has page id.
+// below limit. from is where they were, and nil if the blob does not have page id.
 func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (from []pager.Extent, moved int, err error) {
 	p := b.locationOf(fragment)
 	if !p.live() {
