@@ -296,6 +296,9 @@ func (e *Engine) mergeBulkLoad(ctx context.Context, l *BulkLoad, frozen []*gener
 		if err == nil && b.skippedPages.Mirrors(key, l.epoch) {
 			b.copies[ref], err = b.batch.Store(value)
 		}
+		if err == nil {
+			err = b.batch.Relieve()
+		}
 		e.throttleProgress(1 + len(value)/1024)
 		return append(dst, ref[:]...), err
 	})

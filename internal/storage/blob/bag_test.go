@@ -147,6 +147,11 @@ func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.
 				return nil, nil, err
 			}
 		}
+		if i%7 == 5 && ck.Number()%4 == 1 {
+			if err := batch.relieve(); err != nil {
+				return nil, nil, err
+			}
+		}
 		if old, ok := refs[name]; ok {
 			if err := batch.Drop(old); err != nil {
 				return nil, nil, err

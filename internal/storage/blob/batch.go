@@ -22,9 +22,9 @@ type Batch struct {
 	state   pager.BlobState
 	changes map[uint64]location // the new location of each fragment that changes; zero if dropped
 	earlier map[uint64]location // changes of older blobs that the stored table has; those in changes are newer
-	byLeaf  map[int][]uint64    // ids of the changes that the stored table has, by its leaves
-	fresh   map[page.ID]int     // cost of live fragments on the blob pages written since the last Prepare
-	newIDs  []uint64
+	byLeaf  map[int][]uint64    // ids of earlier, by the leaves of the stored table
+	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the fill does not know yet
+	newIDs  []idRun             // ascending
 	dropped []uint64
 	run     pager.Extent // pages taken for blob pages
 
@@ -40,6 +40,12 @@ type Batch struct {
 	broken      error            // the first invariant that was found broken
 	storedTable *pager.PageArray // the table of the new state, once Finish has written it
 }
+
+// idRun is ids that follow each other. A bulk load stores any number of values, most of them with such ids.
+type idRun struct{ first, end uint64 }
+
+// writeAt is how many changes a batch without a bound may have in memory.
+const writeAt = 1 << 16
 
 // queuedFragment is a fragment that has no page yet.
 type queuedFragment struct {
@@ -104,14 +110,18 @@ func (b *Batch) Store(value []byte) (page.Ref, error) {
 func (b *Batch) newID() uint64 {
 	from := 0
 	if n := len(b.newIDs); n > 0 {
-		from = int(b.newIDs[n-1] + 1)
+		from = int(b.newIDs[n-1].end)
 	}
 	id := b.s.used.NextAbsent(from)
 	b.s.used.Add(id)
 	if b.locationOf(uint64(id)) != 0 {
 		b.noteBroken("blob id %d is given to a new blob while it is in use", id)
 	}
-	b.newIDs = append(b.newIDs, uint64(id))
+	if n := len(b.newIDs); n > 0 && from == id {
+		b.newIDs[n-1].end++
+	} else {
+		b.newIDs = append(b.newIDs, idRun{uint64(id), uint64(id) + 1})
+	}
 	b.state.Blobs++
 	return uint64(id)
 }
@@ -289,10 +299,35 @@ func (b *Batch) subtract(p location) {
 // work for the later ones only. From then on sparse pages stay as they are, and the owner calls Publish after
 // the commit. Prepare may be called again.
 func (b *Batch) Prepare(ctx context.Context) error {
-	if err := b.writePages(ctx, 0); err != nil {
+	if err := b.evacuateSparse(ctx); err != nil {
 		return err
 	}
-	b.keepSparse, b.publishing = true, true
+	b.keepSparse = true
+	return b.write()
+}
+
+// Relieve does what Prepare does, except for sparse pages, once there is much to do: so a batch with any number of new values
+// takes little memory. Prepare must follow.
+func (b *Batch) Relieve() error {
+	if len(b.changes) < writeAt {
+		return nil
+	}
+	return b.relieve()
+}
+
+func (b *Batch) relieve() error {
+	b.s.fill.relieved += len(b.fresh)
+	return b.write()
+}
+
+func (b *Batch) write() error {
+	if err := b.packQueue(); err != nil {
+		return err
+	}
+	if err := b.w.Flush(); err != nil {
+		return err
+	}
+	b.publishing = true
 	b.fillFresh()
 	if err := b.check(); err != nil {
 		return b.ck.Fail(err)
@@ -361,10 +396,9 @@ func (b *Batch) writeTable(limit page.ID) error {
 	perLeaf := uint64(b.s.leafEntries())
 	var dirty bitset.Set
 	for id := range b.changes {
-		leaf := int(id / perLeaf)
-		dirty.Add(leaf)
-		b.byLeaf[leaf] = append(b.byLeaf[leaf], id)
+		dirty.Add(int(id / perLeaf))
 	}
+	b.addNew()
 	base := b.storedTable
 	if base == nil {
 		base = b.s.storedTable
@@ -383,7 +417,6 @@ func (b *Batch) writeTable(limit page.ID) error {
 		return err
 	}
 	b.storedTable, b.state.Table = next, next.Root()
-	b.addNew()
 	return nil
 }
 
@@ -397,6 +430,10 @@ func (b *Batch) addNew() {
 		}
 		if b.earlier == nil {
 			b.earlier = map[uint64]location{}
+		}
+		if _, known := b.earlier[id]; !known {
+			leaf := int(id / uint64(b.s.leafEntries()))
+			b.byLeaf[leaf] = append(b.byLeaf[leaf], id)
 		}
 		b.earlier[id] = p
 	}
@@ -440,10 +477,12 @@ func (b *Batch) Publish() {
 
 func (b *Batch) abort() {
 	b.s.fill.undo()
-	for _, id := range b.newIDs {
-		b.s.used.Remove(int(id))
-		if b.s.table.locationOf(id) != 0 {
-			b.s.table.set(id, 0)
+	for _, run := range b.newIDs {
+		for id := run.first; id < run.end; id++ {
+			b.s.used.Remove(int(id))
+			if b.s.table.locationOf(id) != 0 {
+				b.s.table.set(id, 0)
+			}
 		}
 	}
 }

@@ -22,7 +22,8 @@ type fill struct {
 
 	excluded bitset.Set // pages that cannot be read; they are in no bucket
 
-	journal []fillChange // changes since begin, for undo
+	journal  []fillChange // changes since begin, for undo
+	relieved int          // pages that Relieve has entered since begin
 }
 
 const (
@@ -46,7 +47,7 @@ type fillChange struct {
 	old uint16
 }
 
-func (f *fill) begin() { f.journal = f.journal[:0] }
+func (f *fill) begin() { f.journal, f.relieved = f.journal[:0], 0 }
 
 // undo restores the state at begin.
 func (f *fill) undo() {

@@ -209,7 +209,7 @@ func (b *Batch) evacuateSparse(ctx context.Context) error {
 	if b.keepSparse {
 		return nil
 	}
-	for n := evacuateMin + len(b.fresh)/2; n > 0 && b.s.fill.factor() < fillMin; n-- {
+	for n := evacuateMin + (b.s.fill.relieved+len(b.fresh))/2; n > 0 && b.s.fill.factor() < fillMin; n-- {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

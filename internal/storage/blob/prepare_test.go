@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -76,5 +77,79 @@ func TestPreparedBatchLeavesNothingToTheCommit(t *testing.T) {
 		must(t, err)
 		must(t, checkContents(reopened, want))
 		must(t, reopened.p.Close())
+	}
+}
+
+// TestABatchOfManyValuesTakesLittleMemory: what a bulk load knows of its new values is in the tables, wherever their ids are.
+func TestABatchOfManyValuesTakesLittleMemory(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 4096)
+	must(t, b.checkpoint(change{1: value(1, 1, 300)}))
+	var refs []page.Ref
+	for range 2 { // the second batch has the ids of the first, which is aborted
+		ck, err := b.p.Begin()
+		must(t, err)
+		batch := b.s.Begin(ck)
+		refs = refs[:0]
+		for i := range writeAt + 2000 {
+			r, err := batch.Store(value(i, 2, 4))
+			must(t, errors.Join(err, batch.Relieve()))
+			refs = append(refs, r)
+		}
+		inLeaves := 0
+		for _, ids := range batch.byLeaf {
+			inLeaves += len(ids)
+		}
+		if len(batch.changes) > 3000 || inLeaves+len(batch.earlier) > 3000 || len(batch.newIDs) > 10 {
+			t.Errorf("the batch has %d changes, %d of older blobs and %d by leaves, and %d runs of ids", len(batch.changes), len(batch.earlier), inLeaves, len(batch.newIDs))
+		}
+		must(t, batch.Prepare(t.Context()))
+		if len(batch.earlier) > 500 {
+			t.Errorf("%d values have two locations", len(batch.earlier))
+		}
+		for i := 0; i < len(refs); i += 1000 {
+			got, err := b.s.Append(nil, refs[i], b.s.Direct())
+			if must(t, err); string(got) != string(value(i, 2, 4)) {
+				t.Fatalf("value %d is %q", i, got)
+			}
+		}
+		ck.Abort()
+		must(t, b.audit())
+	}
+	must(t, b.checkpoint(change{2: value(2, 3, 300)}))
+	must(t, b.audit())
+}
+
+// TestPagesThatAreWrittenInBetweenCountForTheSparseOnes: a batch that has written its table in between empties as many sparse pages
+// as one that has not.
+func TestPagesThatAreWrittenInBetweenCountForTheSparseOnes(t *testing.T) {
+	var left [2]int
+	for i := range left {
+		b := mustCreate(t, vfs.NewMem(), 4096)
+		first, second := change{}, change{}
+		for name := range 1000 {
+			first[name] = value(name, 1, 1900) // two on a page
+			if name%2 == 0 {
+				second[name] = nil
+			}
+		}
+		must(t, errors.Join(b.checkpoint(first), b.checkpoint(second)))
+		ck, err := b.p.Begin()
+		must(t, err)
+		batch := b.s.Begin(ck)
+		for name := range 100 {
+			_, err := batch.Store(value(name, 2, 3000)) // on no page of the others
+			must(t, err)
+		}
+		if i == 1 {
+			must(t, batch.relieve())
+		}
+		must(t, batch.Prepare(t.Context()))
+		for _, pages := range b.s.fill.inBucket[bucketSparse:] {
+			left[i] += pages
+		}
+		ck.Abort()
+	}
+	if max(left[0], left[1]) > 340 || max(left[0]-left[1], left[1]-left[0]) > 3 {
+		t.Errorf("%d and %d of 353 sparse pages are left", left[0], left[1])
 	}
 }
