@@ -69,9 +69,6 @@ func (w *frameWriter) end() {
 // Bytes is about the size of the object so far: what is not compressed yet counts whole.
 func (w *frameWriter) Bytes() int64 { return int64(len(w.out) + len(w.raw)) }
 
-// MemoryBytes is the memory of the buffers.
-func (w *frameWriter) MemoryBytes() int64 { return int64(cap(w.out) + cap(w.raw)) }
-
 // putFrameHeader fills the header of a frame that is complete.
 func putFrameHeader(frame []byte, raw int) {
 	le := binary.LittleEndian

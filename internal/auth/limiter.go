@@ -16,7 +16,7 @@ type Limits struct {
 	Transactions uint32
 }
 
-// LimitError refuses what is above a limit of the user. Retry is after how long it may be permitted.
+// LimitError refuses what is above a limit of a user, of a network or of the store. Retry is after how long it may be permitted.
 type LimitError struct {
 	What  string
 	Limit uint64
@@ -24,7 +24,7 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("the user's limit of %s is %d", e.What, e.Limit)
+	return fmt.Sprintf("the limit of %s is %d", e.What, e.Limit)
 }
 
 // burst is for how long the rates of a user may be exceeded after a pause: a second's worth may come at once.
