@@ -23,8 +23,9 @@ func keptLogRefusesNoWrite(t *testing.T, disk int64, valueBytes, puts int) {
 	t.Helper()
 	fs := vfs.NewMem()
 	o := reserving(fs)
+	// Of what no merge has taken yet, however slow merges are, the disk has room for log and pages.
+	o.Storage.MemoryBytes = disk / 3
 	o.Storage.DiskReserve, o.Storage.ChangeLog = 4<<20, storage.ChangeLog{Age: time.Hour} // free pages are enough for the memtables
-	o.Storage.MemoryBytes = disk / 3 // the disk has room for what no merge has taken yet, twice: log and pages
 	s := mustOpen(t, o)
 	fs.SetCapacity(disk)
 	fs.SetHook(func(op vfs.Op, _ string) {
