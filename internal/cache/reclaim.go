@@ -2,6 +2,7 @@ package cache
 
 import (
 	"runtime"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 )
@@ -164,7 +165,7 @@ func (c *Cache) reclaimLocked() {
 		c.releaseLocked(c.retired[n].frame)
 		n++
 	}
-	c.retired = append(c.retired[:0], c.retired[n:]...)
+	c.retired = slices.Delete(c.retired, 0, n) // moves nothing for n = 0, as while a reader stays: the list may have millions
 	for len(c.oldTables) > 0 && c.oldTables[0].tick < oldest {
 		_ = c.oldTables[0].table.mem.release() // the table was mapped, so unmapping cannot fail
 		c.oldTables = c.oldTables[1:]

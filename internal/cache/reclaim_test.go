@@ -44,6 +44,40 @@ func TestEvictedFrameWaitsForItsReaders(t *testing.T) {
 	}
 }
 
+// TestMissesBesideALongReaderTakeTheTimeOfAnyMiss: while a reader stays inside its guard, as one of a large value does, no frame of a cache comes
+// back, and a miss does not look at all frames that wait: there may be millions.
+func TestMissesBesideALongReaderTakeTheTimeOfAnyMiss(t *testing.T) {
+	const frames, size = 1 << 16, 16
+	r := &rig{disk: new(disk), registry: newRegistry()}
+	c, err := New(Config{Bytes: frames * size, PageSize: size, Registry: r.registry, Read: r.disk.load, ReadBatch: r.disk.loadBatch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, long := r.registry.Slot(), r.registry.Slot()
+	id := ID(0)
+	fastest := func(misses int) time.Duration {
+		best := time.Hour
+		for range misses {
+			id++
+			start := time.Now()
+			if err := visit(c, s, id, Default); err != nil {
+				t.Fatal(err)
+			}
+			best = min(best, time.Since(start))
+		}
+		return best
+	}
+	alone := fastest(frames + 1000)
+	long.Enter()
+	fastest(100)
+	beside := fastest(200)
+	if n := c.Stats().Retired; n != frames/reserveShareMax || beside > 25*alone {
+		t.Errorf("a miss takes %v, and %v with %d frames that wait", alone, beside, n)
+	}
+	long.Leave()
+}
+
 // TestBatchLargerThanTheCacheDoesNotHang also checks that a batch keeps all its pages until its
 // reader leaves.
 func TestBatchLargerThanTheCacheDoesNotHang(t *testing.T) {
