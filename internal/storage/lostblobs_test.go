@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -144,5 +145,74 @@ func TestBlobsOfARebuiltTableCostNoOtherBlob(t *testing.T) {
 			l.work(10) // the file shrinks
 			l.mustClose()
 		})
+	}
+}
+
+func (l *lostBlobs) must(err error) {
+	l.t.Helper()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// loseRoot makes the root of a page array an older one, as after a write that the device has lost: it names a page that is a leaf of the tree by
+// now, and an older node, whose page is free.
+func (l *lostBlobs) loseRoot(kind pager.ArrayKind) {
+	l.t.Helper()
+	state, err := pager.OpenSnapshot(l.fs, "db/"+dataName)
+	l.must(err)
+	l.must(state.ReadMap())
+	var root, leaf, free page.ID
+	p, size := make([]byte, l.options.PageSize), int64(l.options.PageSize)
+	for id := range state.PageCount() {
+		switch err := state.ReadPage(id, p); {
+		case !state.IsLive(id):
+			free = id
+		case err != nil:
+		case page.IsTree(p, 0):
+			leaf = id
+		case page.ReadHeader(p).Type == page.TypeArray && p[page.HeaderSize] == byte(kind) && p[page.HeaderSize+1] > 0:
+			root = id
+		}
+	}
+	l.must(state.ReadPage(root, p))
+	children, older := p[page.HeaderSize+8:], make([]byte, size)
+	l.must(errors.Join(state.ReadPage(page.ID(binary.LittleEndian.Uint64(children[8:])), older), state.Close()))
+	page.PutHeader(older, page.Header{Type: page.TypeArray, ID: free})
+	page.Seal(older)
+	binary.LittleEndian.PutUint64(children, uint64(leaf))
+	binary.LittleEndian.PutUint64(children[8:], uint64(free))
+	page.Seal(p)
+	f, err := l.fs.Open("db/"+dataName, vfs.ReadWrite)
+	l.must(err)
+	_, err = f.WriteAt(p, int64(root)*size)
+	_, failed := f.WriteAt(older, int64(free)*size)
+	l.must(errors.Join(err, failed, f.Sync(), f.Close()))
+	if free == 0 || leaf == 0 {
+		l.t.Fatal("no page is free, or no leaf is there")
+	}
+}
+
+// TestAnOlderRootOfATableCostsNoOtherPage: the pages that it names may belong to others by now.
+func TestAnOlderRootOfATableCostsNoOtherPage(t *testing.T) {
+	for _, kind := range []pager.ArrayKind{pager.ArrayAllocationMap, pager.ArrayIndirectionTable} {
+		l := lostBlobs{newQuarantineBench(t, vfs.NewMem()), rand.New(rand.NewPCG(1, 1)), map[string]bool{}}
+		l.options.disturb = nil
+		l.mustOpen()
+		for i := range 100 {
+			l.set(fmt.Sprintf("large-%02d", i), strings.Repeat("large", 5000))
+		}
+		l.work(3)
+		l.mustClose()
+		l.loseRoot(kind)
+		l.mustOpen()
+		if len(l.engine.repaired) != 1 {
+			t.Fatalf("repaired: %v", l.engine.repaired)
+		}
+		l.work(6)
+		l.mustClose()
+		l.mustOpen()
+		l.checkSound()
+		l.mustClose()
 	}
 }

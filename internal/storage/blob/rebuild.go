@@ -62,7 +62,7 @@ func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (comp
 	}
 	s.state = p.Blobs()
 	s.rebuilt = true
-	s.storedTable = p.PartialArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots))
+	s.storedTable = p.PartialArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots), live)
 	used := &repair{s: s, src: s.Direct(), certain: certain, live: live}
 	complete, err := refs(used.ref)
 	if err != nil {

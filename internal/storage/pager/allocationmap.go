@@ -6,6 +6,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // The allocation map is a page array with one bit for each page: whether the page is live. A pager reads
@@ -53,7 +54,20 @@ func (r *Reader) readMap() (allocation *PageArray, live *bitset.Set, err error) 
 	if end := r.pageCountFor(live, allocation.leaves()); end != sb.pageCount {
 		return nil, nil, r.corrupt(sb.allocation.Page, fmt.Sprintf("the map ends at page %d, the superblock says %d", end, sb.pageCount))
 	}
+	newest := max(r.writtenBy(sb.state.Root), r.writtenBy(sb.blobs.Table.Page))
+	if wrote := r.writtenBy(sb.allocation.Page); wrote < newest { // each checkpoint that writes a page writes the map's root
+		return nil, nil, r.corrupt(sb.allocation.Page, fmt.Sprintf("checkpoint %d wrote the map, and checkpoint %d pages of the state", wrote, newest))
+	}
 	return allocation, live, nil
+}
+
+// writtenBy is the checkpoint that wrote page id; zero if there is no such page or if it cannot be read.
+func (r *Reader) writtenBy(id page.ID) uint64 {
+	buf := vfs.AlignedBuffer(r.pageSize)
+	if id == 0 || r.ReadPage(id, buf) != nil {
+		return 0
+	}
+	return page.ReadHeader(buf).Checkpoint
 }
 
 // newLive is the live pages of an empty state: the superblocks.

@@ -249,6 +249,29 @@ func TestAFileIsSearchedOnceForRunsThatItDoesNotHave(t *testing.T) {
 	}
 }
 
+// TestAnOlderMapIsDamage: a device that has lost the last write of the map leaves an older one in its place, which says that pages of the state are
+// free.
+func TestAnOlderMapIsDamage(t *testing.T) {
+	mem := vfs.NewMem()
+	y := createToy(t, mem, 512)
+	for epoch := range uint64(2) {
+		must(t, y.checkpoint(epoch+1, []int{int(epoch)}, nil, 7))
+	}
+	lost := y.p.current().allocation.Page
+	older := vfs.AlignedBuffer(512)
+	must(t, y.p.ReadPage(lost, older))
+	h := page.ReadHeader(older)
+	h.Checkpoint--
+	page.PutHeader(older, h)
+	older[arrPayload] &^= 1 << 5
+	page.Seal(older)
+	_, err := y.p.file.WriteAt(older, y.p.offset(lost))
+	must(t, errors.Join(err, y.p.Close()))
+	if _, err := openToy(mem); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("opened with a map of the checkpoint before: %v", err)
+	}
+}
+
 // TestAbortNamesItsPagesLastFirst: a cache undoes what it did for them in the opposite order.
 func TestAbortNamesItsPagesLastFirst(t *testing.T) {
 	mem := vfs.NewMem()

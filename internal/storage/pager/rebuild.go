@@ -42,7 +42,7 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 	if err != nil {
 		return err
 	}
-	allocation := p.PartialArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount))
+	allocation := p.PartialArray(ArrayAllocationMap, sb.allocation, p.mapLeaves(sb.pageCount), func(page.ID) bool { return true })
 	allocation.Pages(func(id page.ID) { _ = add(id) }) // they were checked when they were read
 	if sb.copy != 0 {
 		if err := add(sb.copy); err != nil {
@@ -67,8 +67,9 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 }
 
 // PartialArray returns a stored page array as far as its nodes can be read. The next update must write
-// all of its leaves.
-func (r *Reader) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageArray {
+// all of its leaves. An older node, as after a write that the device has lost, names pages that others have by
+// now, or that are not live: they are left out.
+func (r *Reader) PartialArray(kind ArrayKind, root ArrayRoot, leaves int, live func(page.ID) bool) *PageArray {
 	v := &PageArray{kind: kind, size: r.pageSize}
 	for _, n := range v.shape(leaves) {
 		v.levels = append(v.levels, make([]page.ID, n))
@@ -79,22 +80,27 @@ func (r *Reader) PartialArray(kind ArrayKind, root ArrayRoot, leaves int) *PageA
 	}
 	v.levels[top][0] = root.Page
 	buf := vfs.AlignedBuffer(r.pageSize)
-	for level := top; level > 0; level-- {
+	for level := top; level >= 0; level-- {
 		for i, id := range v.levels[level] {
-			if id == 0 || r.ReadPage(id, buf) != nil || v.checkNode(buf, level, i) != nil {
-				continue
+			switch {
+			case id == 0 || r.ReadPage(id, buf) != nil:
+			case v.checkNode(buf, level, i) != nil:
+				if level < top { // the root is what the superblock says
+					v.levels[level][i] = 0
+				}
+			case level > 0:
+				v.readableChildren(r, level, i, buf[arrPayload:], live)
 			}
-			v.readableChildren(r, level, i, buf[arrPayload:])
 		}
 	}
 	return v
 }
 
 // readableChildren takes the ids of a node's children, except impossible ones.
-func (v *PageArray) readableChildren(r *Reader, level, index int, payload []byte) {
+func (v *PageArray) readableChildren(r *Reader, level, index int, payload []byte, live func(page.ID) bool) {
 	below := v.levels[level-1]
 	for c := index * v.fanout(); c < min((index+1)*v.fanout(), len(below)); c++ {
-		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < r.current().pageCount {
+		if id := page.ID(binary.LittleEndian.Uint64(payload)); id >= superblocks && id < r.current().pageCount && live(id) {
 			below[c] = id
 		}
 		payload = payload[8:]
