@@ -139,3 +139,37 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	}
 	mustHold(t, s, want)
 }
+
+// TestALargePutLeavesTheReserveToDeletions: the disk has room for the log file of the second one only if the reserve of the log makes room for it, and
+// others take what is left of that room. Then deletions would have no segment any more.
+func TestALargePutLeavesTheReserveToDeletions(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.MemoryBytes, o.Storage.DiskReserve = 1<<20, 8<<20 // there are pages for the record
+	s, want, large := mustOpen(t, o), map[string]string{}, strings.Repeat("l", 1<<20)
+	fillSmall(t, s, want, 2000, "v")
+	x := mustSession(t, s)
+	defer x.Close()
+	if _, err := put(x, "large", large, mvcc.DurabilitySync); err != nil {
+		t.Fatal(err)
+	}
+	want["large"] = large
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fillOthers(t, fs, int64(len(large))-5*o.Storage.SegmentBytes/2)
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpPreallocate && strings.Contains(name, "reserve") {
+			fillOthers(t, fs, 0)
+		}
+	})
+	if _, err := put(x, "larger", large, mvcc.DurabilitySync); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Errorf("a large put that needs the reserve: %v", err)
+	}
+	fillOthers(t, fs, 0)
+	for i := range 2000 {
+		mustDelete(t, s, numbered(i))
+		delete(want, numbered(i))
+	}
+	mustHold(t, s, want)
+}

@@ -206,7 +206,7 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.B
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
-	first := &opening{validated: validated, secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
+	first := &opening{validated: validated, frees: body.Frees(), secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
 		err := next.reserve(w, body)
 		reserved = err == nil
@@ -238,6 +238,7 @@ var errUncovered = errors.New("storage: the pages for a record are taken")
 type opening struct {
 	validated keys.Epoch                  // see AdvanceGeneration
 	covered   bool                        // see Writer
+	frees     bool                        // see wal.Log.Prepare
 	secure    func(*memtable.Table) error // an error changes nothing
 	reserve   func(*generation) error
 }
@@ -355,10 +356,11 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 		return obstacle{}, errUncovered
 	}
 	full = v.active
-	attempt := e.log.Prepare(bodyBytes)
+	frees := first != nil && first.frees
+	attempt := e.log.Prepare(bodyBytes, frees)
 	if attempt == nil { // otherwise others go on in the active generation: a large record may be refused
 		full.seal()
-		attempt = e.log.Prepare(bodyBytes) // the next epoch is known now
+		attempt = e.log.Prepare(bodyBytes, frees) // the next epoch is known now
 	}
 	if attempt != nil {
 		return obstacle{attempt.Done(), attempt, e.log.Oversized(bodyBytes)}, nil
@@ -438,7 +440,7 @@ func (e *Engine) awaitSegment(ctx context.Context) error {
 	deadline := time.After(e.options.StallMax)
 	for {
 		e.mu.Lock()
-		attempt := e.log.Prepare(0)
+		attempt := e.log.Prepare(0, false)
 		e.mu.Unlock()
 		if attempt == nil {
 			return nil

@@ -371,7 +371,7 @@ func TestPreparationWaitsForTheEpochWindow(t *testing.T) {
 		if outcome != Crossed {
 			t.Fatal(outcome)
 		}
-		for attempt := a.log.Prepare(0); attempt != nil; attempt = a.log.Prepare(0) {
+		for attempt := a.log.Prepare(0, false); attempt != nil; attempt = a.log.Prepare(0, false) {
 			if blocked == 0 && reservation.Epoch+most > a.log.Durable()+a.log.window {
 				blocked++
 				release()

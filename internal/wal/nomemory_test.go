@@ -30,9 +30,9 @@ func TestNoMemoryForTheNextBufferIsTriedAgain(t *testing.T) {
 		}
 		return nil
 	}
-	attempt := a.log.Prepare(200 << 10)
+	attempt := a.log.Prepare(200<<10, false)
 	<-attempt.Done()
-	if attempt.Err() == nil || a.log.Prepare(0) != nil {
+	if attempt.Err() == nil || a.log.Prepare(0, false) != nil {
 		t.Errorf("others have no segment after %v", attempt.Err())
 	}
 	refusals.Store(6)

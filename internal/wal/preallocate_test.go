@@ -46,7 +46,7 @@ func TestMoreSegmentsArePreallocatedAfterAStall(t *testing.T) {
 		}
 		var taken []*preallocated
 		for range want + 1 { // one more than there are
-			attempt := l.Prepare(0)
+			attempt := l.Prepare(0, false)
 			if (attempt == nil) != (len(taken) < want) {
 				t.Fatalf("segment %d of %d: ready %v", len(taken)+1, want, attempt == nil)
 			}
@@ -117,7 +117,7 @@ func TestReadySegmentIsTakenWhileAnotherIsMade(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		var err error
-		ready := l.Prepare(0) == nil
+		ready := l.Prepare(0, false) == nil
 		if ready {
 			b := l.preallocator.takeAssigned()
 			l.buffers.put(b.buffer, 0)

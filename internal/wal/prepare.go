@@ -57,7 +57,8 @@ type preparer struct {
 
 	// Guarded by preallocator.mu.
 	next        *Preparation // a writer waits for it
-	oversized   int          // size of the oversized segment that a writer waits for, of the smallest one; zero without
+	oversized   int          // size of the oversized segment that a writer waits for: of the smallest one, see prepareLocked; zero without
+	frees       bool         // the record for it frees space, and may use up the reserve
 	skipZeroing bool         // a writer waits, and must not wait until zeros are written to the file
 	flush       keys.Epoch   // must be durable before the segment that a writer waits for begins
 	ended       bool         // the goroutine has ended
@@ -71,16 +72,19 @@ type preparer struct {
 // takes without waiting. Otherwise it requests a segment and returns the attempt to wait for. After the
 // attempt the caller calls Prepare again. Only the owner of the log may take segments.
 //
+// On a full device a segment that is larger than a standard one takes the place of the reserve only for a record that frees
+// space: after it, no such record might find a segment.
+//
 // While an epoch of the next segment could be EpochWindow past durable, the attempt includes a flush. That is not
 // known before the last segment is sealed: then the caller calls Prepare again.
-func (l *Log) Prepare(bodyLen int) *Preparation {
+func (l *Log) Prepare(bodyLen int, frees bool) *Preparation {
 	l.rotation.mu.Lock()
 	defer l.rotation.mu.Unlock()
-	return l.prepareLocked(bodyLen)
+	return l.prepareLocked(bodyLen, frees)
 }
 
 // prepareLocked is Prepare. The caller holds rotation.mu.
-func (l *Log) prepareLocked(bodyLen int) *Preparation {
+func (l *Log) prepareLocked(bodyLen int, frees bool) *Preparation {
 	size := spaceFor(bodyLen)
 	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
@@ -93,9 +97,9 @@ func (l *Log) prepareLocked(bodyLen int) *Preparation {
 	switch {
 	case !kept:
 		p.flush = max(p.flush, flush)
-	case size > s.buffers.size && (p.oversized == 0 || size < p.oversized):
-		p.oversized = size
-	case size > s.buffers.size: // the writer of the larger record asks again; a device without room for the smaller one has none for it
+	case size > s.buffers.size && (p.oversized == 0 || frees && !p.frees || frees == p.frees && size < p.oversized):
+		p.oversized, p.frees = size, frees
+	case size > s.buffers.size: // its writer asks again; a device without room for the other one has none for it
 	default:
 		p.skipZeroing = !s.requestMoreLocked() || p.skipZeroing // the first segment is zeroed like the later ones: the log is being opened
 	}
@@ -119,7 +123,7 @@ func (l *Log) Oversized(bodyLen int) bool { return spaceFor(bodyLen) > l.buffers
 // preallocatedFor waits for a preallocated segment with room for a body. The caller holds rotation.mu.
 func (l *Log) preallocatedFor(ctx context.Context, bodyLen int) (*preallocated, error) {
 	for {
-		attempt := l.prepareLocked(bodyLen)
+		attempt := l.prepareLocked(bodyLen, true)
 		if attempt == nil {
 			b := l.preallocator.takeAssigned()
 			if b == nil {
@@ -211,15 +215,15 @@ func (p *preparer) pause(s *preallocator) time.Duration {
 func (l *Log) prepareOne() (made bool, err error) {
 	s, p := l.preallocator, &l.preparer
 	s.mu.Lock()
-	attempt, oversized, skipZeroing, flush := p.next, p.oversized, p.skipZeroing, p.flush
-	p.next, p.oversized, p.skipZeroing, p.flush = nil, 0, false, 0
+	attempt, oversized, frees, skipZeroing, flush := p.next, p.oversized, p.frees, p.skipZeroing, p.flush
+	p.next, p.oversized, p.frees, p.skipZeroing, p.flush = nil, 0, false, false, 0
 	enough := len(s.ready) >= s.target || attempt == nil && !p.begun.Load()
 	if oversized > 0 { // one that was made before may wait for its writer
 		enough = s.firstFitsLocked(oversized)
 	}
 	s.mu.Unlock()
 	if err = l.flushThrough(flush); err == nil && !enough {
-		made, err = l.preallocate(oversized, skipZeroing, attempt != nil)
+		made, err = l.preallocate(oversized, frees, skipZeroing, attempt != nil)
 	}
 	if errors.Is(err, vfs.ErrCrashed) {
 		err = l.fail(err) // a test has crashed the machine: no attempt can succeed
@@ -258,13 +262,13 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 
 // preallocate makes an oversized segment or a standard one. While every buffer is in use and a writer waits,
 // it flushes until a buffer comes back.
-func (l *Log) preallocate(oversized int, skipZeroing, awaited bool) (made bool, err error) {
+func (l *Log) preallocate(oversized int, frees, skipZeroing, awaited bool) (made bool, err error) {
 	if oversized > 0 {
-		if err = l.preallocator.oversized(oversized); errors.Is(err, vfs.ErrNoSpace) {
+		if err = l.preallocator.oversized(oversized); frees && errors.Is(err, vfs.ErrNoSpace) {
 			err = l.preallocator.oversizedFromReserve(oversized, err)
 		}
 		if err != nil && !l.preallocator.anyReady() { // others may wait for this attempt, and need a standard one
-			_, _ = l.preallocate(0, skipZeroing, awaited)
+			_, _ = l.preallocate(0, false, skipZeroing, awaited)
 		}
 		return err == nil, err
 	}

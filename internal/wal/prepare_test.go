@@ -14,27 +14,39 @@ import (
 // away if the device has no room for theirs, nor let an attempt for several of them fail for which it has room.
 func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 	const kib = 1 << 10
+	type request struct {
+		body  int
+		frees bool
+	}
 	for _, c := range []struct {
-		later       []int // what other writers ask for while a segment for 256 KiB is made; a MiB is left then
+		later       []request // what other writers ask for while a segment for 256 KiB is made; a MiB and the reserve are left then
 		allocations int
 		refused     bool // their attempt
 		ready       int  // what finds a segment then
 	}{
-		{later: []int{256 * kib}, allocations: 1, ready: 256 * kib},
-		{later: []int{4096 * kib}, allocations: 2, refused: true, ready: 256 * kib},
-		{later: []int{4096 * kib, 512 * kib}, allocations: 2, ready: 512 * kib},
+		{later: []request{{256 * kib, false}}, allocations: 1, ready: 256 * kib},
+		{later: []request{{4096 * kib, true}}, allocations: 2, refused: true, ready: 256 * kib},
+		{later: []request{{4096 * kib, false}, {512 * kib, false}}, allocations: 2, ready: 512 * kib},
+		{later: []request{{800 * kib, false}}, allocations: 2, refused: true, ready: 256 * kib},
+		{later: []request{{800 * kib, true}}, allocations: 3, ready: 800 * kib},
+		{later: []request{{512 * kib, false}, {800 * kib, true}, {800 * kib, false}}, allocations: 3, ready: 800 * kib},
 	} {
 		mem := vfs.NewMem()
 		faulty := vfs.NewFaulty(mem)
-		a := mustStart(t, testOptions(faulty, 64*kib))
+		o := testOptions(faulty, 64*kib)
+		o.Reserve = 2
+		a := mustStart(t, o)
+		if err := a.log.FillReserve(); err != nil {
+			t.Fatal(err)
+		}
 		until := make(chan struct{})
 		allocated := faulty.Inject(vfs.Rule{Op: vfs.OpPreallocate, Fault: vfs.Slow, Until: until})
-		first, later := a.log.Prepare(256*kib), (*Preparation)(nil)
+		first, later := a.log.Prepare(256*kib, false), (*Preparation)(nil)
 		for allocated.Fired() == 0 {
 			runtime.Gosched()
 		}
-		for _, body := range c.later {
-			later = a.log.Prepare(body)
+		for _, r := range c.later {
+			later = a.log.Prepare(r.body, r.frees)
 		}
 		fillDisk(t, mem, 1024*kib)
 		close(until)
@@ -43,7 +55,7 @@ func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 		if first.Err() != nil || errors.Is(later.Err(), vfs.ErrNoSpace) != c.refused {
 			t.Errorf("%v: %v, then %v", c.later, first.Err(), later.Err())
 		}
-		if n := allocated.Fired(); n != c.allocations || a.log.Prepare(c.ready) != nil {
+		if n := allocated.Fired(); n != c.allocations || a.log.Prepare(c.ready, false) != nil {
 			t.Errorf("%v: %d files were allocated, want %d, or no segment for %d bytes is ready", c.later, n, c.allocations, c.ready)
 		}
 		if b := a.log.preallocator.takeAssigned(); b != nil {
@@ -67,7 +79,7 @@ func TestABufferThatComesBackIsTakenBesideWriters(t *testing.T) {
 	for a.log.Stats().Rotations < BuffersMin-1 {
 		a.mustAppend(t, bodyOf(1, 100<<10))
 	}
-	attempt := a.log.Prepare(0)
+	attempt := a.log.Prepare(0, false)
 	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Fault: vfs.Slow, Delay: time.Millisecond})
 	var writers sync.WaitGroup
 	ended := make(chan struct{})

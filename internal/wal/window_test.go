@@ -45,7 +45,7 @@ func TestOversizedSegmentOfAnotherWriterStaysInTheWindow(t *testing.T) {
 	a := mustStart(t, testOptions(faulty, segment))
 	most := keys.Epoch(spaceFor(body) / recordHeaderSize)
 	a.log.window = most + lag/2
-	within(t, a.log.Prepare(body).Done(), "an attempt to prepare an oversized segment")
+	within(t, a.log.Prepare(body, false).Done(), "an attempt to prepare an oversized segment")
 	until := make(chan struct{})
 	release := sync.OnceFunc(func() { close(until) })
 	t.Cleanup(release)
@@ -57,12 +57,12 @@ func TestOversizedSegmentOfAnotherWriterStaysInTheWindow(t *testing.T) {
 	if outcome != Crossed {
 		t.Fatal(outcome)
 	}
-	attempt := a.log.Prepare(0)
+	attempt := a.log.Prepare(0, false)
 	if attempt == nil {
 		t.Fatalf("epoch %d could be given out while %d is durable; the window is %d", reservation.Epoch+most, a.log.Durable(), a.log.window)
 	}
 	release()
-	for ; attempt != nil; attempt = a.log.Prepare(0) {
+	for ; attempt != nil; attempt = a.log.Prepare(0, false) {
 		within(t, attempt.Done(), "an attempt to prepare")
 	}
 	if _, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0); err != nil {

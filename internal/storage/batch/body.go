@@ -13,6 +13,7 @@ type Body struct {
 	header Header
 	count  int
 	size   int
+	frees  bool // see Frees
 }
 
 // Contiguous is the body of given bytes, which may be malformed.
@@ -26,6 +27,9 @@ func Contiguous(body []byte) *Body {
 
 // Size is the length of the body in bytes.
 func (b *Body) Size() int { return b.size }
+
+// Frees reports whether the body is of a Builder all of whose operations are deletions.
+func (b *Body) Frees() bool { return b.frees }
 
 // Count is the number of operations that the body announces.
 func (b *Body) Count() int { return b.count }
