@@ -155,47 +155,73 @@ func (l *lostBlobs) must(err error) {
 	}
 }
 
-// loseRoot makes the root of a page array an older one, as after a write that the device has lost: it names a page that is a leaf of the tree by
-// now, and an older node, whose page is free.
-func (l *lostBlobs) loseRoot(kind pager.ArrayKind) {
+// lose makes nodes of a page array older ones, as after writes that the device has lost. A root names a page that is a leaf of the tree by now,
+// and an older node, whose page is free. The leaves of the indirection table name a free page in place of one with values, and those of the
+// allocation map say that this one is free.
+func (l *lostBlobs) lose(kind pager.ArrayKind, level byte) {
 	l.t.Helper()
 	state, err := pager.OpenSnapshot(l.fs, "db/"+dataName)
 	l.must(err)
 	l.must(state.ReadMap())
-	var root, leaf, free page.ID
-	p, size := make([]byte, l.options.PageSize), int64(l.options.PageSize)
+	var leaf, values, free page.ID
+	nodes := map[page.ID][]byte{}
 	for id := range state.PageCount() {
+		p := make([]byte, l.options.PageSize)
 		switch err := state.ReadPage(id, p); {
 		case !state.IsLive(id):
 			free = id
 		case err != nil:
 		case page.IsTree(p, 0):
 			leaf = id
-		case page.ReadHeader(p).Type == page.TypeArray && p[page.HeaderSize] == byte(kind) && p[page.HeaderSize+1] > 0:
-			root = id
+		case page.ReadHeader(p).Type == page.TypeBlobs && values == 0:
+			values = id
+		case page.ReadHeader(p).Type == page.TypeArray && p[page.HeaderSize] == byte(kind) && p[page.HeaderSize+1] == level:
+			nodes[id] = p
 		}
 	}
-	l.must(state.ReadPage(root, p))
-	children, older := p[page.HeaderSize+8:], make([]byte, size)
-	l.must(errors.Join(state.ReadPage(page.ID(binary.LittleEndian.Uint64(children[8:])), older), state.Close()))
-	page.PutHeader(older, page.Header{Type: page.TypeArray, ID: free})
-	page.Seal(older)
-	binary.LittleEndian.PutUint64(children, uint64(leaf))
-	binary.LittleEndian.PutUint64(children[8:], uint64(free))
-	page.Seal(p)
-	f, err := l.fs.Open("db/"+dataName, vfs.ReadWrite)
-	l.must(err)
-	_, err = f.WriteAt(p, int64(root)*size)
-	_, failed := f.WriteAt(older, int64(free)*size)
-	l.must(errors.Join(err, failed, f.Sync(), f.Close()))
-	if free == 0 || leaf == 0 {
+	l.must(state.Close())
+	if free == 0 || leaf == 0 || values == 0 || len(nodes) == 0 {
 		l.t.Fatal("no page is free, or no leaf is there")
 	}
+	const pageMask = 1<<39 - 1
+	for _, p := range nodes {
+		entries := p[page.HeaderSize+8:]
+		switch {
+		case level > 0:
+			binary.LittleEndian.PutUint64(entries, uint64(leaf))
+			binary.LittleEndian.PutUint64(entries[8:], uint64(free))
+		case kind == pager.ArrayAllocationMap && p[page.HeaderSize+4] == 0:
+			entries[values/8] &^= 1 << (values % 8)
+		case kind == pager.ArrayIndirectionTable:
+			for ; len(entries) >= 8; entries = entries[8:] {
+				if at := binary.LittleEndian.Uint64(entries); at&pageMask == uint64(values) {
+					binary.LittleEndian.PutUint64(entries, at&^pageMask|uint64(free))
+				}
+			}
+		}
+	}
+	if level > 0 {
+		nodes[free] = make([]byte, l.options.PageSize)
+		nodes[free][page.HeaderSize], nodes[free][page.HeaderSize+4] = byte(kind), 1
+	}
+	f, err := l.fs.Open("db/"+dataName, vfs.ReadWrite)
+	l.must(err)
+	for id, p := range nodes {
+		page.PutHeader(p, page.Header{Type: page.TypeArray, ID: id, Checkpoint: page.ReadHeader(p).Checkpoint})
+		page.Seal(p)
+		_, err := f.WriteAt(p, int64(id)*int64(l.options.PageSize))
+		l.must(err)
+	}
+	l.must(errors.Join(f.Sync(), f.Close()))
 }
 
-// TestAnOlderRootOfATableCostsNoOtherPage: the pages that it names may belong to others by now.
-func TestAnOlderRootOfATableCostsNoOtherPage(t *testing.T) {
-	for _, kind := range []pager.ArrayKind{pager.ArrayAllocationMap, pager.ArrayIndirectionTable} {
+// TestAnOlderTableCostsNoOtherPage: the pages that it names may belong to others by now.
+func TestAnOlderTableCostsNoOtherPage(t *testing.T) {
+	for _, lost := range []struct {
+		kind     pager.ArrayKind
+		level    byte
+		repaired int
+	}{{pager.ArrayAllocationMap, 1, 1}, {pager.ArrayAllocationMap, 0, 2}, {pager.ArrayIndirectionTable, 1, 1}, {pager.ArrayIndirectionTable, 0, 2}} {
 		l := lostBlobs{newQuarantineBench(t, vfs.NewMem()), rand.New(rand.NewPCG(1, 1)), map[string]bool{}}
 		l.options.disturb = nil
 		l.mustOpen()
@@ -204,11 +230,12 @@ func TestAnOlderRootOfATableCostsNoOtherPage(t *testing.T) {
 		}
 		l.work(3)
 		l.mustClose()
-		l.loseRoot(kind)
+		l.lose(lost.kind, lost.level)
 		l.mustOpen()
-		if len(l.engine.repaired) != 1 {
+		if len(l.engine.repaired) != lost.repaired {
 			t.Fatalf("repaired: %v", l.engine.repaired)
 		}
+		l.checkSound()
 		l.work(6)
 		l.mustClose()
 		l.mustOpen()

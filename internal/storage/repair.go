@@ -25,9 +25,15 @@ const (
 	fileRemedy    = "restore a backup, or extract what is readable with kvctl salvage; do not change the log"
 )
 
-// openBlobs opens the blob store, and rebuilds the indirection table if it is damaged.
+// openBlobs opens the blob store, and rebuilds the indirection table if it is damaged. If the table and the allocation map disagree, the device
+// has lost a write of one of them: both are rebuilt.
 func (e *Engine) openBlobs() (*blob.Store, error) {
 	store, err := blob.Open(&e.pager.Reader)
+	if err == nil {
+		if err = store.CheckLive(e.mayBeLive); err != nil {
+			e.pager.DistrustMap(err)
+		}
+	}
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}

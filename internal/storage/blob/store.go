@@ -90,6 +90,16 @@ func (s *Store) readTable() (fragments uint64, err error) {
 	return fragments, err
 }
 
+// CheckLive reports as damage if the indirection table names a page that is not live.
+func (s *Store) CheckLive(live func(page.ID) bool) error {
+	for id := range page.ID(len(s.fill.regions) * regionPages) {
+		if s.fill.of(id) > 0 && !live(id) {
+			return s.pager.Corrupt(s.state.Table.Page, fmt.Sprintf("the indirection table names page %d, and the allocation map says that it is free", id))
+		}
+	}
+	return nil
+}
+
 func (s *Store) leafEntries() int { return leafEntries(pager.ArrayLeafBytes(s.pageSize)) }
 
 func (s *Store) leaves(slots uint64) int {

@@ -19,6 +19,9 @@ func (p *Pager) MapDamage() error {
 	return nil
 }
 
+// DistrustMap lets the allocation map count as damaged, before the first checkpoint.
+func (p *Pager) DistrustMap(cause error) { p.mapDamage.Store(&cause) }
+
 // RebuildMap replaces an allocation map that cannot be read. reachable calls its argument for every page
 // that the tree and the blob store reach, any number of times. It reports whether all of them could be
 // read. If not, every page of the file counts as live, because pages that seem free may be reachable. The
