@@ -19,7 +19,7 @@ func benchFile(b *testing.B, o *OS) File {
 		b.Skip(err)
 	}
 	b.Cleanup(func() { mustClose(b, f) })
-	if err := PreallocateZeroed(f, 512<<20); err != nil {
+	if err := PreallocateZeroed(f, 512<<20, nil); err != nil {
 		b.Fatal(err)
 	}
 	return f

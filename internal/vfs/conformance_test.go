@@ -239,13 +239,13 @@ func conformZeroed(t *testing.T, fsys FS, dir string) {
 	f := mustCreate(t, fsys, name, "")
 	defer mustClose(t, f)
 	const size = zeroFillChunk + 5
-	if err := PreallocateZeroed(f, size); err != nil {
+	if err := PreallocateZeroed(f, size, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := contents(t, fsys, name); got != string(make([]byte, size)) {
 		t.Errorf("%d bytes, not %d zeros", len(got), size)
 	}
-	if PreallocateZeroed(f, size) == nil {
+	if PreallocateZeroed(f, size, nil) == nil {
 		t.Error("a file with contents was zeroed")
 	}
 }

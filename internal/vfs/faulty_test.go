@@ -240,7 +240,7 @@ func TestEveryErrnoReachesTheCaller(t *testing.T) {
 
 // TestPreallocateWithoutFallocateWritesZeros: a file system that cannot allocate gets the same files, and after an error the old length.
 func TestPreallocateWithoutFallocateWritesZeros(t *testing.T) {
-	for name, allocate := range map[string]func(File, int64) error{"plain": Preallocate, "zeroed": PreallocateZeroed} {
+	for name, allocate := range map[string]func(File, int64) error{"plain": Preallocate, "zeroed": func(f File, size int64) error { return PreallocateZeroed(f, size, nil) }} {
 		mem := NewMem()
 		faulty := NewFaulty(mem)
 		faulty.Inject(Rule{Op: OpPreallocate, Err: syscall.EOPNOTSUPP})

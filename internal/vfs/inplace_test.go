@@ -36,7 +36,7 @@ func TestAFullBtrfsTakesWhatAFileHasBlocksFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
-	if err := PreallocateZeroed(f, size); err != nil {
+	if err := PreallocateZeroed(f, size, nil); err != nil {
 		t.Fatal(err)
 	}
 	other, err := fs.Open(filepath.Join(dir, "other"), Create)

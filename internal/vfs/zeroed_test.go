@@ -27,7 +27,7 @@ func TestZeroedFilesAreSyncedInPieces(t *testing.T) {
 	}
 	f := &unsynced{File: file}
 	const size = 10<<20 + 4096
-	if err := PreallocateZeroed(f, size); err != nil {
+	if err := PreallocateZeroed(f, size, nil); err != nil {
 		t.Fatal(err)
 	}
 	if f.most > 1<<20 || f.total != size || f.now != 0 {

@@ -134,3 +134,31 @@ func TestReadySegmentIsTakenWhileAnotherIsMade(t *testing.T) {
 		t.Error("a rotation waits for the segment that is being made")
 	}
 }
+
+// TestAWriterDoesNotWaitForZeros: a writer that asks for a segment while zeros are written to the file of the next one gets that file as it
+// is then, and does not wait for one more.
+func TestAWriterDoesNotWaitForZeros(t *testing.T) {
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	until, later := make(chan struct{}), make(chan struct{})
+	chunk := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 1, Fault: vfs.Slow, Until: until})
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 2, Sticky: true, Fault: vfs.Slow, Until: later})
+	faulty.Inject(vfs.Rule{Op: vfs.OpCreate, Name: FileName(3), Fault: vfs.Slow, Until: later})
+	options := testOptions(faulty, 3<<20)
+	options.Buffers = 4
+	l := mustStart(t, options).log
+	defer close(later)
+	l.preparer.begun.Store(true)
+	l.preallocator.mu.Lock()
+	l.preallocator.target = 1
+	l.preallocator.mu.Unlock()
+	l.requestSegment()
+	for chunk.Fired() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	attempt := l.Prepare(0)
+	close(until)
+	within(t, attempt.Done(), "the attempt")
+	if l.Prepare(0) != nil || l.preallocator.assigned.number != 2 {
+		t.Error("the writer did not get the segment that was being made")
+	}
+}

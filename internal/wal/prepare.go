@@ -201,14 +201,18 @@ func (p *preparer) pause(s *preallocator) time.Duration {
 	if p.failures == 0 {
 		return 0
 	}
-	s.mu.Lock()
-	awaited := p.next != nil
-	s.mu.Unlock()
 	gap := prepareGap
-	if !awaited {
+	if !p.awaited(s) {
 		gap = min(prepareGap<<min(p.failures, 20), prepareGapMax)
 	}
 	return gap - time.Since(p.failed)
+}
+
+// awaited reports whether a writer waits for an attempt that has not begun.
+func (p *preparer) awaited(s *preallocator) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return p.next != nil
 }
 
 // prepareOne makes one segment if one is missing, and wakes the writers that wait for the attempt.
@@ -218,7 +222,7 @@ func (l *Log) prepareOne() (made bool, err error) {
 	attempt, oversized, frees, skipZeroing, flush := p.next, p.oversized, p.frees, p.skipZeroing, p.flush
 	p.next, p.oversized, p.frees, p.skipZeroing, p.flush = nil, 0, false, false, 0
 	enough := len(s.ready) >= s.target || attempt == nil && !p.begun.Load()
-	if oversized > 0 { // one that was made before may wait for its writer
+	if oversized > 0 || attempt != nil && len(s.ready) > 0 { // one that was made before may wait for its writer
 		enough = s.firstFitsLocked(oversized)
 	}
 	s.mu.Unlock()
@@ -272,7 +276,9 @@ func (l *Log) preallocate(oversized int, frees, skipZeroing, awaited bool) (made
 		}
 		return err == nil, err
 	}
-	allocate := vfs.PreallocateZeroed
+	allocate := func(f vfs.File, size int64) error {
+		return vfs.PreallocateZeroed(f, size, func() bool { return l.preparer.awaited(l.preallocator) })
+	}
 	if skipZeroing {
 		allocate = vfs.Preallocate
 	}

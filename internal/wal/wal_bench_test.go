@@ -136,7 +136,7 @@ func newBareLoop(b *testing.B, record int) *bareLoop {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = f.Close() })
-	if err := vfs.PreallocateZeroed(f, 64<<20); err != nil {
+	if err := vfs.PreallocateZeroed(f, 64<<20, nil); err != nil {
 		b.Fatal(err)
 	}
 	return &bareLoop{file: f, buf: bodyOf(1, record), off: headerPage}
