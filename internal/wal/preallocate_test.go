@@ -155,10 +155,10 @@ func TestAWriterDoesNotWaitForZeros(t *testing.T) {
 	for chunk.Fired() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	attempt := l.Prepare(0)
+	attempt := l.Prepare(0, false)
 	close(until)
 	within(t, attempt.Done(), "the attempt")
-	if l.Prepare(0) != nil || l.preallocator.assigned.number != 2 {
+	if l.Prepare(0, false) != nil || l.preallocator.assigned.number != 2 {
 		t.Error("the writer did not get the segment that was being made")
 	}
 }
