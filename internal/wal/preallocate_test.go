@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -136,29 +137,48 @@ func TestReadySegmentIsTakenWhileAnotherIsMade(t *testing.T) {
 }
 
 // TestAWriterDoesNotWaitForZeros: a writer that asks for a segment while zeros are written to the file of the next one gets that file as it
-// is then, and does not wait for one more.
+// is then, and does not wait for one more. A log that is closed does not wait for them either.
 func TestAWriterDoesNotWaitForZeros(t *testing.T) {
-	faulty := vfs.NewFaulty(vfs.NewMem())
-	until, later := make(chan struct{}), make(chan struct{})
-	chunk := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 1, Fault: vfs.Slow, Until: until})
-	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 2, Sticky: true, Fault: vfs.Slow, Until: later})
-	faulty.Inject(vfs.Rule{Op: vfs.OpCreate, Name: FileName(3), Fault: vfs.Slow, Until: later})
-	options := testOptions(faulty, 3<<20)
-	options.Buffers = 4
-	l := mustStart(t, options).log
-	defer close(later)
-	l.preparer.begun.Store(true)
-	l.preallocator.mu.Lock()
-	l.preallocator.target = 1
-	l.preallocator.mu.Unlock()
-	l.requestSegment()
-	for chunk.Fired() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	attempt := l.Prepare(0, false)
-	close(until)
-	within(t, attempt.Done(), "the attempt")
-	if l.Prepare(0, false) != nil || l.preallocator.assigned.number != 2 {
-		t.Error("the writer did not get the segment that was being made")
+	for _, closes := range []bool{false, true} {
+		faulty := vfs.NewFaulty(vfs.NewMem())
+		until, later := make(chan struct{}), make(chan struct{})
+		chunk := faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 1, Fault: vfs.Slow, Until: until})
+		faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: FileName(2), Nth: 2, Sticky: true, Fault: vfs.Slow, Until: later})
+		faulty.Inject(vfs.Rule{Op: vfs.OpCreate, Name: FileName(3), Fault: vfs.Slow, Until: later})
+		options := testOptions(faulty, 3<<20)
+		options.Buffers = 4
+		l := mustStart(t, options).log
+		release := sync.OnceFunc(func() { close(later) })
+		t.Cleanup(release)
+		l.preparer.begun.Store(true)
+		l.preallocator.mu.Lock()
+		l.preallocator.target = 1
+		l.preallocator.mu.Unlock()
+		l.requestSegment()
+		for chunk.Fired() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if closes {
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for !l.closed.Load() {
+				time.Sleep(time.Millisecond)
+			}
+			close(until)
+			within(t, closed, "the close")
+			continue
+		}
+		attempt := l.Prepare(0, false)
+		close(until)
+		within(t, attempt.Done(), "the attempt")
+		if l.Prepare(0, false) != nil || l.preallocator.assigned.number != 2 {
+			t.Error("the writer did not get the segment that was being made")
+		}
+		release()
 	}
 }

@@ -277,7 +277,7 @@ func (l *Log) preallocate(oversized int, frees, skipZeroing, awaited bool) (made
 		return err == nil, err
 	}
 	allocate := func(f vfs.File, size int64) error {
-		return vfs.PreallocateZeroed(f, size, func() bool { return l.preparer.awaited(l.preallocator) })
+		return vfs.PreallocateZeroed(f, size, func() bool { return l.closed.Load() || l.preparer.awaited(l.preallocator) })
 	}
 	if skipZeroing {
 		allocate = vfs.Preallocate
