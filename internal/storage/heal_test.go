@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -262,9 +263,11 @@ func TestAPageOfAnotherPlaceIsSkipped(t *testing.T) {
 			// The page before or after it becomes nearly empty: the last leaf of a node, or a node.
 			mid, others := len(nodes)/2, []page.Child{nodes[1], nodes[len(nodes)-2]}
 			id, from, to := nodes[mid].ID, first(children(mid - 1)[0]), first(children(mid)[0])
+			kept := to + 1 // on the page
 			if level == 0 {
 				leaves := children(mid)
 				id, from, to = leaves[len(leaves)-2].ID, first(leaves[len(leaves)-1]), first(children(mid + 1)[0])
+				kept = from - 1
 				others = []page.Child{children(1)[0], children(len(nodes) - 2)[0]}
 			}
 			other := others[1]
@@ -277,24 +280,52 @@ func TestAPageOfAnotherPlaceIsSkipped(t *testing.T) {
 			}
 			page.SetID(older, id)
 			b.writePage(id, older)
+			e.pages.Invalidate(id)
 			var w batch.Builder
 			for n := from + 1; n < to; n++ {
 				w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", n))
 			}
 			b.commit(&w)
 			b.checkpoint()
+			at := keys.Epoch(b.visible.Load())
 			for size := range 2 {
 				b.put(0, 1000, size+1)
 				b.checkpoint()
 			}
-			if skipped := e.checkpoints.skippedPages.Pages(); len(skipped) != 1 || skipped[0].ID != id {
+			skipped := e.checkpoints.skippedPages.Pages()
+			if len(skipped) != 1 || skipped[0].ID != id {
 				t.Errorf("page %d is not skipped, but %+v", id, skipped)
 			}
-			if e.heal(t.Context()); e.rebuilds.waiting.Load() {
+			e.rebuilds.refuse([]btree.RebuiltNode{{ID: id}}, "")
+			if e.heal(t.Context()); e.rebuilds.waiting.Load() || e.rebuilds.refused == nil {
 				t.Error("it was healed")
 			}
 			b.readAll(0, 1000)
+			b.checkLost(keys.Append(nil, keys.SpaceUser, fmt.Appendf(nil, "key-%05d", kept)), at)
 		})
+	}
+}
+
+// checkLost: no read finds what a page had at an epoch, or that it had nothing.
+func (b *bench) checkLost(key []byte, at keys.Epoch) {
+	b.t.Helper()
+	b.slot.Enter()
+	defer b.slot.Leave()
+	r := b.engine.NewReader()
+	if _, ok, err := r.Get(key, at); !errors.Is(err, ErrDamaged) {
+		b.t.Errorf("get: %v, %v", ok, err)
+	}
+	if err := r.GetAll(new(Finder), [][]byte{key}, at, Visits{Each: func(_ int, _ Version, ok bool) error {
+		b.t.Errorf("in a batch: %v", ok)
+		return nil
+	}}); !errors.Is(err, ErrDamaged) {
+		b.t.Errorf("in a batch: %v", err)
+	}
+	if err := r.Versions(key, at, func(v Version) bool {
+		b.t.Errorf("in the history: %d", v.Epoch)
+		return true
+	}); !errors.Is(err, ErrDamaged) {
+		b.t.Errorf("in the history: %v", err)
 	}
 }
 

@@ -31,7 +31,7 @@ func (r *Reader) FindInTree(p Pinned, key []byte, at keys.Epoch) (Version, bool,
 			return v, ok, err
 		}
 	}
-	found, ok, err := btree.Get(r.pages, p.view.root, key, at)
+	found, ok, err := btree.Get(r.source(p.view), p.view.root, key, at)
 	if err != nil {
 		return Version{}, false, r.engine.damage(err, p.view.root, key)
 	}
@@ -104,7 +104,7 @@ func (r *Reader) NewestSince(key []byte, since keys.Epoch) (keys.Epoch, error) {
 			return ifNewer(v.Epoch, since), err
 		}
 	}
-	epoch, err := btree.NewestEpoch(r.pages, p.view.root, key, since)
+	epoch, err := btree.NewestEpoch(r.source(p.view), p.view.root, key, since)
 	if err != nil {
 		return 0, r.engine.damage(err, p.view.root, key)
 	}
@@ -158,7 +158,7 @@ func (r *Reader) ChangedSince(p Pinned, lower, upper []byte, after, before keys.
 	}
 	changed, err := p.view.repairTree.ChangedSince(r.pages, lower, upper, after)
 	if err == nil && !changed {
-		changed, err = btree.ChangedSince(r.pages, p.view.root, lower, upper, after)
+		changed, err = btree.ChangedSince(r.source(p.view), p.view.root, lower, upper, after)
 	}
 	if err != nil {
 		return 0, false, r.engine.damage(err, p.view.root, lower)

@@ -102,17 +102,17 @@ func (r *Reader) treeAll(f *Finder, at keys.Epoch, visit Visits) error {
 
 // treeWindow looks up a window of keys. Blobs are read last, each after a pause: they may have megabytes.
 func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.Epoch, visit Visits) error {
-	root, large := r.engine.view.Load().root, f.large[:0]
+	v, large := r.engine.view.Load(), f.large[:0]
 	f.stored = f.stored[:0]
 	var visited error
-	err := f.tree.FindAll(r.pages, root, window, at, func(i int, found btree.Version, ok bool) error {
-		place, v := f.locations[order[i]], fromTree(&found)
-		if ok && v.large {
-			f.stored = append(f.stored, v.value...)
-			large = append(large, largeValue{index: place, version: v, end: len(f.stored)})
+	err := f.tree.FindAll(r.source(v), v.root, window, at, func(i int, found btree.Version, ok bool) error {
+		place, version := f.locations[order[i]], fromTree(&found)
+		if ok && version.large {
+			f.stored = append(f.stored, version.value...)
+			large = append(large, largeValue{index: place, version: version, end: len(f.stored)})
 			return nil
 		}
-		visited = visit.Each(place, v, ok)
+		visited = visit.Each(place, version, ok)
 		return visited
 	})
 	f.large = large
@@ -122,7 +122,7 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 	case errors.Is(err, ErrWouldWait):
 		return err
 	case err != nil:
-		return r.blame(err, root, window, at)
+		return r.blame(err, v, window, at)
 	}
 	from := 0
 	for i := range large {
@@ -139,13 +139,13 @@ func (r *Reader) treeWindow(f *Finder, window [][]byte, order []uint64, at keys.
 }
 
 // blame finds out which keys of a window a damaged page hides, so that the error names them.
-func (r *Reader) blame(err error, root btree.Root, window [][]byte, at keys.Epoch) error {
+func (r *Reader) blame(err error, v *view, window [][]byte, at keys.Epoch) error {
 	for _, key := range window {
-		if _, _, found := btree.Get(r.pages, root, key, at); found != nil {
-			return r.engine.damage(found, root, key)
+		if _, _, found := btree.Get(r.source(v), v.root, key, at); found != nil {
+			return r.engine.damage(found, v.root, key)
 		}
 	}
-	return r.engine.damage(err, root, nil)
+	return r.engine.damage(err, v.root, nil)
 }
 
 // repairTreeGetAll visits those of the missing keys that the repair tree has, and keeps the others.

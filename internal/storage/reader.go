@@ -19,6 +19,20 @@ type Reader struct {
 // NewReader makes a reader.
 func (e *Engine) NewReader() *Reader { return &Reader{engine: e, pages: e.pages.NewReader()} }
 
+// treeSource is what reads of keys take the pages of the tree from.
+type treeSource interface {
+	btree.Source
+	btree.BatchSource
+}
+
+// source is the source of a view's tree.
+func (r *Reader) source(v *view) treeSource {
+	if v.repairTree == nil {
+		return r.pages
+	}
+	return v.repairTree.Placed(r.pages, &r.engine.pager.Reader)
+}
+
 // ErrWouldWait is the error of a reader that does not wait, where it would wait for the device.
 var ErrWouldWait = pagesource.ErrWouldWait
 

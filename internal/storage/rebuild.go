@@ -241,7 +241,7 @@ func (e *Engine) heal(ctx context.Context) {
 		}
 		b, err := source.Page(p.ID, p.Level)
 		switch {
-		case err != nil || !page.IsTree(b, p.Level) || p.Level == 0 && btree.LeafInside(b, &p.Lower, p.Upper, nil) != nil:
+		case err != nil || p.Misplaced(b) != nil:
 		case p.Level > 0:
 			e.rebuilds.again()
 		default:

@@ -96,11 +96,31 @@ func childrenInside(children []page.Child, lo, hi *page.Separator) error {
 	if len(children) < 2 {
 		return nil
 	}
-	first, last := &children[1].Separator, &children[len(children)-1].Separator
+	return separatorsInside(&children[1].Separator, &children[len(children)-1].Separator, lo, hi)
+}
+
+func separatorsInside(first, last, lo, hi *page.Separator) error {
 	if lo != nil && lo.Compare(first.Key, first.Trailer) >= 0 || hi != nil && hi.Compare(last.Key, last.Trailer) <= 0 {
 		return fmt.Errorf("%w: separators from %v to %v outside [%v, %v)", ErrStructure, first, last, lo, hi)
 	}
 	return nil
+}
+
+// Inside checks that a page is a tree page of this level with entries in [lo, hi), or separators in (lo, hi).
+func Inside(p []byte, level int, lo, hi *page.Separator) error {
+	if !page.IsTree(p, level) {
+		return fmt.Errorf("%w: not a tree page of level %d", ErrStructure, level)
+	}
+	if level == 0 {
+		return LeafInside(p, lo, hi, nil)
+	}
+	node := page.Inner(p)
+	last := node.Count() - 1
+	if last < 1 {
+		return nil
+	}
+	from, to := node.Separator(nil, 1), node.Separator(nil, last)
+	return separatorsInside(&from, &to, lo, hi)
 }
 
 // LeafInside checks that the entries of a leaf are in [lo, hi). buf is for a key.
