@@ -105,6 +105,13 @@ func (a *admission) init(requests int, bytes uint64) {
 	a.watches.admission = a
 }
 
+// scanBytesMin is what a scan counts at least, so that the bytes which a connection leaves free leave room for as many scans: each has a session for
+// as long as its client likes.
+func (a *admission) scanBytesMin() int {
+	l := &a.words[shareScans].limit
+	return max(int(l.bytes/l.requests), countedBytesMin)
+}
+
 func (l *admissionLimit) allows(word uint64) bool {
 	n := word >> admissionShift
 	return n <= l.requests && (word&admissionBytes <= l.bytes || n == 1)

@@ -99,6 +99,36 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 	}
 }
 
+// TestUnreadScansOfSmallPagesHarmNoOther: a scan has a session for as long as its client likes, however little its pages count, and a connection
+// leaves as many of the scans that there may be as it has.
+func TestUnreadScansOfSmallPagesHarmNoOther(t *testing.T) {
+	const requests = 64
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = requests })
+	fill := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
+	for i := range 400 { // more than a stream takes unread
+		fill.Mutations = append(fill.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%03d", i), Value: make([]byte, 500)})
+	}
+	if _, err := h.kv.BatchWrite(testContext(t), fill); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	scans, deaf := scansMax(requests), h.dialDeaf(t)
+	for range scans {
+		ask(ctx, t, deaf, "Scan", &pb.ScanRequest{PageBytes: 1})
+	}
+	open := func() int { return int(h.admission.words[shareScans].word.Load() >> admissionShift) }
+	eventually(t, "the scans wait, or are refused", func() bool { return open()+int(h.admission.refused.Load()) == scans })
+	if n := open(); n != scans/2 {
+		t.Errorf("one connection has %d of %d scans, not half", n, scans)
+	}
+	stream, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Limit: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRecvAll(t, stream)
+}
+
 // mustReadSmall reads a small value in every way that reads one.
 func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 	t.Helper()

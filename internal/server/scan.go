@@ -47,7 +47,7 @@ func (s *kvService) Scan(req *pb.ScanRequest, stream grpc.ServerStreamingServer[
 		}
 		// A scan holds two pages in memory until the client has taken them, or its snapshot is
 		// ended: the one that is filled, and the buffer of the one that is sent.
-		sc.held, sc.access = sc.pageBytes+pb.BufferBytes(sc.pageBytes), accessOf(stream.Context())
+		sc.held, sc.access = max(sc.pageBytes+pb.BufferBytes(sc.pageBytes), s.admission.scanBytesMin()), accessOf(stream.Context())
 		if err := s.admit(stream.Context(), conn, kindRead, shareScans, sc.held); err != nil {
 			return err
 		}
