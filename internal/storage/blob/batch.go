@@ -25,7 +25,7 @@ type Batch struct {
 	byLeaf  map[int][]uint64    // ids of earlier, by the leaves of the stored table
 	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the fill does not know yet
 	newIDs  []idRun             // ascending
-	dropped []uint64
+	dropped drops
 	run     pager.Extent // pages taken for blob pages
 
 	queue    []queuedFragment
@@ -189,21 +189,28 @@ func (b *Batch) Drop(r page.Ref) error {
 	if err == nil {
 		second, at, err = b.secondFragment(ref.id, p)
 	}
+	o := overflow{ref.id, page.ReadHeader(b.scratch).Checkpoint, h.extents}
+	if err == nil && pages > 0 && at != 0 {
+		err = b.checkNow(&o) // an older head may name a fragment of another blob, too
+	}
 	if errors.Is(err, pager.ErrCorrupt) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	h.pages(func(id page.ID) {
-		b.ck.Free(id)
-		b.state.OverflowPages--
-	})
 	if at != 0 {
 		b.dropFragment(second, at)
 	}
 	b.subtract(p)
 	b.removeEntry(ref.id, ref.length)
+	switch {
+	case pages == 0:
+	case at != 0:
+		b.freeAll(&o)
+	default:
+		return b.dropOverflow(o)
+	}
 	return nil
 }
 
@@ -225,7 +232,7 @@ func (b *Batch) dropFragment(id uint64, p location) {
 // removeEntry removes a blob from the table, and subtracts bytes from the sum of value bytes.
 func (b *Batch) removeEntry(id, bytes uint64) {
 	b.changes[id] = 0
-	b.dropped = append(b.dropped, id)
+	b.dropped.ids = append(b.dropped.ids, id)
 	b.state.Blobs--
 	b.state.Bytes -= bytes
 }
@@ -321,6 +328,9 @@ func (b *Batch) relieve() error {
 }
 
 func (b *Batch) write() error {
+	if err := b.freeOverflow(); err != nil {
+		return err
+	}
 	if err := b.packQueue(); err != nil {
 		return err
 	}
@@ -336,7 +346,9 @@ func (b *Batch) write() error {
 }
 
 // Prepared reports whether nothing was stored, dropped or moved since the last call of Prepare.
-func (b *Batch) Prepared() bool { return len(b.queue)+len(b.changes)+len(b.fresh) == 0 }
+func (b *Batch) Prepared() bool {
+	return len(b.queue)+len(b.changes)+len(b.fresh)+len(b.dropped.leaving) == 0
+}
 
 // fillFresh lets the fill know the pages that were written. Their fragments have no second parts in the queue.
 func (b *Batch) fillFresh() {
@@ -370,6 +382,9 @@ func (b *Batch) writePages(ctx context.Context, limit page.ID) error {
 		if err := b.relocate(limit); err != nil {
 			return err
 		}
+	}
+	if err := b.freeOverflow(); err != nil {
+		return err
 	}
 	if err := b.evacuateSparse(ctx); err != nil {
 		return err
@@ -447,8 +462,8 @@ func (b *Batch) commit() {
 	if !b.publishing {
 		b.Publish()
 	}
-	if len(b.dropped) > 0 {
-		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
+	if len(b.dropped.ids) > 0 {
+		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped.ids})
 	}
 	if b.storedTable != nil {
 		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false

@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"encoding/binary"
 	"errors"
 	"testing"
 
@@ -109,4 +110,65 @@ func FuzzBlobPage(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAnOlderHeadFreesNoPage: where a device has lost the write of a blob page, there may be the head of a blob that had the id and the length
+// before. The pages that it names were freed since, and others may have them.
+func TestAnOlderHeadFreesNoPage(t *testing.T) {
+	for _, has := range []string{"another blob", "the index", "nothing", "the blob itself, later"} {
+		mem := vfs.NewMem()
+		b := mustCreate(t, mem, 512)
+		first := change{0: value(0, 0, 600), 1: value(1, 0, 600), 2: value(2, 0, 600)}
+		second := change{2: nil}
+		must(t, errors.Join(b.checkpoint(first), b.checkpoint(second)))
+		b.p.ReuseAllFreed(b.p.Checkpoint())
+		f, err := mem.Open(bagFile, vfs.ReadWrite)
+		must(t, err)
+		buf := make([]byte, 512)
+		overflowOf := func(name int) (id uint64, at location, entry []byte) {
+			r, err := decodeRef(b.refs[name])
+			must(t, err)
+			at = b.s.table.locationOf(r.id)
+			must(t, b.p.ReadPage(at.page(), buf))
+			head, err := fragmentAt(buf, at.slot(), at.slot()+1)
+			must(t, err)
+			return r.id, at, head.data[headFixed:]
+		}
+		_, _, entry := overflowOf(1)
+		names := page.ID(binary.LittleEndian.Uint64(entry)) // of another blob
+		id, at, entry := overflowOf(0)
+		h := page.ReadHeader(buf)
+		switch has {
+		case "the index":
+			names = b.index[0]
+		case "nothing":
+			for names = 2; b.p.IsLive(names); names++ {
+			}
+			p := make([]byte, 512)
+			page.PutHeader(p, page.Header{Type: page.TypeOverflow, ID: names, Checkpoint: 1})
+			putOverflow(p, id, nil)
+			_, err := f.WriteAt(p, int64(names)*512)
+			must(t, err)
+		case "the blob itself, later":
+			names = page.ID(binary.LittleEndian.Uint64(entry))
+			h.Checkpoint = 1
+			page.PutHeader(buf, h)
+		}
+		binary.LittleEndian.PutUint64(entry, uint64(names))
+		page.Seal(buf)
+		_, err = f.WriteAt(buf, int64(at.page())*512)
+		must(t, errors.Join(err, f.Close()))
+		live := b.p.IsLive(names)
+		ck, err := b.p.Begin()
+		must(t, err)
+		batch := b.s.Begin(ck)
+		must(t, errors.Join(batch.Drop(b.refs[0]), batch.Finish(t.Context(), 0)))
+		if err := ck.Commit(t.Context(), pager.State{Epoch: 1, Root: b.index[0]}); err != nil {
+			t.Fatalf("%s: %v", has, err)
+		}
+		if live && !b.p.IsLive(names) {
+			t.Errorf("the page of %s was freed", has)
+		}
+		must(t, b.p.Close())
+	}
 }

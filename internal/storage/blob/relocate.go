@@ -62,7 +62,13 @@ func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (from []pag
 	if err != nil || !h.has(id) {
 		return nil, 0, err
 	}
+	if _, err := b.BlobPage(p.page()); err != nil {
+		return nil, 0, err
+	}
 	from = h.extents
+	if err := b.checkNow(&overflow{fragment, page.ReadHeader(b.scratch).Checkpoint, from}); err != nil {
+		return nil, 0, err
+	}
 	for _, e := range from {
 		moved += e.Count
 	}

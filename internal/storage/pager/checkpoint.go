@@ -114,6 +114,13 @@ func (ck *Checkpoint) IsTaken(id page.ID) bool {
 	return ck.p.space.taken.Has(int(id)) || ck.own.Has(int(id))
 }
 
+// IsLive reports whether the state under construction may reach page id. Pages that were freed since the last call of Prepare count as live.
+func (ck *Checkpoint) IsLive(id page.ID) bool {
+	ck.mu.Lock()
+	defer ck.mu.Unlock()
+	return ck.p.space.live.Has(int(id))
+}
+
 // noteWritten records that page id is written. Only pages that this checkpoint has taken may be written.
 func (ck *Checkpoint) noteWritten(id page.ID) error {
 	ck.mu.Lock()
