@@ -433,7 +433,7 @@ func (e *Engine) mergeInput(
 		Sink:      sink,
 		Written:   e.pages.AdmitWritten,
 		Values:    blobWriter{batch},
-		Workers:   e.mergeWorkers, Unreadable: IsDamage, Progress: e.throttleProgress,
+		Workers:   e.mergeWorkers, Damage: btree.Damage{Unreadable: IsDamage, IsLive: ck.IsLive}, Progress: e.throttleProgress,
 	}
 	if len(frozen) > 0 {
 		in.Cuts.Keys = sample(frozen, page.KeySizeMax(e.pager.PageSize()))

@@ -53,9 +53,7 @@ type MergeInput struct {
 	// of the input's keys lets many workers share a merge into a small tree, or into a few leaves of
 	// a large one. The pages of the result depend on them.
 	Cuts Cuts
-	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge
-	// can skip the page; see UnreadableError. Nil means that no error does.
-	Unreadable func(error) bool
+	Damage
 	// Avoid names pages of the base that the merge leaves where they are, unread, with all pages
 	// below them. The input should have nothing for them.
 	Avoid Avoided
@@ -72,6 +70,15 @@ type MergeInput struct {
 	Progress func(entries int)
 
 	invoker // of a baseline; empty without the tag ablation
+}
+
+// Damage says what is damage of one page.
+type Damage struct {
+	// Unreadable reports whether an error of a Source concerns one page alone, so that the merge
+	// can skip the page; see UnreadableError. Nil means that no error does.
+	Unreadable func(error) bool
+	// IsLive, if set, reports whether a page is live. A node of the base with a child that is not is damage.
+	IsLive func(page.ID) bool
 }
 
 // Cuts are keys at which a merge may be divided.

@@ -2,6 +2,8 @@ package btree
 
 import (
 	"bytes"
+	"cmp"
+	"fmt"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
 )
@@ -86,7 +88,7 @@ func (pl *planner) children(c page.Child, level int, bound *page.Separator) ([]p
 	if pl.m.avoids(c.ID) {
 		return nil, errAvoided
 	}
-	return readInside(pl.src, c, level, bound)
+	return pl.m.readInside(pl.src, c, level, bound)
 }
 
 // skipUnreadable leaves the inner node c, which cannot be read, where it is. It returns false for
@@ -239,14 +241,27 @@ func (p *partition) cut(k page.Separator) *partition {
 	return rest
 }
 
-// readInside is readChildren for a node that is to be rewritten. One with separators of another place, as after a write that the device has lost,
-// is damage, too.
-func readInside(src Source, c page.Child, level int, bound *page.Separator) ([]page.Child, error) {
+// readInside is readChildren for a node that is to be rewritten. One with separators of another place, or with children that were freed, as after
+// a write that the device has lost, is damage, too.
+func (m *merge) readInside(src Source, c page.Child, level int, bound *page.Separator) ([]page.Child, error) {
 	children, err := readChildren(src, c, level)
 	if err == nil {
-		err = childrenInside(children, &c.Separator, bound)
+		err = cmp.Or(childrenInside(children, &c.Separator, bound), m.checkLive(children))
 	}
 	return children, err
+}
+
+// checkLive checks that no child is a page that was freed.
+func (m *merge) checkLive(children []page.Child) error {
+	if m.IsLive == nil {
+		return nil
+	}
+	for i := range children {
+		if id := children[i].ID; !m.IsLive(id) {
+			return fmt.Errorf("%w: child %d is page %d, which is not live", ErrStructure, i, id)
+		}
+	}
+	return nil
 }
 
 // readChildren copies the children of an inner node, so that they outlive the page.

@@ -78,7 +78,7 @@ func (u *upper) children(c page.Child, level int, bound *page.Separator) ([]page
 	if u.m.avoids(c.ID) {
 		return nil, nil
 	}
-	children, err := readInside(u.src, c, level, bound)
+	children, err := u.m.readInside(u.src, c, level, bound)
 	if u.m.isUnreadable(err) {
 		return nil, nil
 	}

@@ -68,6 +68,9 @@ func Find(ctx context.Context, s *Search) (*Found, error) {
 	if err != nil && !pagesource.IsDamage(err) {
 		return nil, err
 	}
+	if err != nil {
+		f.healed = nil // one of them may be an older version, whose children are elsewhere now
+	}
 	if len(f.lost) == 0 {
 		return f.result(nil), nil
 	}

@@ -118,7 +118,8 @@ func (ck *Checkpoint) IsTaken(id page.ID) bool {
 func (ck *Checkpoint) IsLive(id page.ID) bool {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
-	return ck.p.space.live.Has(int(id))
+	i := int(id)
+	return i >= 0 && ck.p.space.live.Has(i)
 }
 
 // noteWritten records that page id is written. Only pages that this checkpoint has taken may be written.
