@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // TestWhatIsKeptOfTheLogRefusesNoWrite: what the log keeps for watches that come back takes the disk, and gives way to writes, also to those that
@@ -52,4 +54,33 @@ func keptLogRefusesNoWrite(t *testing.T, disk int64, valueBytes, puts int) {
 		t.Error("the log had room for all: this tests nothing")
 	}
 	fs.SetCapacity(0)
+}
+
+// TestADeletionWaitsForWhatIsKeptOfTheLog: it comes while the disk is full and the reserve of the log is used up, before the check of the reserve gives up
+// what the log keeps.
+func TestADeletionWaitsForWhatIsKeptOfTheLog(t *testing.T) {
+	fs := vfs.NewMem()
+	o := reserving(fs)
+	o.Storage.DiskReserve, o.Storage.ChangeLog = 4<<20, storage.ChangeLog{Age: time.Hour}
+	s := mustOpen(t, o)
+	mustPut(t, s, "k", strings.Repeat("v", 1000))
+	fillOthers(t, fs, 0)
+	var first atomic.Bool
+	fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpPreallocate && strings.Contains(name, "reserve-") && !first.Swap(true) {
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := range 500 {
+		w := mvcc.Write{Durability: mvcc.DurabilityAsync}
+		w.Delete(fmt.Appendf(nil, "%01000d", i))
+		if _, err := x.Commit(t.Context(), &w); err != nil {
+			t.Fatalf("deletion %d: %v", i, err)
+		}
+	}
+	if ended := s.Stats().Storage.Log.HoldersEnded; !first.Load() || ended[wal.HolderYielded] == 0 {
+		t.Errorf("%v: this tests nothing", ended)
+	}
 }

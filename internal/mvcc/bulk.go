@@ -137,13 +137,15 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	if err := s.Checkpoint(ctx); err != nil {
 		return BulkLoaded{}, err
 	}
-	if err := l.build(ctx); err != nil {
+	yielding, release := s.engine.YieldingBulkLoad(ctx)
+	defer release()
+	if err := l.build(yielding); err != nil {
 		return BulkLoaded{}, err
 	}
 	endHolding := s.beginHoldingLoad()
 	defer endHolding()
 	at := time.Now()
-	pause, err := l.switchOver(ctx)
+	pause, err := l.switchOver(yielding)
 	if !l.load.Published() {
 		s.engine.CancelBulkLoad(l.load)
 		return BulkLoaded{Epoch: l.load.Epoch()}, err
@@ -154,12 +156,9 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, PausedAt: at, CommitPause: pause}, nil
 }
 
-// build makes the state that switchOver publishes. It yields to commits that find no memory because
-// of the bulk load: storage.ErrBulkLoadYielded.
-func (l *BulkLoad) build(ctx context.Context) error {
+// build makes the state that switchOver publishes. If yielding has ended, it has yielded to commits: storage.ErrBulkLoadYielded.
+func (l *BulkLoad) build(yielding context.Context) error {
 	e := l.store.engine
-	yielding, release := e.YieldingBulkLoad(ctx)
-	defer release()
 	err := e.BuildBulkLoad(yielding, l.load, l.store.gcWatermarks())
 	if err == nil {
 		if err = l.catchUp(yielding); err != nil {

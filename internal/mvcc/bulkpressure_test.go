@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -150,4 +151,70 @@ func TestBulkLoadLeavesEpochsToCommits(t *testing.T) {
 	if got := get(t, s, "a", 0); got != "-" {
 		t.Errorf("a is %q", got)
 	}
+}
+
+// TestABulkLoadYieldsToADeletionOnAFullDisk: the deletion waits for a log segment that only a checkpoint gives back, and holds a latch. The bulk load, which
+// waits for all latches, would prevent the checkpoint until the deletion is refused.
+func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Storage.DiskReserve, o.Storage.StallMax = 4<<20, 2*time.Second
+	s := mustOpen(t, o)
+	l, err := s.BeginBulkLoad()
+	if err == nil {
+		err = l.Add([]byte("k"), []byte("loaded"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, allocate := make(chan struct{}), make(chan struct{})
+	var met atomic.Bool
+	var stuck atomic.Uint64 // once the reserve is used up: how many waits for a segment show that one more has begun
+	fs.SetHook(func(op vfs.Op, name string) {
+		switch {
+		case op == vfs.OpSyncData && strings.HasSuffix(name, ".ekv") && !met.Swap(true):
+			close(built)
+		case op == vfs.OpPreallocate && strings.HasSuffix(name, ".log") && stuck.Load() > 0:
+			<-allocate
+		}
+	})
+	s.bulk.turn <- struct{}{}
+	loaded, deleted := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := l.Commit(context.Background())
+		loaded <- err
+	}()
+	<-built
+	time.Sleep(10 * time.Millisecond) // now the bulk load waits for its turn
+	fs.SetCapacity(fileBytes(t, fs))
+	x := mustSession(t, s)
+	defer x.Close()
+	go func() {
+		var failed error
+		for i := 0; i < 300 && failed == nil; i++ {
+			w := Write{Durability: DurabilityAsync}
+			w.Delete(fmt.Appendf(nil, "%01000d", i))
+			_, failed = x.Commit(context.Background(), &w)
+			if names, _ := fs.List("db/wal"); !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "reserve-") }) {
+				stuck.CompareAndSwap(0, 1+s.Stats().Storage.Log.Stalls)
+			}
+		}
+		deleted <- failed
+	}()
+	for stuck.Load() == 0 || s.Stats().Storage.Log.Stalls < stuck.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	<-s.bulk.turn
+	time.Sleep(10 * time.Millisecond) // now it waits for the latch of the deletion
+	close(allocate)
+	if err := <-deleted; err != nil {
+		t.Error(err)
+	}
+	if err := <-loaded; !errors.Is(err, storage.ErrBulkLoadYielded) {
+		t.Errorf("the bulk load: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	mustHold(t, s, map[string]string{})
 }

@@ -208,9 +208,9 @@ func (l *BulkLoad) After() keys.Epoch { return l.after }
 // CommitTime is when the bulk load was committed, in microseconds since 1970, once it is published.
 func (l *BulkLoad) CommitTime() uint64 { return l.time }
 
-// YieldingBulkLoad returns a context for BuildBulkLoad and CatchUpBulkLoad. It ends, with ErrBulkLoadYielded, when a writer
-// has waited for memory for half of Options.StallMax. The caller releases it before BeginBulkLoadSwitch: from then on no
-// writer waits for memory.
+// YieldingBulkLoad returns a context for a bulk load, which prevents checkpoints. It ends, with ErrBulkLoadYielded, when a writer has waited for memory
+// for half of Options.StallMax, or when one waits on a full disk for a log segment that only a checkpoint gives back. Such a writer keeps its latches,
+// and the commit of the bulk load would wait for them.
 func (e *Engine) YieldingBulkLoad(ctx context.Context) (yielding context.Context, release func()) {
 	return e.bulkLoads.yield.begin(ctx)
 }

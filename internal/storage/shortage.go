@@ -366,23 +366,33 @@ func (e *Engine) reservedPages() int64 {
 }
 
 // segmentToCome returns a channel to wait for, if a segment could not be made because the disk is full, and a checkpoint
-// will recycle one, or has done so since. Otherwise it returns nil. A large record needs a file of its own: that the disk does not have so much is
-// no shortage for others, and only what the log gives up can help. given is how often it had when the record was refused before.
+// will recycle one, or has done so since, or the log may give up one that it keeps. Otherwise it returns nil. A large record needs a file of its own:
+// that the disk does not have so much is no shortage for others, and only what the log gives up can help. given is how often it had when the record was
+// refused before.
 func (e *Engine) segmentToCome(err error, large bool, given *uint64) (room <-chan struct{}) {
 	if !errors.Is(err, vfs.ErrNoSpace) || !e.reserve.enabled {
 		return nil
 	}
-	if large {
-		before := *given
-		if *given = e.reserve.given.Load(); *given == before {
-			return nil
+	if !large {
+		e.reserve.note(err)
+		if room := e.recycledSegment(); room != nil {
+			return room
 		}
-		judged := *e.reserve.checked.Load()
-		e.reserve.wanted.Store(true)
-		e.reserve.requestCheck()
-		return judged
 	}
-	e.reserve.note(err)
+	before := *given
+	if *given = e.reserve.given.Load(); *given == before {
+		return nil
+	}
+	judged := *e.reserve.checked.Load()
+	if large {
+		e.reserve.wanted.Store(true)
+	}
+	e.reserve.requestCheck()
+	return judged
+}
+
+// recycledSegment returns a channel to wait for, if the reserve of the log has a file, or a checkpoint will recycle one.
+func (e *Engine) recycledSegment() (room <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if kept, _ := e.log.Reserve(); kept > 0 {
@@ -391,6 +401,7 @@ func (e *Engine) segmentToCome(err error, large bool, given *uint64) (room <-cha
 	if len(e.view.Load().immutables) == 0 || e.CheckpointBlocked() {
 		return nil
 	}
+	e.yieldToCommits() // a bulk load prevents checkpoints
 	e.checkpoints.request()
 	return e.memory.room
 }
