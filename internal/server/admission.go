@@ -95,7 +95,7 @@ const (
 // init sets the limits.
 func (a *admission) init(requests int, bytes uint64) {
 	for sh := range a.words {
-		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: bytes * sixteenths[sh] / 16}
+		a.words[sh].limit = admissionLimit{requests: uint64(requests), bytes: min(bytes*sixteenths[sh]/16, admissionBytes/2)}
 	}
 	a.words[shareScans].limit.requests = uint64(scansMax(requests))
 	a.sessions.init(requests)

@@ -129,6 +129,19 @@ func TestUnreadScansOfSmallPagesHarmNoOther(t *testing.T) {
 	mustRecvAll(t, stream)
 }
 
+// TestAScanIsAdmittedWhateverTheLimitsAre: what each counts at least is within what can be counted.
+func TestAScanIsAdmittedWhateverTheLimitsAre(t *testing.T) {
+	for _, requests := range []int{1, 8, 1 << 24} {
+		for _, inflight := range []config.Size{1, config.MiB, config.TiB, 1024 * config.TiB} {
+			var a admission
+			a.init(requests, uint64(inflight))
+			if !a.enter(new(connection), shareScans, a.scanBytesMin()) {
+				t.Errorf("%d requests, %v: a scan is refused that is alone", requests, inflight)
+			}
+		}
+	}
+}
+
 // mustReadSmall reads a small value in every way that reads one.
 func mustReadSmall(ctx context.Context, t testing.TB, conn *grpc.ClientConn) {
 	t.Helper()
