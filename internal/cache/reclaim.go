@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/epochkv/epochkv/internal/invariants"
+	"github.com/epochkv/epochkv/internal/pin"
 )
 
 // state is the state of a frame.
@@ -39,6 +40,8 @@ type pool struct {
 	reserveMin int
 	reserveMax int
 	passesSeen uint64
+
+	holder *pin.Slot // the last reader for which retired frames had to wait; nil: none
 
 	oldTables []oldTable // tables that Resize replaced, until their readers have left
 }
@@ -159,13 +162,17 @@ func (c *Cache) reclaimLocked() {
 	if len(c.retired) == 0 && len(c.oldTables) == 0 {
 		return
 	}
-	oldest := c.config.Registry.OldestTick()
+	if c.holder != nil && len(c.oldTables) == 0 && c.holder.Holds(c.retired[0].tick) {
+		return // as long as it stays, without a look at thousands of slots and millions of frames
+	}
+	var oldest uint64
+	oldest, c.holder = c.config.Registry.Oldest()
 	n := 0
 	for n < len(c.retired) && c.retired[n].tick < oldest {
 		c.releaseLocked(c.retired[n].frame)
 		n++
 	}
-	c.retired = slices.Delete(c.retired, 0, n) // moves nothing for n = 0, as while a reader stays: the list may have millions
+	c.retired = slices.Delete(c.retired, 0, n)
 	for len(c.oldTables) > 0 && c.oldTables[0].tick < oldest {
 		_ = c.oldTables[0].table.mem.release() // the table was mapped, so unmapping cannot fail
 		c.oldTables = c.oldTables[1:]

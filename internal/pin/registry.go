@@ -102,17 +102,23 @@ func (r *Registry) Retire() (tick uint64) { return r.tick.Add(1) - 1 }
 // OldestTick is the smallest reclamation tick that a slot holds. Objects that were retired before
 // it may be reused. If no slot holds a tick, it is the current tick.
 func (r *Registry) OldestTick() uint64 {
-	oldest := r.tick.Load() // before the scan: a reader that enters later has at least this tick
+	oldest, _ := r.Oldest()
+	return oldest
+}
+
+// Oldest is OldestTick, and the slot that holds it; nil if none does.
+func (r *Registry) Oldest() (oldest uint64, holder *Slot) {
+	oldest = r.tick.Load() // before the scan: a reader that enters later has at least this tick
 	for _, s := range *r.slots.Load() {
 		t := s.tick.Load()
 		if invariants.Enabled && t > r.tick.Load() {
 			panic(fmt.Sprintf("pin: slot %d entered at tick %d, and the newest is %d", s.index, t, r.tick.Load()))
 		}
 		if t != 0 && t < oldest {
-			oldest = t
+			oldest, holder = t, s
 		}
 	}
-	return oldest
+	return oldest, holder
 }
 
 // readable reports whether e may be read now that a slot holds it. See the package comment.

@@ -40,6 +40,12 @@ func (s *Slot) Leave() {
 	}
 }
 
+// Holds reports whether the slot protects an object that was retired at tick. Any goroutine may call it.
+func (s *Slot) Holds(tick uint64) bool {
+	t := s.tick.Load()
+	return t != 0 && t <= tick
+}
+
 // OpenSnapshot registers a snapshot at the newest visible epoch and returns the epoch. The snapshot
 // replaces the previous snapshot of the slot.
 func (s *Slot) OpenSnapshot() keys.Epoch {

@@ -55,7 +55,7 @@ func (r *Reader) readMap() (allocation *PageArray, live *bitset.Set, err error) 
 		return nil, nil, r.corrupt(sb.allocation.Page, fmt.Sprintf("the map ends at page %d, the superblock says %d", end, sb.pageCount))
 	}
 	newest := max(r.writtenBy(sb.state.Root), r.writtenBy(sb.blobs.Table.Page))
-	if wrote := r.writtenBy(sb.allocation.Page); wrote < newest { // each checkpoint that writes a page writes the map's root
+	if wrote := r.writtenBy(sb.allocation.Page); wrote > 0 && wrote < newest { // each checkpoint that writes a page writes the map's root
 		return nil, nil, r.corrupt(sb.allocation.Page, fmt.Sprintf("checkpoint %d wrote the map, and checkpoint %d pages of the state", wrote, newest))
 	}
 	return allocation, live, nil

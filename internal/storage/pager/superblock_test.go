@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -133,7 +134,7 @@ func TestSecondSuperblockIsFoundWithoutTheFirst(t *testing.T) {
 }
 
 // TestUnreadableSuperblockIsNotSkipped: if the device fails to read the newest superblock, the previous state
-// must not be opened.
+// must not be opened. A root of the allocation map that could be read once is no older one if it cannot be read again.
 func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 	for nth := 1; ; nth++ {
 		mem := vfs.NewMem()
@@ -148,6 +149,9 @@ func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 		}
 		if err == nil && y.p.State().Epoch != 1 && !y.p.SuperblockMissing() {
 			t.Fatalf("read %d failed: opened at epoch %d", nth, y.p.State().Epoch)
+		}
+		if err != nil && strings.Contains(err.Error(), "wrote the map") {
+			t.Errorf("read %d failed: %v", nth, err)
 		}
 	}
 }
