@@ -77,25 +77,32 @@ func (s *Store) CheckpointErr() error {
 	return nil
 }
 
-// Checkpoint merges everything committed so far into the tree and returns when it is durable there. With memory full, a rotation waits for a merge,
-// which may be for this goroutine to make.
+// Checkpoint merges everything committed so far into the tree and returns when it is durable there.
 func (s *Store) Checkpoint(ctx context.Context) error {
-	for s.engine.AwaitsMerge() {
-		if err := s.mergeImmutables(ctx); err != nil {
-			return err
-		}
-	}
-	rotated := s.engine.Rotate(ctx)
+	rotated := s.rotate(ctx)
 	if errors.Is(rotated, vfs.ErrNoSpace) { // immutable generations may keep the log files that the rotation needs
 		if err := s.mergeImmutables(ctx); err != nil {
 			return errors.Join(rotated, err)
 		}
-		rotated = s.engine.Rotate(ctx)
+		rotated = s.rotate(ctx)
 	}
 	if rotated != nil {
 		return rotated
 	}
 	return s.mergeImmutables(ctx)
+}
+
+// rotate is Engine.Rotate, with the merges that it needs first.
+func (s *Store) rotate(ctx context.Context) error {
+	for {
+		rotated := s.engine.Rotate(ctx)
+		if !errors.Is(rotated, storage.ErrMergeFirst) {
+			return rotated
+		}
+		if err := s.mergeImmutables(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // mergeImmutables waits until the immutable generations are complete and merges them.

@@ -26,6 +26,8 @@ import (
 var (
 	// ErrMemoryFull means that immutable generations fill the memory budget.
 	ErrMemoryFull = errors.New("storage: the memory budget is used up")
+	// ErrMergeFirst means that memory is full until generations are merged, which may be for the caller to do. It wraps ErrMemoryFull.
+	ErrMergeFirst = fmt.Errorf("%w: generations must be merged first", ErrMemoryFull)
 	// ErrNoSegment means that no log segment could be prepared in time. Nothing was written.
 	ErrNoSegment = wal.ErrNoSegment
 	// ErrReserveUnchecked means that it was not known in time whether the disk has space for a commit. Nothing was written.
@@ -417,11 +419,15 @@ func (e *Engine) SealedEpoch() keys.Epoch {
 }
 
 // Rotate seals the active generation if it holds anything, so that a checkpoint can take it. Writers go on in it until the log has a segment for
-// the next one. If the disk has no room for it, the error is vfs.ErrNoSpace. A merge would recycle a segment, but the caller may be the one that merges.
+// the next one. If the disk has no room for it, the error is vfs.ErrNoSpace, and if memory is full, ErrMergeFirst. A merge would help, but the caller may
+// be the one that merges.
 func (e *Engine) Rotate(ctx context.Context) error {
 	v := e.view.Load()
 	if !v.active.sealed() && v.active.mem.Versions() == 0 {
 		return nil
+	}
+	if e.AwaitsMerge() {
+		return ErrMergeFirst
 	}
 	if err := e.awaitSegment(ctx); err != nil {
 		return err
@@ -429,6 +435,9 @@ func (e *Engine) Rotate(ctx context.Context) error {
 	return e.awaitRoom(ctx, func() (obstacle, error) {
 		if e.view.Load().active != v.active {
 			return obstacle{}, nil
+		}
+		if e.AwaitsMerge() { // writers have filled it meanwhile
+			return obstacle{}, ErrMergeFirst
 		}
 		v.active.seal()
 		return e.advanceGeneration(v.active, 0, nil)

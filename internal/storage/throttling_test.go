@@ -219,7 +219,11 @@ func TestStalledWriterGetsCheckpointError(t *testing.T) {
 		b.put(0, 100, 50)
 		b.engine.memory.immutableBytes.Store(1 - b.engine.memory.memtableBytes)
 		waited := make(chan error, 1)
-		go func() { waited <- b.engine.Rotate(context.Background()) }()
+		active := b.engine.view.Load().active
+		active.seal()
+		go func() {
+			waited <- b.engine.awaitRoom(context.Background(), func() (obstacle, error) { return b.engine.advanceGeneration(active, 0, nil) })
+		}()
 		for b.engine.counters.stalls.Load() == 0 {
 			time.Sleep(time.Millisecond)
 		}
