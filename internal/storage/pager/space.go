@@ -145,10 +145,7 @@ func (s *space) lowest(least int) (from int) {
 
 // freeFrom is the lowest free page at or after home.
 func (s *space) freeFrom(home page.ID) page.ID {
-	for s.busy.Has(int(home)) {
-		home++
-	}
-	return home
+	return page.ID(s.busy.NextAbsent(max(int(home), s.lowest(1))))
 }
 
 // takeFrom takes the lowest free page at or after home.
