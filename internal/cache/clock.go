@@ -189,7 +189,7 @@ func (k *clock) handOver(f uint32) (usage uint32) {
 func (k *clock) giveBack(f, usage uint32) {
 	w := k.word(f)
 	v := w.Load()
-	if usage == absent || v == absent || usage <= v {
+	if usage == absent || v == absent || usage <= max(v, usageMin) {
 		return
 	}
 	hotter := usage >= hotUsage && v < hotUsage

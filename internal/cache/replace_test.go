@@ -137,7 +137,7 @@ func TestReplacingEveryHotPageKeepsTheLimit(t *testing.T) {
 }
 
 // TestRevokedPageGivesTheUsageCountBack: a scan after an aborted checkpoint, which had rewritten the hot pages, some of them
-// twice, leaves the hot set.
+// twice, leaves the hot set. A prefetched page that had been rewritten waits for its visit as before, so that its eviction counts.
 func TestRevokedPageGivesTheUsageCountBack(t *testing.T) {
 	r := newRig(t, 640)
 	const hot = 200
@@ -155,6 +155,9 @@ func TestRevokedPageGivesTheUsageCountBack(t *testing.T) {
 	for id := range ID(hot / 2) {
 		r.Revoke(id + 2001)
 	}
+	r.Prefetch([]ID{3001}, Default)
+	r.Replace(3001, 3002, written(3002), Default)
+	r.Revoke(3002)
 	for id := range ID(hot) {
 		r.Revoke(id + 1001)
 	}
@@ -163,6 +166,9 @@ func TestRevokedPageGivesTheUsageCountBack(t *testing.T) {
 	}
 	for id := range ID(4096) {
 		r.get(t, 5000+id, Low)
+	}
+	if s := r.Stats(); s.Prefetched != 1 || s.PrefetchedWasted+s.PrefetchedUsed != 1 {
+		t.Errorf("of %d prefetched pages %d were visited, and %d evicted", s.Prefetched, s.PrefetchedUsed, s.PrefetchedWasted)
 	}
 	loads := r.disk.loads.Load()
 	for id := range ID(hot) {
