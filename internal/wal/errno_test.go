@@ -349,7 +349,7 @@ func TestOldFileThatCannotBeOpenedIsNotTriedForever(t *testing.T) {
 }
 
 // TestPreparationWaitsForTheEpochWindow: a rotation that must wait for durable waits for an attempt, with its context, and not
-// in NewSegment, which the engine calls under its mutex.
+// in NewSegment, which the engine calls under its mutex. With a segment, it waits for no other, which the device may have no room for.
 func TestPreparationWaitsForTheEpochWindow(t *testing.T) {
 	faulty := vfs.NewFaulty(vfs.NewMem())
 	options := testOptions(faulty, 64<<10)
@@ -367,6 +367,13 @@ func TestPreparationWaitsForTheEpochWindow(t *testing.T) {
 		for range 1500 {
 			e = a.mustAppend(t, bodyOf(uint64(e), 8))
 		}
+		for attempt := a.log.Prepare(0, false); attempt != nil; attempt = a.log.Prepare(0, false) {
+			within(t, attempt.Done(), "an attempt to prepare")
+		}
+		full := faulty.Inject(vfs.Rule{Op: vfs.OpSyncDir, Err: syscall.ENOSPC})
+		if err := a.log.preallocator.discard(); err != nil {
+			t.Fatal(err)
+		}
 		reservation, outcome := a.cur.Load().Seal()
 		if outcome != Crossed {
 			t.Fatal(outcome)
@@ -381,6 +388,7 @@ func TestPreparationWaitsForTheEpochWindow(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		full.Remove()
 		if past := reservation.Epoch + most - a.log.window; reservation.Epoch+most > a.log.window && a.log.Durable() < past {
 			t.Fatalf("a segment may begin at %d while %d is durable", reservation.Epoch, a.log.Durable())
 		}

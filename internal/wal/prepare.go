@@ -221,7 +221,8 @@ func (l *Log) prepareOne() (made bool, err error) {
 	s.mu.Lock()
 	attempt, oversized, frees, skipZeroing, flush := p.next, p.oversized, p.frees, p.skipZeroing, p.flush
 	p.next, p.oversized, p.frees, p.skipZeroing, p.flush = nil, 0, false, false, 0
-	enough := len(s.ready) >= s.target || attempt == nil && !p.begun.Load()
+	// A writer that waits for a flush may have a segment, and asks again.
+	enough := flush > 0 || len(s.ready) >= s.target || attempt == nil && !p.begun.Load()
 	if oversized > 0 || attempt != nil && len(s.ready) > 0 { // one that was made before may wait for its writer
 		enough = s.firstFitsLocked(oversized)
 	}
