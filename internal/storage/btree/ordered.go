@@ -182,7 +182,7 @@ func (o *ordered) accountLocked(p *partition, w *worker) error {
 		err := o.m.Values.Drop(d.ref)
 		if d.leaf >= 0 && o.m.isUnreadable(err) {
 			c := &p.children[d.leaf]
-			o.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.boundAfter(d.leaf), Err: err})
+			o.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.endOf(d.leaf), Err: err})
 		} else if err != nil {
 			return err
 		}

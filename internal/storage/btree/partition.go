@@ -17,10 +17,11 @@ type partition struct {
 	children []page.Child   // the old leaves; a child with id zero is the leaf that an empty tree lacks
 	lo       page.Separator // where the partition begins: before its first leaf, or inside it
 	hi       *page.Separator
-	cutFirst bool // the first leaf began in the partition before, which also frees it
-	cutLast  bool // the last leaf continues in the next partition
-	relocate bool // rewrite leaves that are past the merge's relocation limit
-	offered  int  // new children when they were offered to ordered.stream last
+	end      *page.Separator // where its last leaf ends: at hi or after it
+	cutFirst bool            // the first leaf began in the partition before, which also frees it
+	cutLast  bool            // the last leaf continues in the next partition
+	relocate bool            // rewrite leaves that are past the merge's relocation limit
+	offered  int             // new children when they were offered to ordered.stream last
 }
 
 // worker merges partitions. It reuses its buffers for one partition after the other.
@@ -164,6 +165,9 @@ func (p *partition) boundAfter(i int) *page.Separator {
 	return p.hi
 }
 
+// endOf is where leaf i of the partition ends, which may be in the next one.
+func (p *partition) endOf(i int) *page.Separator { return boundOf(p.children, i+1, p.end) }
+
 // finish ends the partition's last run. If the run is underfull and the leaf before it is
 // unchanged, the two become one run. The last leaf of the tree may be underfull, because ascending
 // keys continue there.
@@ -266,7 +270,7 @@ func (w *worker) mergeLeaf(p *partition, i int, bound *page.Separator) error {
 		w.emitInput(bound)
 		return nil
 	}
-	b, err := w.fetch(p, i, bound)
+	b, err := w.fetch(p, i)
 	if err != nil {
 		return w.skipUnreadable(p, i, bound, err)
 	}
@@ -318,33 +322,31 @@ func (w *worker) runs(lower, bound *page.Separator, count int) (from, to int) {
 
 // fetch reads leaf i of the partition, which is to be rewritten. A leaf with keys of another place, as after a write that the
 // device has lost, is damage, too.
-func (w *worker) fetch(p *partition, i int, bound *page.Separator) ([]byte, error) {
+func (w *worker) fetch(p *partition, i int) ([]byte, error) {
 	c := &p.children[i]
 	if w.m.avoids(c.ID) {
 		return nil, errAvoided
 	}
-	if p.cutLast && i == len(p.children)-1 {
-		bound = nil // it continues
-	}
 	b, err := fetch(w.src, c.ID, 0)
 	if err == nil {
-		err = LeafInside(b, &c.Separator, bound, w.scratch)
+		err = LeafInside(b, &c.Separator, p.endOf(i), w.scratch)
 	}
 	return b, err
 }
 
-// skipUnreadable leaves child i of the partition, which cannot be read, where it is.
+// skipUnreadable leaves child i of the partition, which cannot be read, where it is. Its whole range is skipped: the partition that shares it may
+// have read it.
 func (w *worker) skipUnreadable(p *partition, i int, bound *page.Separator, err error) error {
 	if !w.m.isUnreadable(err) {
 		return err
 	}
 	c := p.children[i]
+	w.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.endOf(i), Err: err})
+	w.in.skip(bound)
+	w.checkInput()
 	if i == 0 {
 		c.Separator = p.lo
 	}
-	w.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: bound, Err: err})
-	w.in.skip(bound)
-	w.checkInput()
 	w.retain(&c)
 	return nil
 }

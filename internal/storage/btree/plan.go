@@ -189,7 +189,7 @@ func (pl *planner) chunk(run []page.Child, bound *page.Separator, yield func(*pa
 			pl.budget--
 		}
 	}
-	p := &partition{children: run, lo: run[0].Separator, relocate: relocate}
+	p := &partition{children: run, lo: run[0].Separator, end: bound, relocate: relocate}
 	for _, k := range pl.cutsWithin(&p.lo, bound) {
 		next := p.cut(page.Separator{Key: k, Trailer: page.NoTrailer})
 		if !pl.yield(p, yield) {
@@ -231,13 +231,13 @@ func (p *partition) cut(k page.Separator) *partition {
 	for i > 0 && p.children[i].Compare(k.Key, k.Trailer) > 0 {
 		i--
 	}
-	rest := &partition{children: p.children[i:], lo: k, relocate: p.relocate}
+	rest := &partition{children: p.children[i:], lo: k, end: p.end, relocate: p.relocate}
 	rest.cutFirst = bytes.Compare(p.children[i].Key, k.Key) < 0 || p.children[i].Trailer != page.NoTrailer
 	p.hi, p.cutLast = &rest.lo, rest.cutFirst
-	p.children = p.children[:i]
 	if rest.cutFirst {
-		p.children = p.children[:i+1]
+		i++
 	}
+	p.end, p.children = boundOf(p.children, i, p.end), p.children[:i]
 	return rest
 }
 

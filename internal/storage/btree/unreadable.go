@@ -51,11 +51,10 @@ func (e *UnreadableError) Unwrap() error { return e.Pages[0].Err }
 type unreadablePages struct {
 	mu    sync.Mutex
 	pages []UnreadablePage
-	at    map[page.ID]int // of each of them
+	at    map[page.ID]struct{} // has each of them
 }
 
-// add records a page. Partitions that share a leaf each report their range of it; the ranges are
-// joined.
+// add records a page. Partitions that share a leaf may each report it, with the same range.
 func (l *unreadablePages) add(p UnreadablePage) {
 	p.Lower.Key = bytes.Clone(p.Lower.Key)
 	if p.Upper != nil {
@@ -63,22 +62,14 @@ func (l *unreadablePages) add(p UnreadablePage) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i, known := l.at[p.ID]
-	if !known {
-		if l.at == nil {
-			l.at = map[page.ID]int{}
-		}
-		l.at[p.ID] = len(l.pages)
-		l.pages = append(l.pages, p)
+	if _, known := l.at[p.ID]; known {
 		return
 	}
-	q := &l.pages[i]
-	if q.Lower.Compare(p.Lower.Key, p.Lower.Trailer) > 0 {
-		q.Lower = p.Lower
+	if l.at == nil {
+		l.at = map[page.ID]struct{}{}
 	}
-	if q.Upper != nil && (p.Upper == nil || q.Upper.Compare(p.Upper.Key, p.Upper.Trailer) < 0) {
-		q.Upper = p.Upper
-	}
+	l.at[p.ID] = struct{}{}
+	l.pages = append(l.pages, p)
 }
 
 // err is an UnreadableError, or nil, when no page comes any more. The pages are in key order, whichever worker found them first.

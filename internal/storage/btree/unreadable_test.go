@@ -264,3 +264,47 @@ func (d *damaged) inRepairTree(id page.ID) (in bool) {
 	}})
 	return in
 }
+
+// flappingSource cannot read one page in one of two reads.
+type flappingSource struct {
+	Source
+	page  page.ID
+	reads *int
+	fails int
+}
+
+func (f flappingSource) Page(id page.ID, level int) ([]byte, error) {
+	if id == f.page {
+		if *f.reads++; *f.reads == f.fails {
+			return nil, errBad
+		}
+	}
+	return f.Source.Page(id, level)
+}
+
+// TestADividedLeafIsSkippedWhole: a device that begins or ceases to fail between the reads of two partitions that share a leaf makes both halves of it
+// a skipped range. A record of one half would say that the other one is of another place.
+func TestADividedLeafIsSkippedWhole(t *testing.T) {
+	s := newStore(512)
+	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 100, 1, 12), Policy{})).Root
+	leaves := leavesOf(t, s, root)
+	p, err := s.Page(leaves[2].ID, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := page.Leaf(p).Layout()
+	key := v.Key(nil, v.Count()/2)
+	for fails := 1; fails < 3; fails++ {
+		in, reads := s.mergeInput(root, []Entry{{Key: key, Trailer: keys.MakeTrailer(900, keys.KindSet)}}, Policy{}), 0
+		in.Cuts.Keys = [][]byte{key}
+		in.Unreadable = func(err error) bool { return errors.Is(err, errBad) }
+		in.Source = func() Source { return flappingSource{s, leaves[2].ID, &reads, fails} }
+		var found *UnreadableError
+		if _, err := Merge(t.Context(), in); !errors.As(err, &found) || reads != 2 {
+			t.Fatalf("%d reads: %v", reads, err)
+		}
+		if q := found.Pages[0]; q.Lower.String() != leaves[2].Separator.String() || q.Upper.String() != leaves[3].Separator.String() {
+			t.Errorf("read %d fails: from %v to %v, of a leaf from %v to %v", fails, q.Lower, q.Upper, leaves[2].Separator, leaves[3].Separator)
+		}
+	}
+}
