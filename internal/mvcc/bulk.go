@@ -140,7 +140,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	yielding, release := s.engine.YieldingBulkLoad(ctx)
 	defer release()
 	if err := l.build(yielding); err != nil {
-		return BulkLoaded{}, err
+		return BulkLoaded{}, orYielded(yielding, err)
 	}
 	endHolding := s.beginHoldingLoad()
 	defer endHolding()
@@ -148,7 +148,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	pause, err := l.switchOver(yielding)
 	if !l.load.Published() {
 		s.engine.CancelBulkLoad(l.load)
-		return BulkLoaded{Epoch: l.load.Epoch()}, err
+		return BulkLoaded{Epoch: l.load.Epoch()}, orYielded(yielding, err)
 	}
 	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)
@@ -156,7 +156,15 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, PausedAt: at, CommitPause: pause}, nil
 }
 
-// build makes the state that switchOver publishes. If yielding has ended, it has yielded to commits: storage.ErrBulkLoadYielded.
+// orYielded is storage.ErrBulkLoadYielded instead of an error that the end of yielding has caused.
+func orYielded(yielding context.Context, err error) error {
+	if cause := context.Cause(yielding); errors.Is(cause, storage.ErrBulkLoadYielded) && !errors.Is(err, ErrFailed) {
+		return cause
+	}
+	return err
+}
+
+// build makes the state that switchOver publishes.
 func (l *BulkLoad) build(yielding context.Context) error {
 	e := l.store.engine
 	err := e.BuildBulkLoad(yielding, l.load, l.store.gcWatermarks())
@@ -164,9 +172,6 @@ func (l *BulkLoad) build(yielding context.Context) error {
 		if err = l.catchUp(yielding); err != nil {
 			e.CancelBulkLoad(l.load)
 		}
-	}
-	if cause := context.Cause(yielding); err != nil && errors.Is(cause, storage.ErrBulkLoadYielded) {
-		return cause
 	}
 	return err
 }

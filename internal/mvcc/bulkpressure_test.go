@@ -218,3 +218,63 @@ func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
 	}
 	mustHold(t, s, map[string]string{})
 }
+
+// TestABulkLoadYieldsUntilItsCommitPause: until then to a writer that finds no memory. What waits from then on, as a checkpoint does for the next memtable,
+// waits for the bulk load itself, which the device lets wait.
+func TestABulkLoadYieldsUntilItsCommitPause(t *testing.T) {
+	for inPause, want := range map[bool]error{false: storage.ErrBulkLoadYielded, true: nil} {
+		fs := vfs.NewMem()
+		o := tiny(fs)
+		o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 400*time.Millisecond
+		s := mustOpen(t, o)
+		l, err := s.BeginBulkLoad()
+		if err == nil {
+			err = l.Add([]byte("k"), []byte("loaded"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pausing bool // like waited, of the goroutine of Commit
+		var waited error
+		l.Permit(func() error {
+			pausing = true
+			return nil
+		})
+		begun := false
+		fs.SetHook(func(op vfs.Op, name string) {
+			switch {
+			case !strings.HasSuffix(name, ".ekv") || begun:
+			case inPause && pausing && op == vfs.OpWrite:
+				begun = true
+				waited = s.engine.Rotate(context.Background())
+			case !inPause && op == vfs.OpSyncData:
+				begun = true
+				waited = fillMemory(t, s)
+			}
+		})
+		if _, err := l.Commit(context.Background()); !errors.Is(err, want) || waited == nil {
+			t.Errorf("in the pause %v: %v after %v", inPause, err, waited)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// fillMemory gives most memory to the cache, and writes until there is none for the next memtable.
+func fillMemory(t *testing.T, s *Store) (err error) {
+	t.Helper()
+	_, err = s.ResizeCache(0)
+	if size, ok := errors.AsType[*storage.CacheSizeError](err); ok {
+		_, err = s.ResizeCache(size.Max)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	for i := 0; err == nil && i < 10; i++ {
+		_, err = put(x, fmt.Sprint(i), strings.Repeat("w", 60_000), DurabilityAsync)
+	}
+	return err
+}

@@ -21,11 +21,12 @@ func (e *Engine) BeginBulkLoadSwitch() {
 }
 
 // SealBulkLoad ends the active generation, and returns its last epoch. No commit may be between check and install, and none
-// may begin until the bulk load is published or cancelled.
+// may begin until the bulk load is published or cancelled: it yields no more, because whatever waits then waits for it alone.
 func (e *Engine) SealBulkLoad() keys.Epoch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.bulkLoads.sealed = true
+	e.bulkLoads.yield.cancel.Store(nil)
 	active := e.view.Load().active
 	active.seal()
 	return keys.Epoch(active.end.Load() - 1)
