@@ -99,34 +99,39 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 	}
 }
 
-// TestUnreadScansOfSmallPagesHarmNoOther: a scan has a session for as long as its client likes, however little its pages count, and a connection
-// leaves as many of the scans that there may be as it has.
+// TestUnreadScansOfSmallPagesHarmNoOther: a connection leaves as many of the scans that there may be as it has, however little their pages count. A scan
+// has a session for as long as its client likes; one that has ended counts until its page is sent.
 func TestUnreadScansOfSmallPagesHarmNoOther(t *testing.T) {
-	const requests = 64
-	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = requests })
-	fill := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
-	for i := range 400 { // more than a stream takes unread
-		fill.Mutations = append(fill.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%03d", i), Value: make([]byte, 500)})
+	for name, req := range map[string]*pb.ScanRequest{"open": {PageBytes: 1}, "ended": {Range: &pb.KeyRange{Start: []byte("large/")}, Limit: 1}} {
+		t.Run(name, func(t *testing.T) {
+			const requests = 64
+			h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = requests })
+			fill := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
+			for i := range 400 { // more than a stream takes unread
+				fill.Mutations = append(fill.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "%03d", i), Value: make([]byte, 500)})
+			}
+			if _, err := h.kv.BatchWrite(testContext(t), fill); err != nil {
+				t.Fatal(err)
+			}
+			h.putLarge(t, 1, 100<<10)
+			ctx, cancel := context.WithCancel(testContext(t))
+			defer cancel()
+			scans, deaf := scansMax(requests), h.dialDeaf(t)
+			for range scans {
+				ask(ctx, t, deaf, "Scan", req)
+			}
+			open := func() int { return int(h.admission.words[shareScans].word.Load() >> admissionShift) }
+			eventually(t, "the scans wait, or are refused", func() bool { return open()+int(h.admission.refused.Load()) == scans })
+			if n := open(); n != scans/2 {
+				t.Errorf("one connection has %d of %d scans, not half", n, scans)
+			}
+			stream, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Limit: 3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustRecvAll(t, stream)
+		})
 	}
-	if _, err := h.kv.BatchWrite(testContext(t), fill); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(testContext(t))
-	defer cancel()
-	scans, deaf := scansMax(requests), h.dialDeaf(t)
-	for range scans {
-		ask(ctx, t, deaf, "Scan", &pb.ScanRequest{PageBytes: 1})
-	}
-	open := func() int { return int(h.admission.words[shareScans].word.Load() >> admissionShift) }
-	eventually(t, "the scans wait, or are refused", func() bool { return open()+int(h.admission.refused.Load()) == scans })
-	if n := open(); n != scans/2 {
-		t.Errorf("one connection has %d of %d scans, not half", n, scans)
-	}
-	stream, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Limit: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustRecvAll(t, stream)
 }
 
 // TestAScanIsAdmittedWhateverTheLimitsAre: what each counts at least is within what can be counted.

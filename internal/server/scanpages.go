@@ -11,8 +11,8 @@ import (
 )
 
 // scanPages are the pages of one scan that the transport has, and has not sent yet. A scan may end long before its last page is sent: the
-// transport takes a page at once, and its client decides when it goes out. So the room of an ended scan in its share shrinks to these pages, and
-// is given back with the last of them, or when its connection ends.
+// transport takes a page at once, and its client decides when it goes out. So the room of an ended scan in its share shrinks to these pages, but
+// not below what a scan counts at least, and is given back with the last of them, or when its connection ends.
 type scanPages struct {
 	admission *admission
 
@@ -45,7 +45,7 @@ func (p *scanPages) end(conn *connection, room int) {
 		p.admission.leave(conn, shareScans, room)
 		return
 	}
-	p.ended, p.room, p.conn = true, min(room, p.bytes), conn
+	p.ended, p.room, p.conn = true, min(room, max(p.bytes, p.admission.scanBytesMin())), conn
 	p.admission.shrink(conn, shareScans, room, p.room)
 	conn.keepPages(p.admission, p.room)
 }

@@ -84,7 +84,7 @@ func TestTheLastPageOfAScanMayWaitLikeTheOthers(t *testing.T) {
 func TestPagesOfAScanAreCountedUntilTheLastIsSent(t *testing.T) {
 	const room, large, small = 100 << 10, 60 << 10, 20 << 10
 	var a admission
-	a.init(8, 1<<20)
+	a.init(64, 1<<20)
 	word := &a.words[shareScans].word
 	begin := func() (*connection, *scanPages) {
 		conn := new(connection)
