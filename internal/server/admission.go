@@ -236,9 +236,10 @@ func (a *admission) holdSession(conn *connection) error {
 	return nil
 }
 
-// holdWrite is holdSession for a write, while it commits. After nil the caller must call releaseWrite.
-func (a *admission) holdWrite() error {
-	if !a.sessions.holdWrite() {
+// holdWrite is holdSession for a write, while it commits. Of one that reads first, own is what its connection has. After nil the caller must
+// release the session from a.sessions.writes.
+func (a *admission) holdWrite(own *atomic.Int64) error {
+	if !a.sessions.writes.hold(own, 1) {
 		a.refused.Add(1)
 		return mvcc.ErrTooManySessions
 	}

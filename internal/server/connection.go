@@ -54,6 +54,7 @@ type connection struct {
 // connectionCounts are of what a connection has beside bytes.
 type connectionCounts struct {
 	sessions atomic.Int64 // that its reads hold while they wait; see heldSessions
+	writes   atomic.Int64 // sessions of its writes that read first
 	walks    atomic.Int64 // sessions of the walks of its watches
 	opens    atomic.Int64 // streams of methods that every client may call; see enterOpen
 }

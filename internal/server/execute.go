@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -158,10 +159,14 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 }
 
 func (c *executor) commit(ctx context.Context) (ackWait, error) {
-	if err := c.admission.holdWrite(); err != nil {
+	var own *atomic.Int64
+	if len(c.write.Conditions) > 0 {
+		own = connectionOf(ctx).readingWrites()
+	}
+	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
 	}
-	defer c.admission.sessions.releaseWrite()
+	defer c.admission.sessions.writes.release(own, 1)
 	epoch, err := c.session.Commit(ctx, &c.write)
 	if err != nil {
 		if _, w, ok := c.before(err, c.write.Durability); ok {
@@ -286,10 +291,11 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	if err != nil {
 		return ackWait{}, err
 	}
-	if err := c.admission.holdWrite(); err != nil {
+	own := connectionOf(ctx).readingWrites()
+	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
 	}
-	defer c.admission.sessions.releaseWrite()
+	defer c.admission.sessions.writes.release(own, 1)
 	defer c.releaseDeletions()
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability, Request: request,

@@ -159,7 +159,7 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 			t.Errorf("%d streams never ended", n)
 		}
 		held := &s.admission.sessions
-		if reads, walks, writes := held.reads.held.Load(), held.walks.held.Load(), held.writes.Load(); reads != 0 || walks != 0 || writes != 0 {
+		if reads, walks, writes := held.reads.held.Load(), held.walks.held.Load(), held.writes.held.Load(); reads != 0 || walks != 0 || writes != 0 {
 			t.Errorf("sessions of %d reads, %d walks and %d writes are counted for ever", reads, walks, writes)
 		}
 		if small, large := s.receiving.small.reserved.Load(), s.receiving.large.reserved.Load(); small != 0 || large != 0 {

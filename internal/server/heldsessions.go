@@ -17,16 +17,16 @@ import (
 // sessions gets one more only if afterwards at least as many are free as it holds; see admission.
 //
 // Writes wait for memory, a latch, or the commit pause of a bulk load. They have at most three
-// eighths of the sessions, from the begin of the commit to its end.
+// eighths of the sessions, from the begin of the commit to its end. For those that read first, and so may wait for the
+// device, the rule for a connection is that of reads.
 //
 // Scans, walks of watches, and transactions, which keep a session while their client thinks, have
 // sessions of their own, and so have requests for leases and locks; see sessionsMax. So an eighth is left for requests that do not wait. For walks
 // the rule for a connection is that of reads.
 type heldSessions struct {
 	reads, walks sessionShare
-	writesMax    int64     // constant after Open
-	_            [120]byte // every write writes the next word
-	writes       atomic.Int64
+	_            [120]byte // every write writes what follows
+	writes       sessionShare
 }
 
 // sessionShare bounds the sessions of one kind.
@@ -55,20 +55,9 @@ func walkSessionsMax(requests int) int {
 }
 
 func (h *heldSessions) init(requests int) {
-	h.reads.max, h.writesMax = int64(max(1, requests/2)), int64(max(1, requests*3/8))
+	h.reads.max, h.writes.max = int64(max(1, requests/2)), int64(max(1, requests*3/8))
 	h.walks.max = int64(walkSessionsMax(requests))
 }
-
-// holdWrite counts the session of one more write, or refuses. After true the caller must call releaseWrite.
-func (h *heldSessions) holdWrite() bool {
-	if h.writes.Add(1) > h.writesMax {
-		h.writes.Add(-1)
-		return false
-	}
-	return true
-}
-
-func (h *heldSessions) releaseWrite() { h.writes.Add(-1) }
 
 // hold counts n more sessions, of a connection that holds own of this kind, or refuses. After true the
 // caller must call release. Without a connection own is nil.
@@ -111,6 +100,14 @@ func (a *admission) holdPast(conn *connection) error {
 
 func (a *admission) releasePast(conn *connection) {
 	a.sessions.reads.release(conn.readSessions(), pastSessions)
+}
+
+// readingWrites counts the writes of a connection that read first.
+func (c *connection) readingWrites() *atomic.Int64 {
+	if c == nil {
+		return nil
+	}
+	return &c.writes
 }
 
 func (c *connection) readSessions() *atomic.Int64 {

@@ -133,6 +133,31 @@ func TestReadsOfGRPCCountTheirSessionsWhileTheyWait(t *testing.T) {
 	}
 }
 
+// TestWritesOfOneConnectionThatReadLeaveSessionsToOthers: deletions of ranges, and other writes that read first, wait for the device. Those of one connection
+// leave as many sessions as they have to the writes of others.
+func TestWritesOfOneConnectionThatReadLeaveSessionsToOthers(t *testing.T) {
+	const sessions, wait = 32, 6
+	h, _, release := startCold(t, func(c *config.Config) { c.Limits.InflightRequests = sessions })
+	var asking sync.WaitGroup
+	var refused atomic.Int64
+	defer asking.Wait()
+	defer release()
+	for i := range 2 * wait {
+		asking.Go(func() {
+			if _, err := h.kv.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Range: prefixRange(string(coldKey(1 + i)))}); err != nil {
+				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+				refused.Add(1)
+			}
+		})
+	}
+	held := &h.admission.sessions.writes.held
+	eventually(t, "all wait or are refused", func() bool { return held.Load()+refused.Load() == 2*wait })
+	if n := held.Load(); n != wait {
+		t.Errorf("%d wait, want half of %d", n, 2*wait)
+	}
+	h.mustServeOthers(t)
+}
+
 // TestWritesThatWaitForMemoryLeaveSessionsToReads: as many writers as there may be requests want memory, and the data file does not
 // answer. Those beyond their part of the sessions are refused; no read is.
 func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
@@ -159,7 +184,7 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 				}()
 			}
 			eventually(t, "as many as may wait do, and the others are refused", func() bool {
-				return h.admission.sessions.writes.Load() == wait && len(outcomes) == writers-wait
+				return h.admission.sessions.writes.held.Load() == wait && len(outcomes) == writers-wait
 			})
 			conn := h.dial(t)
 			kv, txns, ctx := pb.NewKVServiceClient(conn), pb.NewTransactionServiceClient(conn), testContext(t)
@@ -287,7 +312,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			writes := requests * 3 / 8
 			for range writes - 1 { // as writes that wait for memory do
 				x, err := h.store.Session()
-				if err != nil || h.admission.holdWrite() != nil {
+				if err != nil || h.admission.holdWrite(nil) != nil {
 					t.Fatalf("a write that waits: %v", err)
 				}
 				t.Cleanup(x.Close)
@@ -306,7 +331,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			release()
 			waiting.Wait()
 			for range writes - 1 {
-				h.admission.sessions.releaseWrite()
+				h.admission.sessions.writes.release(nil, 1)
 			}
 		})
 	}

@@ -36,10 +36,11 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 		return s.operate(ctx, c, t, req.ElseOperations, "else_operations", out)
 	}
 	if mayWrite(req) {
-		if err := c.admission.holdWrite(); err != nil {
+		own := connectionOf(ctx).readingWrites()
+		if err := c.admission.holdWrite(own); err != nil {
 			return ackWait{}, err
 		}
-		defer c.admission.sessions.releaseWrite()
+		defer c.admission.sessions.writes.release(own, 1)
 		if shareOf(true, size) == shareLargeWrites {
 			c.deletions.own = size
 		}

@@ -117,10 +117,11 @@ func (c *executor) invokeFilled(
 	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
-	if err := c.admission.holdWrite(); err != nil {
+	own := connectionOf(ctx).readingWrites()
+	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
 	}
-	defer c.admission.sessions.releaseWrite()
+	defer c.admission.sessions.writes.release(own, 1)
 	at, err := c.session.InvokeRequest(ctx, request, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return ackWait{}, err
