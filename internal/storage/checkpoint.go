@@ -509,7 +509,7 @@ func (e *Engine) publish(number uint64, root btree.Root, merged []*generation, c
 
 // shrink recycles the log up to the cut, and shrinks the data file.
 func (e *Engine) shrink(cut keys.Epoch) error {
-	return errors.Join(e.log.TruncateBefore(cut+1), e.pager.Shrink())
+	return errors.Join(e.log.TruncateBefore(cut+1), e.shrinkFile())
 }
 
 // blobWriter lets a merge store large values as blobs.

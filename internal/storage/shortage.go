@@ -215,6 +215,16 @@ func (e *Engine) unmerged() int64 {
 	return int64(v.active.mem.Resident()) + residentBytes(v.immutables)
 }
 
+// shrinkFile leaves the free pages that the memtables need: writers were accepted because they are there.
+func (e *Engine) shrinkFile() error {
+	return e.pager.Shrink(func() int64 {
+		if !e.reserve.enabled {
+			return 0
+		}
+		return e.unmerged()
+	})
+}
+
 // reserveFor requests a check of the reserve when it does not cover the memtables any more.
 func (e *Engine) reserveFor(unmerged int64) {
 	if !e.reserve.enabled {
@@ -254,7 +264,7 @@ func (e *Engine) releasePages() {
 	}
 	e.Reclaim()
 	if e.checkpoints.mu.TryLock() {
-		_ = e.pager.Shrink() // a failure stops the pager, which keeps the error
+		_ = e.shrinkFile() // a failure stops the pager, which keeps the error
 		e.checkpoints.mu.Unlock()
 	}
 }

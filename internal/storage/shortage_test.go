@@ -106,3 +106,21 @@ func TestTwoLargeRecordsDoNotUseTheSamePages(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestAFileThatShrinksLeavesThePagesForTheMemtables: writers were accepted because these pages are free, and others would take the space.
+func TestAFileThatShrinksLeavesThePagesForTheMemtables(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 8 << 20, SegmentBytes: 8 << 20, DiskReserve: 17 << 20})
+	e := b.engine
+	b.put(0, 2000, 2000)
+	e.CheckSpace()
+	if !e.covers(e.unmerged()) {
+		t.Fatal("the check has not made room")
+	}
+	e.releasePages()
+	if !e.covers(e.unmerged()) {
+		t.Error("the pages for the memtables are gone")
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -201,7 +201,7 @@ func (e *Engine) awaitReaders(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	return e.pager.Shrink()
+	return e.shrinkFile()
 }
 
 // floorBytes is how much of the data file stays free when a merge adds pages to the tree: a quarter of the reserve, many times what the smallest

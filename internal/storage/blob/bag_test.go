@@ -262,3 +262,5 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+func nothing() int64 { return 0 }

@@ -72,7 +72,7 @@ func TestReadersRunDuringCheckpoints(t *testing.T) {
 		must(t, b.checkpoint(c))
 		want = c.apply(want)
 		b.p.ReuseAllFreed(r.publish(b, want))
-		must(t, b.p.Shrink())
+		must(t, b.p.Shrink(nothing))
 	}
 	close(done)
 	wg.Wait()

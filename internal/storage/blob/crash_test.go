@@ -50,7 +50,7 @@ func play(fs vfs.FS, script []change) (states []map[int]string, acked int, cut b
 		}
 		b.p.ReuseAllFreed(b.p.Checkpoint() - uint64(i%3))
 		before := b.p.Stats().FileBytes
-		if err := b.p.Shrink(); err != nil {
+		if err := b.p.Shrink(nothing); err != nil {
 			return states, i + 1, cut, err
 		}
 		cut = cut || b.p.Stats().FileBytes < before

@@ -45,7 +45,7 @@ func TestStoreAgreesWithModel(t *testing.T) {
 			"read":    m.read,
 			"leave":   m.leave,
 			"release": m.release,
-			"shrink":  func(t *rapid.T) { check(t, m.b.p.Shrink()) },
+			"shrink":  func(t *rapid.T) { check(t, m.b.p.Shrink(nothing)) },
 			"reopen":  m.reopen,
 			"crash":   m.crash,
 			"":        m.verify,

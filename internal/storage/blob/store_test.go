@@ -109,7 +109,7 @@ func TestSparsePagesAreEvacuated(t *testing.T) {
 	must(t, b.checkpoint(del))
 	for i := range 40 {
 		b.p.ReuseAllFreed(b.p.Checkpoint())
-		must(t, b.p.Shrink())
+		must(t, b.p.Shrink(nothing))
 		must(t, b.checkpoint(change{-i - 1: value(i, 0, 600)}))
 		must(t, b.audit())
 	}
@@ -164,7 +164,7 @@ func TestFileReachesAPlateau(t *testing.T) {
 func (b *bag) breathe(t *testing.T, peakFile *int64) {
 	t.Helper()
 	b.p.ReuseAllFreed(b.p.Checkpoint())
-	must(t, b.p.Shrink())
+	must(t, b.p.Shrink(nothing))
 	*peakFile = max(*peakFile, b.p.Stats().FileBytes)
 }
 

@@ -57,7 +57,7 @@ func TestChangedSinceHasEveryPageThatDiffers(t *testing.T) {
 			case n < 9:
 				y.p.ReuseAllFreed(y.p.Checkpoint())
 			case n == 9:
-				must(t, y.p.Shrink())
+				must(t, y.p.Shrink(nothing))
 			default:
 				s, err := y.p.CopySnapshot()
 				must(t, err)

@@ -54,7 +54,7 @@ func script(fs vfs.FS) (h history, cut bool, err error) {
 		h.acked = len(h.states) - 1
 		p.ReuseAllFreed(p.Checkpoint() - min(p.Checkpoint(), uint64(rng.IntN(3))))
 		before := p.Stats().FileBytes
-		if err := p.Shrink(); err != nil {
+		if err := p.Shrink(nothing); err != nil {
 			return h, cut, err
 		}
 		cut = cut || p.Stats().FileBytes < before

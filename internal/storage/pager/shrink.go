@@ -64,9 +64,10 @@ func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
 
 // Shrink applies the allowed reuse, and truncates the free end of the file if that is worth it. It leaves
 // one growth step, and does nothing until two are free, so that a store whose size varies does not grow
-// and shrink in turn. During a checkpoint it does nothing. A full device, which on some file systems cannot
+// and shrink in turn. It also leaves the free pages of the reserve, and as many bytes more as unwritten says: of what
+// will be written soon. During a checkpoint it does nothing. A full device, which on some file systems cannot
 // even truncate a file, leaves the file as it is.
-func (p *Pager) Shrink() error {
+func (p *Pager) Shrink(unwritten func() int64) error {
 	if err := p.Err(); err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (p *Pager) Shrink() error {
 	step := p.growStep(need)
 	p.growMu.Lock()
 	defer p.growMu.Unlock()
-	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.bytes.Load())
+	to := max(need+step, p.offset(page.ID(p.space.busy.Count()))+p.reserve.bytes.Load()+unwritten())
 	if p.fileSize.Load() > to+step {
 		err := p.file.Truncate(to)
 		if errors.Is(err, vfs.ErrNoSpace) {

@@ -46,7 +46,7 @@ func TestMapPagesMoveDown(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	p.ReuseAllFreed(p.Checkpoint())
-	must(t, p.Shrink())
+	must(t, p.Shrink(nothing))
 	if s := p.Stats(); s.FileBytes > 12_000*512 {
 		t.Fatalf("%+v", s)
 	}
@@ -122,10 +122,10 @@ func TestFileSizeDoesNotOscillate(t *testing.T) {
 	size := p.Stats().FileBytes
 	for range 10 {
 		p.ReuseAllFreed(p.Checkpoint())
-		must(t, p.Shrink())
+		must(t, p.Shrink(nothing))
 		root := fillPages(t, p, 1, swing...)
 		p.ReuseAllFreed(p.Checkpoint())
-		must(t, p.Shrink())
+		must(t, p.Shrink(nothing))
 		swing = fillPages(t, p, 20, root...)
 		if got := p.Stats().FileBytes; got != size {
 			t.Fatalf("the file went from %d to %d bytes", size, got)
@@ -168,7 +168,7 @@ func TestEveryPageIsInvalidatedBeforeItIsReused(t *testing.T) {
 			admit([]page.ID{l.id})
 		}
 		p.ReuseAllFreed(p.Checkpoint() - uint64(round%2))
-		must(t, p.Shrink())
+		must(t, p.Shrink(nothing))
 	}
 }
 
@@ -187,17 +187,19 @@ func TestAFullDeviceThatCannotTruncateIsNotFinal(t *testing.T) {
 		p.ReuseAllFreed(p.Checkpoint())
 		size := p.Stats().FileBytes
 		rule := faulty.Inject(vfs.Rule{Op: vfs.OpTruncate, Err: errno})
-		must(t, p.Shrink())
+		must(t, p.Shrink(nothing))
 		if got := p.Stats().FileBytes; rule.Fired() != 1 || got != size || p.Err() != nil {
 			t.Fatalf("%d truncations have failed; the file went from %d to %d bytes: %v", rule.Fired(), size, got, p.Err())
 		}
 		rule.Remove()
 		fillPages(t, p, 1, root...)
 		p.ReuseAllFreed(p.Checkpoint())
-		must(t, p.Shrink())
+		must(t, p.Shrink(nothing))
 		if got := p.Stats().FileBytes; got >= size/2 {
 			t.Fatalf("the file has %d bytes after it had %d", got, size)
 		}
 		must(t, p.Close())
 	}
 }
+
+func nothing() int64 { return 0 }

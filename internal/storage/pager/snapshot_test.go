@@ -172,7 +172,7 @@ func TestPinnedCheckpointModel(t *testing.T) {
 				i := r.IntN(len(readers))
 				readers = append(readers[:i], readers[i+1:]...)
 			case n == 11:
-				must(t, y.p.Shrink())
+				must(t, y.p.Shrink(nothing))
 			}
 			wanted := y.p.Checkpoint()
 			for _, x := range readers {
