@@ -82,13 +82,7 @@ func TestContextEndsTheWaitForARunningBulkLoad(t *testing.T) {
 	fs := vfs.NewMem()
 	s := mustOpen(t, tiny(fs))
 	mustPut(t, s, "a", "1")
-	l, err := s.BeginBulkLoad()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Add([]byte("k"), []byte("loaded")); err != nil {
-		t.Fatal(err)
-	}
+	l := mustBeginLoad(t, s)
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -153,13 +147,9 @@ func TestBulkLoadLeavesEpochsToCommits(t *testing.T) {
 	}
 }
 
-// TestABulkLoadYieldsToADeletionOnAFullDisk: the deletion waits for a log segment that only a checkpoint gives back, and holds a latch. The bulk load, which
-// waits for all latches, would prevent the checkpoint until the deletion is refused.
-func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
-	fs := vfs.NewMem()
-	o := tiny(fs)
-	o.Storage.DiskReserve, o.Storage.StallMax = 4<<20, 2*time.Second
-	s := mustOpen(t, o)
+// mustBeginLoad begins a bulk load of one key.
+func mustBeginLoad(t *testing.T, s *Store) *BulkLoad {
+	t.Helper()
 	l, err := s.BeginBulkLoad()
 	if err == nil {
 		err = l.Add([]byte("k"), []byte("loaded"))
@@ -167,6 +157,17 @@ func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l
+}
+
+// TestABulkLoadYieldsToADeletionOnAFullDisk: the deletion waits for a log segment that only a checkpoint gives back, and holds a latch. The bulk load, which
+// waits for all latches, would prevent the checkpoint until the deletion is refused.
+func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
+	fs := vfs.NewMem()
+	o := tiny(fs)
+	o.Storage.DiskReserve, o.Storage.StallMax = 4<<20, 2*time.Second
+	s := mustOpen(t, o)
+	l := mustBeginLoad(t, s)
 	built, allocate := make(chan struct{}), make(chan struct{})
 	var met atomic.Bool
 	var stuck atomic.Uint64 // once the reserve is used up: how many waits for a segment show that one more has begun
@@ -201,7 +202,7 @@ func TestABulkLoadYieldsToADeletionOnAFullDisk(t *testing.T) {
 		}
 		deleted <- failed
 	}()
-	for stuck.Load() == 0 || s.Stats().Storage.Log.Stalls < stuck.Load() {
+	for len(deleted) == 0 && (stuck.Load() == 0 || s.Stats().Storage.Log.Stalls < stuck.Load()) {
 		time.Sleep(time.Millisecond)
 	}
 	<-s.bulk.turn
@@ -227,13 +228,7 @@ func TestABulkLoadYieldsUntilItsCommitPause(t *testing.T) {
 		o := tiny(fs)
 		o.Storage.MemoryBytes, o.Storage.StallMax = 4<<20, 400*time.Millisecond
 		s := mustOpen(t, o)
-		l, err := s.BeginBulkLoad()
-		if err == nil {
-			err = l.Add([]byte("k"), []byte("loaded"))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := mustBeginLoad(t, s)
 		var pausing bool // like waited, of the goroutine of Commit
 		var waited error
 		l.Permit(func() error {

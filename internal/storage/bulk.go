@@ -55,8 +55,8 @@ var (
 	ErrBulkLoadQuarantine = errors.New("storage: no bulk load while entries are in quarantine; delete or overwrite their keys")
 	// ErrBulkLoadOvertaken means that commits used more epochs during the bulk load than were left before its own.
 	ErrBulkLoadOvertaken = errors.New("storage: commits have overtaken the bulk load's epoch")
-	// ErrBulkLoadYielded means that commits filled the memory, which becomes free only when the bulk load ends: the bulk
-	// load was cancelled, and commits continue. It wraps ErrMemoryFull.
+	// ErrBulkLoadYielded means that commits found no memory, or on a full disk no log segment, before the bulk load ended: it was
+	// cancelled, and commits continue. It wraps ErrMemoryFull.
 	ErrBulkLoadYielded = fmt.Errorf("%w: the bulk load was cancelled so that commits can continue", ErrMemoryFull)
 	// ErrEpochsUsedUp means that so many epochs have been used that the rest is for commits.
 	ErrEpochsUsedUp = errors.New("storage: no epochs are left for bulk loads")

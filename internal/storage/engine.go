@@ -208,7 +208,7 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.B
 	if !e.oversized(body) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
-	first := &opening{validated: validated, frees: body.Frees(), secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
+	first := &opening{validated: validated, frees: body.OnlyDeletes(), secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
 	first.reserve = func(next *generation) error {
 		err := next.reserve(w, body)
 		reserved = err == nil

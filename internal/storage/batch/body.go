@@ -6,14 +6,14 @@ import "encoding/binary"
 // order of the spans, and long values are outside of buf. Pieces go to the log and to the memtable directly from
 // where they are, because copying a large batch to bring its pieces together takes as long as logging it.
 type Body struct {
-	buf    []byte // from start on the header, and the operations if there are no spans
-	start  int
-	spans  []opSpan // nil if the body is contiguous
-	shared [][]byte // values that are not in buf
-	header Header
-	count  int
-	size   int
-	frees  bool // see Frees
+	buf         []byte // from start on the header, and the operations if there are no spans
+	start       int
+	spans       []opSpan // nil if the body is contiguous
+	shared      [][]byte // values that are not in buf
+	header      Header
+	count       int
+	size        int
+	onlyDeletes bool // see OnlyDeletes
 }
 
 // Contiguous is the body of given bytes, which may be malformed.
@@ -28,8 +28,8 @@ func Contiguous(body []byte) *Body {
 // Size is the length of the body in bytes.
 func (b *Body) Size() int { return b.size }
 
-// Frees reports whether the body is of a Builder all of whose operations are deletions.
-func (b *Body) Frees() bool { return b.frees }
+// OnlyDeletes is that of the Builder that has made the body; false for Contiguous.
+func (b *Body) OnlyDeletes() bool { return b.onlyDeletes }
 
 // Count is the number of operations that the body announces.
 func (b *Body) Count() int { return b.count }

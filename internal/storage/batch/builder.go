@@ -251,7 +251,7 @@ func (b *Builder) Finish() (*Body, error) {
 	}
 	start := HeaderSizeMax - b.header.size()
 	putHeader(b.buf[start:HeaderSizeMax], len(b.spans), b.header)
-	b.body = Body{buf: b.buf, start: start, header: b.header, count: len(b.spans), size: b.Size(), frees: b.OnlyDeletes()}
+	b.body = Body{buf: b.buf, start: start, header: b.header, count: len(b.spans), size: b.Size(), onlyDeletes: b.OnlyDeletes()}
 	if b.unsorted || b.outside > 0 {
 		b.body.spans, b.body.shared = b.spans, b.shared
 	}

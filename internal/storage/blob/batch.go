@@ -327,6 +327,7 @@ func (b *Batch) relieve() error {
 	return b.write()
 }
 
+// write gives all queued fragments their pages, and writes the table.
 func (b *Batch) write() error {
 	if err := b.freeOverflow(); err != nil {
 		return err
