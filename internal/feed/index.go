@@ -7,14 +7,15 @@ import (
 )
 
 // index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map. The others
-// divide the keys into intervals, each with the ranges that cover it. A range over many intervals is in none of them but in
-// a list of its own: every commit is compared with it, which costs less than entries in all intervals, and such a range
+// divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it: an interval has few,
+// as of those that cover few intervals few can differ. The watches of ranges over many intervals are in none of them but in
+// a list of their own: every commit is compared with them, which costs less than places in all intervals, and such a range
 // wants most commits anyway.
 type index struct {
-	exact     map[string][]*entry
+	exact     map[string]*indexRange
 	intervals []interval // by their lower bounds; the last one ends all ranges
-	wide      []*entry
-	divided   []*entry // whose number of intervals has become too large
+	wide      indexRange
+	divided   []*indexRange // whose number of intervals has become too large
 	found     []*Watch
 	most      int // that are to be found
 	pass      uint64
@@ -24,79 +25,109 @@ type index struct {
 type interval struct {
 	lower  []byte
 	bounds int // of ranges that begin or end at lower
-	ranges []*entry
+	ranges []*indexRange
+}
+
+// indexRange is a range in the index, with all watches that have it, or every range that is wide.
+type indexRange struct {
+	keys            Range // internal keys
+	entries         []*entry
+	intervals, most int32 // that it covers, and may cover
 }
 
 // entry is a range of a watch in the index.
 type entry struct {
-	watch     *Watch
-	keys      Range // internal keys
-	intervals int   // that it covers; zero in the other lists
-	wide      bool
+	watch *Watch
+	in    *indexRange
+	place int // in its entries
 }
 
-// intervalsMax is how many intervals a range may cover.
-const intervalsMax = 64
+// How many intervals a range may cover, and those of a watch together.
+const (
+	intervalsMax      = 64
+	watchIntervalsMax = 16 * intervalsMax
+)
 
-func (x *index) init() { x.exact = map[string][]*entry{} }
+func (x *index) init() { x.exact = map[string]*indexRange{} }
 
 // add enters the ranges of a watch, which are apart from each other.
 func (x *index) add(w *Watch) {
 	w.entries = make([]entry, len(w.ranges))
 	for i, r := range w.ranges {
 		e := &w.entries[i]
-		e.watch, e.keys = w, r
-		switch {
-		case r.isPoint():
-			x.exact[string(r.Lower)] = append(x.exact[string(r.Lower)], e)
-		case x.locate(r.Upper)-x.locate(r.Lower) > intervalsMax:
-			x.widen(e)
-		default:
-			x.cover(e)
+		e.watch = w
+		x.find(r, int32(min(intervalsMax, max(1, watchIntervalsMax/len(w.ranges))))).enter(e)
+	}
+}
+
+// find returns a range of the index that may cover as many intervals as a watch allows, a new one if there is none.
+func (x *index) find(r Range, most int32) *indexRange {
+	if r.isPoint() {
+		in := x.exact[string(r.Lower)]
+		if in == nil {
+			in = &indexRange{keys: r}
+			x.exact[string(r.Lower)] = in
+		}
+		return in
+	}
+	from := x.locate(r.Lower)
+	if from < len(x.intervals) {
+		for _, in := range x.intervals[from].ranges {
+			if bytes.Equal(in.keys.Lower, r.Lower) && bytes.Equal(in.keys.Upper, r.Upper) {
+				in.most = max(in.most, most)
+				return in
+			}
 		}
 	}
+	if x.locate(r.Upper)-from >= int(most) {
+		return &x.wide
+	}
+	in := &indexRange{keys: r, most: most}
+	x.cover(in)
+	return in
+}
+
+func (in *indexRange) enter(e *entry) {
+	e.in, e.place = in, len(in.entries)
+	in.entries = append(in.entries, e)
 }
 
 // remove takes the ranges of a watch out. A watch that is not in the index stays so.
 func (x *index) remove(w *Watch) {
 	for i := range w.entries {
 		e := &w.entries[i]
+		in := e.in
+		in.entries = without(in.entries, e.place)
+		if e.place < len(in.entries) {
+			in.entries[e.place].place = e.place
+		}
 		switch {
-		case e.wide:
-			x.wide = without(x.wide, e)
-		case e.intervals > 0:
-			x.uncover(e)
+		case len(in.entries) > 0 || in == &x.wide:
+		case in.intervals > 0:
+			x.uncover(in)
 		default:
-			key := string(e.keys.Lower)
-			if x.exact[key] = without(x.exact[key], e); len(x.exact[key]) == 0 {
-				delete(x.exact, key)
-			}
+			delete(x.exact, string(in.keys.Lower))
 		}
 	}
 	w.entries = nil
 }
 
-func without(list []*entry, e *entry) []*entry {
-	i := slices.Index(list, e)
+// without is a list whose last element has the place of one that is taken out.
+func without[E any](list []*E, i int) []*E {
 	last := len(list) - 1
 	list[i], list[last] = list[last], nil
 	return fit(list[:last])
 }
 
-// listKept is the length of a list of which the room is kept, however few ranges it has.
+// listKept is the length of a list of which the room is kept, however few it has.
 const listKept = 8
 
 // fit gives back the room of a list that has become much shorter. It may stay in the index for long, and there may be very many.
-func fit(list []*entry) []*entry {
+func fit[E any](list []*E) []*E {
 	if cap(list) <= max(listKept, 4*len(list)) {
 		return list
 	}
-	return append(make([]*entry, 0, 2*len(list)), list...)
-}
-
-func (x *index) widen(e *entry) {
-	e.intervals, e.wide = 0, true
-	x.wide = append(x.wide, e)
+	return append(make([]*E, 0, 2*len(list)), list...)
 }
 
 // locate is the index of the first interval whose lower bound is not before a key.
@@ -105,34 +136,20 @@ func (x *index) locate(key []byte) int {
 }
 
 // cover enters a range into its intervals. Ranges that cover too many after its bounds have divided some become wide.
-func (x *index) cover(e *entry) {
-	x.bound(e.keys.Lower)
-	to := x.bound(e.keys.Upper)
-	for i := x.locate(e.keys.Lower); i < to; i++ {
-		x.intervals[i].ranges = append(x.intervals[i].ranges, e)
-		e.intervals++
+func (x *index) cover(in *indexRange) {
+	x.bound(in.keys.Lower)
+	to := x.bound(in.keys.Upper)
+	for i := x.locate(in.keys.Lower); i < to; i++ {
+		x.intervals[i].ranges = append(x.intervals[i].ranges, in)
+		in.intervals++
 	}
-	if len(x.divided) > 0 {
-		x.widenDivided()
-	}
-}
-
-// widenDivided makes the ranges wide that cover too many intervals, all of them in one pass over their intervals: very many may be one range.
-func (x *index) widenDivided() {
-	from, to, list := len(x.intervals), 0, x.divided[:0]
-	for _, e := range x.divided {
-		if e.intervals > intervalsMax { // and not one that is here twice
-			from, to = min(from, x.locate(e.keys.Lower)), max(to, x.locate(e.keys.Upper))
-			x.widen(e)
-			list = append(list, e)
+	for _, other := range x.divided {
+		if other.intervals > other.most { // and not one that is here twice
+			x.uncover(other)
+			for _, e := range other.entries {
+				x.wide.enter(e)
+			}
 		}
-	}
-	for i := from; i < to; i++ {
-		x.intervals[i].ranges = fit(slices.DeleteFunc(x.intervals[i].ranges, func(e *entry) bool { return e.wide }))
-	}
-	for _, e := range list {
-		x.unbound(e.keys.Lower)
-		x.unbound(e.keys.Upper)
 	}
 	clear(x.divided)
 	x.divided = x.divided[:0]
@@ -146,9 +163,9 @@ func (x *index) bound(key []byte) int {
 		if i > 0 {
 			added.ranges = slices.Clone(x.intervals[i-1].ranges)
 		}
-		for _, e := range added.ranges {
-			if e.intervals++; e.intervals > intervalsMax {
-				x.divided = append(x.divided, e)
+		for _, in := range added.ranges {
+			if in.intervals++; in.intervals > in.most {
+				x.divided = append(x.divided, in)
 			}
 		}
 		x.intervals = slices.Insert(x.intervals, i, added)
@@ -158,12 +175,13 @@ func (x *index) bound(key []byte) int {
 }
 
 // uncover takes a range out of its intervals, and unites those that its bounds alone divided.
-func (x *index) uncover(e *entry) {
-	for i := x.locate(e.keys.Lower); e.intervals > 0; i, e.intervals = i+1, e.intervals-1 {
-		x.intervals[i].ranges = without(x.intervals[i].ranges, e)
+func (x *index) uncover(in *indexRange) {
+	for i := x.locate(in.keys.Lower); in.intervals > 0; i, in.intervals = i+1, in.intervals-1 {
+		list := x.intervals[i].ranges
+		x.intervals[i].ranges = without(list, slices.Index(list, in))
 	}
-	x.unbound(e.keys.Lower)
-	x.unbound(e.keys.Upper)
+	x.unbound(in.keys.Lower)
+	x.unbound(in.keys.Upper)
 }
 
 func (x *index) unbound(key []byte) {
@@ -171,8 +189,8 @@ func (x *index) unbound(key []byte) {
 	if x.intervals[i].bounds--; x.intervals[i].bounds > 0 {
 		return
 	}
-	for _, e := range x.intervals[i].ranges { // they cover the interval before as well
-		e.intervals--
+	for _, in := range x.intervals[i].ranges { // they cover the interval before as well
+		in.intervals--
 	}
 	x.intervals = slices.Delete(x.intervals, i, i+1)
 }
@@ -182,18 +200,22 @@ func (x *index) unbound(key []byte) {
 func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
 	x.pass++
 	x.found, x.most = x.found[:0], most
-	all = x.collect(x.wide)
+	all = x.collect(x.wide.entries)
 	at, last := 0, -1 // the keys ascend, and so do the intervals
 	for i := 0; all && i < len(c.spans); i++ {
 		key := c.key(i)
 		if len(x.exact) > 0 {
-			all = x.collect(x.exact[string(key)])
+			if in := x.exact[string(key)]; in != nil {
+				all = x.collect(in.entries)
+			}
 		}
 		if at < len(x.intervals) && bytes.Compare(x.intervals[at].lower, key) <= 0 {
 			rest := x.intervals[at:]
 			at += sort.Search(len(rest), func(i int) bool { return bytes.Compare(rest[i].lower, key) > 0 })
 			if at--; at != last {
-				all = all && x.collect(x.intervals[at].ranges)
+				for _, in := range x.intervals[at].ranges {
+					all = all && x.collect(in.entries)
+				}
 				last = at
 			}
 		}

@@ -2,11 +2,9 @@ package feed
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -43,6 +41,13 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			f.index.remove(live[i])
 			live = slices.Delete(live, i, i+1)
 		}
+		for _, w := range live {
+			for i := range w.entries {
+				if e := &w.entries[i]; e.in.entries[e.place] != e {
+					t.Fatalf("%q is not at its place", w.ranges[i])
+				}
+			}
+		}
 		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
 		found, _ := f.index.candidates(c, math.MaxInt)
 		for _, w := range live {
@@ -61,8 +66,8 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 	for _, w := range live {
 		f.index.remove(w)
 	}
-	if x := &f.index; len(x.exact)+len(x.intervals)+len(x.wide) != 0 {
-		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), len(x.intervals), len(x.wide))
+	if x := &f.index; len(x.exact)+len(x.intervals)+len(x.wide.entries) != 0 {
+		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), len(x.intervals), len(x.wide.entries))
 	}
 }
 
@@ -87,10 +92,14 @@ func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 	return c
 }
 
-// indexed is a watch of a range, in the index.
-func indexed(t *testing.T, f *Feed, lower, upper string) *Watch {
+// indexed is a watch of some ranges, by their bounds, in the index.
+func indexed(t *testing.T, f *Feed, bounds ...string) *Watch {
 	t.Helper()
-	wanted, err := newFilter(keys.SpaceUser, []Range{{[]byte(lower), []byte(upper)}}, 0, 0)
+	var ranges []Range
+	for pair := range slices.Chunk(bounds, 2) {
+		ranges = append(ranges, Range{[]byte(pair[0]), []byte(pair[1])})
+	}
+	wanted, err := newFilter(keys.SpaceUser, ranges, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,56 +122,89 @@ func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 		for i := range within {
 			stay = append(stay, indexed(t, f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i)))
 		}
-		if wide := len(x.wide); wide != 0 && wide != many || (wide == many) != (within == intervalsMax) {
+		if wide := len(x.wide.entries); wide != 0 && wide != many || (wide == many) != (within == intervalsMax) {
 			t.Fatalf("%d ranges are wide beside %d others", wide, within)
 		}
 		for _, w := range ended {
 			x.remove(w)
 		}
-		lists := append(slices.Collect(maps.Values(x.exact)), x.wide)
-		for _, one := range x.intervals {
-			lists = append(lists, one.ranges)
+		kept := func(what string, length, room int) {
+			if room > listKept {
+				t.Errorf("%s of %d has room for %d, beside %d watches", what, length, room, len(stay))
+			}
 		}
-		for _, list := range lists {
-			if cap(list) > listKept {
-				t.Errorf("a list of %d ranges has room for %d, beside %d watches", len(list), cap(list), len(stay))
+		kept("the list of wide ranges", len(x.wide.entries), cap(x.wide.entries))
+		for _, in := range x.exact {
+			kept("the list of a key", len(in.entries), cap(in.entries))
+		}
+		for _, one := range x.intervals {
+			kept("an interval", len(one.ranges), cap(one.ranges))
+			for _, in := range one.ranges {
+				kept("the list of a range", len(in.entries), cap(in.entries))
 			}
 		}
 	}
 }
 
-// TestRangesBecomeWideTogether: when others have divided a range into too many intervals that very many watches have, everything else that has to
-// do with watches waits for one pass over the intervals, and not for one of each watch.
-func TestRangesBecomeWideTogether(t *testing.T) {
-	const many, passes, attempts = 8000, 60, 5
-	attempt := func() (took, pass time.Duration) {
-		f := New(nil, Options{manual: true})
-		x := &f.index
-		for range many {
-			indexed(t, f, "a", "b")
-		}
-		for i := 0; len(x.wide) == 0; i++ {
-			began := time.Now()
-			for k := range x.intervals {
-				x.intervals[k].ranges = slices.DeleteFunc(x.intervals[k].ranges, func(e *entry) bool { return e.wide })
-			}
-			pass = time.Since(began)
-			began = time.Now()
-			indexed(t, f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i))
-			took = time.Since(began)
-		}
-		if len(x.wide) != many || len(x.divided) != 0 {
-			t.Fatalf("%d of %d ranges are wide, %d are to become so", len(x.wide), many, len(x.divided))
-		}
-		return took, pass
+// places are those of ranges in the intervals, and the most of one interval, in which the end of a watch may search.
+func (x *index) places() (all, longest int) {
+	for _, one := range x.intervals {
+		all, longest = all+len(one.ranges), max(longest, len(one.ranges))
 	}
-	for n := 1; ; n++ { // a busy machine may hold up one of the two
-		took, pass := attempt()
-		if took <= passes*pass {
-			return
+	return all, longest
+}
+
+// TestEqualRangesHaveThePlacesOfOne: everything that has to do with watches waits while one that ends is searched in its intervals, and so it does
+// while ranges that others have divided become wide, very many of which may be equal.
+func TestEqualRangesHaveThePlacesOfOne(t *testing.T) {
+	const many, ranges = 200, 8
+	f := New(nil, Options{manual: true})
+	x := &f.index
+	var bounds []string
+	for i := range ranges {
+		bounds = append(bounds, fmt.Sprintf("%02d", i), fmt.Sprintf("%02d~", i))
+	}
+	var ending []*Watch
+	for range many {
+		ending = append(ending, indexed(t, f, bounds...))
+	}
+	pieces := 0
+	for ; len(x.wide.entries) == 0; pieces++ {
+		if all, longest := x.places(); all > 2*(ranges*intervalsMax+pieces) || longest > 2 {
+			t.Fatalf("%d equal watches and %d others have %d places in intervals, %d in one", many, pieces, all, longest)
 		}
-		if n == attempts {
-			t.Fatalf("a watch that divides a range of %d others takes %v; a pass over the intervals takes %v", many, took, pass)
+		indexed(t, f, fmt.Sprintf("%02da%03d", pieces%ranges, pieces), fmt.Sprintf("%02da%03d5", pieces%ranges, pieces))
+	}
+	if len(x.wide.entries) != many || pieces < ranges*(intervalsMax/2-1) || len(x.divided) != 0 {
+		t.Fatalf("%d ranges are wide of %d watches after %d others, %d are to become so", len(x.wide.entries), many, pieces, len(x.divided))
+	}
+	for _, w := range ending {
+		x.remove(w)
+	}
+	if all, _ := x.places(); all != pieces || len(x.wide.entries) != 0 {
+		t.Fatalf("%d places and %d wide ranges are left, with %d watches", all, len(x.wide.entries), pieces)
+	}
+}
+
+// TestPlacesOfAWatchHaveABound: ranges that differ from each other have places of their own, and a watch may have many ranges.
+func TestPlacesOfAWatchHaveABound(t *testing.T) {
+	const each, ranges = 15, 32
+	f := New(nil, Options{manual: true})
+	for lower := range each {
+		for upper := range each {
+			var bounds []string
+			for i := range ranges {
+				bounds = append(bounds, fmt.Sprintf("%02da%02d", i, lower), fmt.Sprintf("%02db%02d", i, upper))
+			}
+			indexed(t, f, bounds...)
 		}
+	}
+	for i := range ranges { // they divide each range
+		for p := range intervalsMax/2 - each {
+			indexed(t, f, fmt.Sprintf("%02da~%02d", i, p), fmt.Sprintf("%02da~%02d5", i, p))
+		}
+	}
+	if all, _ := f.index.places(); all > each*each*watchIntervalsMax+ranges*intervalsMax {
+		t.Errorf("%d watches have %d places in intervals", each*each, all)
 	}
 }
