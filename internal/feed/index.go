@@ -3,36 +3,42 @@ package feed
 import (
 	"bytes"
 	"slices"
-	"sort"
+
+	"github.com/google/btree"
 )
 
 // index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map. The others
 // divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it: an interval has few,
-// as of those that cover few intervals few can differ. The watches of ranges over many intervals are in none of them but in
-// a list of their own: every commit is compared with them, which costs less than places in all intervals, and such a range
+// as of those that cover few intervals few can differ. A watch of a range that covers many intervals is in none of them but in
+// a list of its own: every commit is compared with it, which costs less than places in all intervals, and such a watch
 // wants most commits anyway.
 type index struct {
 	exact     map[string]*indexRange
-	intervals []interval // by their lower bounds; the last one ends all ranges
-	wide      indexRange
-	divided   []*indexRange // whose number of intervals has become too large
+	intervals *btree.BTreeG[*interval] // by their lower bounds
+	first     interval                 // before all of those, without ranges
+	wide      indexRange               // what has the watches of wide ranges
+	divided   []*indexRange            // whose number of intervals has become too large
 	found     []*Watch
 	most      int // that are to be found
 	pass      uint64
+
+	pivot interval // of a search
+	at    *interval
 }
 
 // interval are the keys from lower up to the next interval.
 type interval struct {
-	lower  []byte
-	bounds int // of ranges that begin or end at lower
-	ranges []*indexRange
+	lower          []byte
+	previous, next *interval
+	bounds         int // of ranges that begin or end at lower
+	ranges         []*indexRange
 }
 
-// indexRange is a range in the index, with all watches that have it, or every range that is wide.
+// indexRange is a range in the index, with all watches that have it.
 type indexRange struct {
-	keys            Range // internal keys
 	entries         []*entry
-	intervals, most int32 // that it covers, and may cover
+	from, to        *interval // that it covers, without the last; nil for a key, and for wide ranges
+	intervals, most int32     // that it covers, and may cover
 }
 
 // entry is a range of a watch in the index.
@@ -48,48 +54,68 @@ const (
 	watchIntervalsMax = 16 * intervalsMax
 )
 
-func (x *index) init() { x.exact = map[string]*indexRange{} }
+// intervalsDegree is that of the tree of intervals.
+const intervalsDegree = 32
+
+func (x *index) init() {
+	x.exact = map[string]*indexRange{}
+	x.intervals = btree.NewG(intervalsDegree, func(a, b *interval) bool { return bytes.Compare(a.lower, b.lower) < 0 })
+}
 
 // add enters the ranges of a watch, which are apart from each other.
 func (x *index) add(w *Watch) {
-	w.entries = make([]entry, len(w.ranges))
-	for i, r := range w.ranges {
-		e := &w.entries[i]
-		e.watch = w
-		x.find(r, int32(min(intervalsMax, max(1, watchIntervalsMax/len(w.ranges))))).enter(e)
+	most := int32(min(intervalsMax, max(1, watchIntervalsMax/len(w.ranges))))
+	w.entries = make([]entry, 0, len(w.ranges))
+	for _, r := range w.ranges {
+		in := x.find(r, most)
+		if in == nil {
+			x.widen(w)
+			return
+		}
+		x.enter(w, in)
 	}
 }
 
-// find returns a range of the index that may cover as many intervals as a watch allows, a new one if there is none.
+// enter gives a watch its next entry.
+func (x *index) enter(w *Watch, in *indexRange) {
+	w.entries = append(w.entries, entry{watch: w, in: in, place: len(in.entries)})
+	in.entries = append(in.entries, &w.entries[len(w.entries)-1])
+}
+
+// widen compares every commit with a watch.
+func (x *index) widen(w *Watch) {
+	x.remove(w)
+	w.entries = make([]entry, 0, 1)
+	x.enter(w, &x.wide)
+}
+
+// find returns a range of the index that may cover as many intervals as a watch allows, a new one if there is none, and nil if it covers more.
 func (x *index) find(r Range, most int32) *indexRange {
 	if r.isPoint() {
 		in := x.exact[string(r.Lower)]
 		if in == nil {
-			in = &indexRange{keys: r}
+			in = &indexRange{}
 			x.exact[string(r.Lower)] = in
 		}
 		return in
 	}
 	from := x.locate(r.Lower)
-	if from < len(x.intervals) {
-		for _, in := range x.intervals[from].ranges {
-			if bytes.Equal(in.keys.Lower, r.Lower) && bytes.Equal(in.keys.Upper, r.Upper) {
-				in.most = max(in.most, most)
+	if bytes.Equal(from.lower, r.Lower) {
+		for _, in := range from.ranges {
+			if in.from == from && bytes.Equal(in.to.lower, r.Upper) {
 				return in
 			}
 		}
 	}
-	if x.locate(r.Upper)-from >= int(most) {
-		return &x.wide
+	covered := int32(1)
+	for at := from.next; at != nil && bytes.Compare(at.lower, r.Upper) < 0; at = at.next {
+		if covered++; covered > most {
+			return nil
+		}
 	}
-	in := &indexRange{keys: r, most: most}
-	x.cover(in)
+	in := &indexRange{most: most}
+	x.cover(in, r)
 	return in
-}
-
-func (in *indexRange) enter(e *entry) {
-	e.in, e.place = in, len(in.entries)
-	in.entries = append(in.entries, e)
 }
 
 // remove takes the ranges of a watch out. A watch that is not in the index stays so.
@@ -103,10 +129,10 @@ func (x *index) remove(w *Watch) {
 		}
 		switch {
 		case len(in.entries) > 0 || in == &x.wide:
-		case in.intervals > 0:
+		case in.from != nil:
 			x.uncover(in)
 		default:
-			delete(x.exact, string(in.keys.Lower))
+			delete(x.exact, string(w.ranges[i].Lower))
 		}
 	}
 	w.entries = nil
@@ -130,69 +156,75 @@ func fit[E any](list []*E) []*E {
 	return append(make([]*E, 0, 2*len(list)), list...)
 }
 
-// locate is the index of the first interval whose lower bound is not before a key.
-func (x *index) locate(key []byte) int {
-	return sort.Search(len(x.intervals), func(i int) bool { return bytes.Compare(x.intervals[i].lower, key) >= 0 })
+// locate is the interval of a key.
+func (x *index) locate(key []byte) *interval {
+	x.at, x.pivot.lower = &x.first, key
+	x.intervals.DescendLessOrEqual(&x.pivot, x.take)
+	x.pivot.lower = nil
+	return x.at
 }
 
-// cover enters a range into its intervals. Ranges that cover too many after its bounds have divided some become wide.
-func (x *index) cover(in *indexRange) {
-	x.bound(in.keys.Lower)
-	to := x.bound(in.keys.Upper)
-	for i := x.locate(in.keys.Lower); i < to; i++ {
-		x.intervals[i].ranges = append(x.intervals[i].ranges, in)
+func (x *index) take(at *interval) bool {
+	x.at = at
+	return false
+}
+
+// cover enters a range into its intervals. The watches of ranges that cover too many after its bounds have divided some become wide.
+func (x *index) cover(in *indexRange, r Range) {
+	in.from, in.to = x.bound(r.Lower), x.bound(r.Upper)
+	for at := in.from; at != in.to; at = at.next {
+		at.ranges = append(at.ranges, in)
 		in.intervals++
 	}
 	for _, other := range x.divided {
-		if other.intervals > other.most { // and not one that is here twice
-			x.uncover(other)
-			for _, e := range other.entries {
-				x.wide.enter(e)
-			}
+		for other.intervals > other.most && len(other.entries) > 0 {
+			x.widen(other.entries[len(other.entries)-1].watch)
 		}
 	}
 	clear(x.divided)
 	x.divided = x.divided[:0]
 }
 
-// bound makes a key the lower bound of an interval, and returns its index.
-func (x *index) bound(key []byte) int {
-	i := x.locate(key)
-	if i == len(x.intervals) || !bytes.Equal(x.intervals[i].lower, key) {
-		added := interval{lower: key}
-		if i > 0 {
-			added.ranges = slices.Clone(x.intervals[i-1].ranges)
-		}
+// bound makes a key the lower bound of an interval.
+func (x *index) bound(key []byte) *interval {
+	at := x.locate(key)
+	if at == &x.first || !bytes.Equal(at.lower, key) {
+		added := &interval{lower: key, previous: at, next: at.next, ranges: slices.Clone(at.ranges)}
 		for _, in := range added.ranges {
 			if in.intervals++; in.intervals > in.most {
 				x.divided = append(x.divided, in)
 			}
 		}
-		x.intervals = slices.Insert(x.intervals, i, added)
+		if at.next = added; added.next != nil {
+			added.next.previous = added
+		}
+		x.intervals.ReplaceOrInsert(added)
+		at = added
 	}
-	x.intervals[i].bounds++
-	return i
+	at.bounds++
+	return at
 }
 
 // uncover takes a range out of its intervals, and unites those that its bounds alone divided.
 func (x *index) uncover(in *indexRange) {
-	for i := x.locate(in.keys.Lower); in.intervals > 0; i, in.intervals = i+1, in.intervals-1 {
-		list := x.intervals[i].ranges
-		x.intervals[i].ranges = without(list, slices.Index(list, in))
+	for at := in.from; at != in.to; at = at.next {
+		at.ranges = without(at.ranges, slices.Index(at.ranges, in))
 	}
-	x.unbound(in.keys.Lower)
-	x.unbound(in.keys.Upper)
+	x.unbound(in.from)
+	x.unbound(in.to)
 }
 
-func (x *index) unbound(key []byte) {
-	i := x.locate(key)
-	if x.intervals[i].bounds--; x.intervals[i].bounds > 0 {
+func (x *index) unbound(at *interval) {
+	if at.bounds--; at.bounds > 0 {
 		return
 	}
-	for _, in := range x.intervals[i].ranges { // they cover the interval before as well
+	for _, in := range at.ranges { // they cover the interval before as well
 		in.intervals--
 	}
-	x.intervals = slices.Delete(x.intervals, i, i+1)
+	if at.previous.next = at.next; at.next != nil {
+		at.next.previous = at.previous
+	}
+	x.intervals.Delete(at)
 }
 
 // candidates are the watches of which a range may have a key of a commit, each once; valid until the next call. It gives up, and reports
@@ -201,7 +233,7 @@ func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
 	x.pass++
 	x.found, x.most = x.found[:0], most
 	all = x.collect(x.wide.entries)
-	at, last := 0, -1 // the keys ascend, and so do the intervals
+	at := &x.first // the keys ascend, and so do the intervals
 	for i := 0; all && i < len(c.spans); i++ {
 		key := c.key(i)
 		if len(x.exact) > 0 {
@@ -209,14 +241,10 @@ func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
 				all = x.collect(in.entries)
 			}
 		}
-		if at < len(x.intervals) && bytes.Compare(x.intervals[at].lower, key) <= 0 {
-			rest := x.intervals[at:]
-			at += sort.Search(len(rest), func(i int) bool { return bytes.Compare(rest[i].lower, key) > 0 })
-			if at--; at != last {
-				for _, in := range x.intervals[at].ranges {
-					all = all && x.collect(in.entries)
-				}
-				last = at
+		if at.next != nil && bytes.Compare(at.next.lower, key) <= 0 {
+			at = x.locate(key)
+			for _, in := range at.ranges {
+				all = all && x.collect(in.entries)
 			}
 		}
 	}

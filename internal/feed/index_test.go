@@ -1,10 +1,12 @@
 package feed
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -41,13 +43,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			f.index.remove(live[i])
 			live = slices.Delete(live, i, i+1)
 		}
-		for _, w := range live {
-			for i := range w.entries {
-				if e := &w.entries[i]; e.in.entries[e.place] != e {
-					t.Fatalf("%q is not at its place", w.ranges[i])
-				}
-			}
-		}
+		checkIndex(t, &f.index, live)
 		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
 		found, _ := f.index.candidates(c, math.MaxInt)
 		for _, w := range live {
@@ -66,8 +62,47 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 	for _, w := range live {
 		f.index.remove(w)
 	}
-	if x := &f.index; len(x.exact)+len(x.intervals)+len(x.wide.entries) != 0 {
-		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), len(x.intervals), len(x.wide.entries))
+	if x := &f.index; len(x.exact)+x.intervals.Len()+len(x.wide.entries) != 0 || x.first.next != nil {
+		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), x.intervals.Len(), len(x.wide.entries))
+	}
+}
+
+// checkIndex compares the intervals, their bounds and their ranges with what the watches make of them.
+func checkIndex(t *testing.T, x *index, live []*Watch) {
+	t.Helper()
+	bounds, covered := map[string]int{}, map[*indexRange]int32{}
+	for _, w := range live {
+		for i := range w.entries {
+			e := &w.entries[i]
+			if e.in.entries[e.place] != e {
+				t.Fatalf("%q is not at its place", w.ranges[i])
+			}
+			if in := e.in; in.from != nil && covered[in] == 0 {
+				bounds[string(in.from.lower)]++
+				bounds[string(in.to.lower)]++
+				for at := in.from; at != in.to; at = at.next {
+					if covered[in]++; !slices.Contains(at.ranges, in) {
+						t.Fatalf("%q is not in the interval of %q", w.ranges[i], at.lower)
+					}
+				}
+				if covered[in] != in.intervals || in.intervals > in.most || !bytes.Equal(in.from.lower, w.ranges[i].Lower) || !bytes.Equal(in.to.lower, w.ranges[i].Upper) {
+					t.Fatalf("%q covers %d intervals, counted as %d, at most %d", w.ranges[i], covered[in], in.intervals, in.most)
+				}
+			}
+		}
+	}
+	places := 0
+	for _, n := range covered {
+		places += int(n)
+	}
+	n := 0
+	for at := x.first.next; at != nil; at = at.next {
+		if n++; at.previous.next != at || bytes.Compare(at.previous.lower, at.lower) >= 0 || at.bounds != bounds[string(at.lower)] || x.locate(at.lower) != at {
+			t.Fatalf("the interval of %q has %d bounds of %d, or is not at its place", at.lower, at.bounds, bounds[string(at.lower)])
+		}
+	}
+	if all, _ := x.places(); n != len(bounds) || n != x.intervals.Len() || all != places || len(x.divided) != 0 {
+		t.Fatalf("%d intervals, %d in the tree, of %d bounds; %d places of %d; %d divided", n, x.intervals.Len(), len(bounds), all, places, len(x.divided))
 	}
 }
 
@@ -137,7 +172,7 @@ func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 		for _, in := range x.exact {
 			kept("the list of a key", len(in.entries), cap(in.entries))
 		}
-		for _, one := range x.intervals {
+		for one := x.first.next; one != nil; one = one.next {
 			kept("an interval", len(one.ranges), cap(one.ranges))
 			for _, in := range one.ranges {
 				kept("the list of a range", len(in.entries), cap(in.entries))
@@ -148,7 +183,7 @@ func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 
 // places are those of ranges in the intervals, and the most of one interval, in which the end of a watch may search.
 func (x *index) places() (all, longest int) {
-	for _, one := range x.intervals {
+	for one := x.first.next; one != nil; one = one.next {
 		all, longest = all+len(one.ranges), max(longest, len(one.ranges))
 	}
 	return all, longest
@@ -206,5 +241,28 @@ func TestPlacesOfAWatchHaveABound(t *testing.T) {
 	}
 	if all, _ := f.index.places(); all > each*each*watchIntervalsMax+ranges*intervalsMax {
 		t.Errorf("%d watches have %d places in intervals", each*each, all)
+	}
+}
+
+// TestBoundsOfVeryManyRangesAreAddedFast: all other watches wait meanwhile. In a sorted list each bound moves those after it: these ranges took
+// a minute.
+func TestBoundsOfVeryManyRangesAreAddedFast(t *testing.T) {
+	testseed.SkipUnderRace(t)
+	const watches, ranges = 800, 64
+	f := New(nil, Options{manual: true})
+	begun := time.Now()
+	for i := range watches {
+		var bounds []string
+		for r := range ranges {
+			lower := (watches-i)*ranges + r
+			bounds = append(bounds, fmt.Sprintf("%07d", lower), fmt.Sprintf("%07d~", lower))
+		}
+		indexed(t, f, bounds...)
+	}
+	if n := f.index.intervals.Len(); n != 2*watches*ranges || len(f.index.wide.entries) != 0 {
+		t.Fatalf("%d intervals, %d wide", n, len(f.index.wide.entries))
+	}
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("%d watches of %d ranges took %v", watches, ranges, took)
 	}
 }

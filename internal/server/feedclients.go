@@ -54,17 +54,17 @@ type watchUnits struct{ used atomic.Int64 }
 // unitsOf is how many watches the ranges of one count as, with the key at which it goes on: the stream, the feed and its index keep their bounds, and
 // a watch that waits for its turn keeps the key.
 func unitsOf(ranges []feed.Range, last []byte) int64 {
-	size := watchOwnBytes + len(last)
+	size := watchOwnBytes + (len(ranges)-1)*watchRangeBytes + len(last)
 	for _, r := range ranges {
-		size += watchRangeBytes + 3*(len(r.Lower)+len(r.Upper))
+		size += 3 * (len(r.Lower) + len(r.Upper))
 	}
 	return int64((size + int(config.WatchBytes) - 1) / int(config.WatchBytes))
 }
 
-// What a watch takes in addition to the bounds of its ranges, and each range.
+// What a watch of one range takes in addition to the bounds of its ranges, and each further range.
 const (
-	watchOwnBytes   = 512
-	watchRangeBytes = 192
+	watchOwnBytes   = 704
+	watchRangeBytes = 400
 )
 
 // reserve counts a watch, or reports false if there is no room for it.
