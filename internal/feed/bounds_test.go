@@ -398,3 +398,36 @@ func TestReadersCatchUpWithLateTimers(t *testing.T) {
 		}
 	}
 }
+
+// TestAWatchOfSomeKindsHasACommitInItsQueueOnce: not once for each change of kind in it, because there may be very many watches.
+func TestAWatchOfSomeKindsHasACommitInItsQueueOnce(t *testing.T) {
+	s := newStore(t, 1<<20)
+	f := New(s, Options{manual: true, MemoryBytes: 1 << 20})
+	defer f.Close()
+	var watches []*Watch
+	for i := range int(kindsAll) {
+		watches = append(watches, mustWatch(t, f.NewConsumer("client"), WatchOptions{Now: true, Kinds: 1 + Kinds(i)}))
+	}
+	var ops []op
+	for i := range 1500 {
+		if ops = append(ops, set(fmt.Sprintf("%04d", i), "")); i%2 == 1 {
+			ops[i] = del(fmt.Sprintf("%04d", i))
+		}
+	}
+	s.commit(batch.Header{}, ops...)
+	mustStep(t, f)
+	for _, w := range watches {
+		want := s.wanted(&w.filter, w.Start())
+		if n := w.queue.len(); n != min(len(want), 1) {
+			t.Fatalf("kinds %b: the queue has %d references to one commit", w.kinds, n)
+		}
+		var got []event
+		ended := false
+		for d, ok := w.consumer.Next(Limit{}); ok; d, ok = w.consumer.Next(Limit{}) {
+			got, ended = append(got, eventsOf(&d)...), d.Parts[len(d.Parts)-1].End
+		}
+		if !slices.Equal(got, want) || ended != (len(want) > 0) {
+			t.Fatalf("kinds %b: %d events of %d, at its end: %v", w.kinds, len(got), len(want), ended)
+		}
+	}
+}

@@ -35,10 +35,11 @@ type Commit struct {
 	inRing       bool
 }
 
-// span is where an operation is in a body. The value ends it.
+// span is where an operation is in a body. The value ends it. Before alike, all operations from here on are sets, or all are deletions.
 type span struct {
 	kind                         keys.Kind
 	key, keyEnd, value, valueEnd uint32
+	alike                        uint32
 }
 
 const (
@@ -84,6 +85,12 @@ func (c *Commit) read(e keys.Epoch, body []byte, spans []span) ([]span, error) {
 		return spans[:from], fmt.Errorf("feed: epoch %d: %w", e, err)
 	}
 	c.Epoch, c.Time, c.Origin, c.body, c.spans = e, h.Time, h.Origin, body, spans[from:]
+	for i := len(c.spans) - 1; i >= 0; i-- {
+		one := &c.spans[i]
+		if one.alike = uint32(i) + 1; i+1 < len(c.spans) && kindsOf(c.spans[i+1].kind) == kindsOf(one.kind) {
+			one.alike = c.spans[i+1].alike
+		}
+	}
 	return spans, nil
 }
 
@@ -188,7 +195,8 @@ func (c *Commit) Attached() any {
 	return nil
 }
 
-// run is a range of the operations of a commit. That of a bulk load is empty.
+// run is a range of the operations of a commit. That of a bulk load is empty. The first operation is wanted, and later ones of another
+// kind may not be.
 type run struct{ from, to uint32 }
 
 // ref is a reference of a queue. lastRun is set in the end of the last run that its watch wants of the commit.

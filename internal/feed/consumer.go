@@ -374,10 +374,12 @@ func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
 	return d
 }
 
-// takeOneLocked takes the first reference, or the part that the limit allows. It reports false when the limit is reached.
+// takeOneLocked takes what the first reference begins with and is wanted, or the part that the limit allows. It reports false when the
+// limit is reached.
 func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	r := w.queue.first()
-	c, taken, end := r.commit, run{from: r.from, to: r.from}, r.end()
+	c, taken := r.commit, run{from: r.from, to: r.from}
+	end := w.endWanted(c, r.from, r.end())
 	if c.Loaded != nil && l.Events <= 0 {
 		return false
 	}
@@ -395,7 +397,11 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	if taken.to == taken.from && c.Loaded == nil {
 		return false
 	}
-	whole := taken.to == end
+	rest := taken.to
+	if rest == end {
+		rest = w.nextWanted(c, rest, r.end())
+	}
+	whole := rest == r.end()
 	last := whole && r.isLast()
 	f.counters.events += uint64(taken.to - taken.from)
 	if c.Loaded != nil {
@@ -412,9 +418,9 @@ func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	if whole {
 		f.popLocked(w)
 	} else {
-		w.queue.shorten(taken.to)
+		w.queue.shorten(rest)
 	}
-	return whole
+	return taken.to == end
 }
 
 // ends reports whether the last part is of a commit.

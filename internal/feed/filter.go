@@ -136,20 +136,30 @@ func (f *filter) matchLoad(runs []run, l *keys.LoadedRange) []run {
 	return runs
 }
 
-// matchKinds appends the parts of a run that have the kinds that are wanted.
+// matchKinds appends a run from its first operation of a kind that is wanted on. Later ones that are not are left out when it is taken: it
+// may have very many, and very many watches may want it.
 func (f *filter) matchKinds(runs []run, c *Commit, from, to uint32) []run {
-	if f.kinds&kindOperations == kindOperations {
-		return append(runs, run{from, to})
-	}
-	for i := from; i < to; i++ {
-		if kindsOf(c.spans[i].kind)&f.kinds == 0 {
-			continue
-		}
-		if n := len(runs); n > 0 && runs[n-1].to == i {
-			runs[n-1].to++
-		} else {
-			runs = append(runs, run{i, i + 1})
-		}
+	if from = f.nextWanted(c, from, to); from < to {
+		runs = append(runs, run{from, to})
 	}
 	return runs
+}
+
+// nextWanted is the first operation of a kind that is wanted, from one on and before another.
+func (f *filter) nextWanted(c *Commit, from, to uint32) uint32 {
+	switch {
+	case f.kinds&kindOperations == 0:
+		return to
+	case from < to && kindsOf(c.spans[from].kind)&f.kinds == 0:
+		return min(c.spans[from].alike, to)
+	}
+	return from
+}
+
+// endWanted is the end of the operations of kinds that are wanted, from one of them on and before another.
+func (f *filter) endWanted(c *Commit, from, to uint32) uint32 {
+	if from == to || f.kinds&kindOperations == kindOperations {
+		return to
+	}
+	return min(c.spans[from].alike, to)
 }
