@@ -159,6 +159,9 @@ func (r *rowPages) Store(value []byte) (ref page.Ref, err error) {
 	return ref, nil
 }
 
+// ReadAhead implements btree.Values.
+func (r *rowPages) ReadAhead([]page.Ref) {}
+
 // Drop implements btree.Values.
 func (r *rowPages) Drop(ref page.Ref) error {
 	r.live -= int(binary.LittleEndian.Uint64(ref[8:]))

@@ -519,11 +519,13 @@ type blobWriter struct{ batch blobBatch }
 type blobBatch interface {
 	Store(value []byte) (page.Ref, error)
 	Drop(ref page.Ref) error
+	ReadAhead(refs []page.Ref)
 }
 
 func (v blobWriter) Store(value []byte) (page.Ref, error) { return v.batch.Store(value) }
 func (v blobWriter) Keep(ref page.Ref) (page.Ref, error)  { return ref, nil } // rows move under their id
 func (v blobWriter) Drop(ref page.Ref) error              { return v.batch.Drop(ref) }
+func (v blobWriter) ReadAhead(refs []page.Ref)            { v.batch.ReadAhead(refs) }
 
 // stopIfBroken stops the store if a merge was about to write a tree that breaks an invariant. The
 // durable state is the last one; what was acknowledged since is in the log. Other errors pass.

@@ -18,7 +18,7 @@ func (b *Batch) check() error {
 			b.noteBroken("fragment %d is still queued and has no page", id)
 		}
 	}
-	ids := b.state.Blobs + uint64(len(b.dropped.ids))
+	ids := b.state.Blobs + uint64(len(b.dropped))
 	for _, d := range b.s.dropped {
 		ids += uint64(len(d.ids))
 	}

@@ -141,7 +141,15 @@ func (b *bag) checkpoint(c change) error {
 
 func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.Ref, []page.ID, error) {
 	refs := maps.Clone(b.refs)
-	for i, name := range slices.Sorted(maps.Keys(c)) {
+	names := slices.Sorted(maps.Keys(c))
+	for i, name := range names {
+		if i%5 == 0 && ck.Number()%3 > 0 {
+			var ahead []page.Ref
+			for _, next := range names[i:min(i+5, len(names))] {
+				ahead = append(ahead, b.refs[next])
+			}
+			batch.ReadAhead(ahead)
+		}
 		if i%7 == 3 && ck.Number()%2 == 1 { // every second checkpoint is prepared, so that all tests see both kinds
 			if err := errors.Join(batch.Prepare(context.Background()), ck.Prepare()); err != nil {
 				return nil, nil, err

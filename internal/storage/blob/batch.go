@@ -25,14 +25,14 @@ type Batch struct {
 	byLeaf  map[int][]uint64    // ids of earlier, by the leaves of the stored table
 	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the fill does not know yet
 	newIDs  []idRun             // ascending
-	dropped drops
-	run     pager.Extent // pages taken for blob pages
+	dropped []uint64            // ids
+	run     pager.Extent        // pages taken for blob pages
 
 	queue    []queuedFragment
 	queued   int    // cost of the queue
 	arena    []byte // memory of queued fragments
-	scratch  []byte // one page
 	fragment []byte // one fragment
+	pagesRead
 
 	keepSparse bool // see KeepSparse
 	publishing bool // Publish does what commit would do for older blobs
@@ -63,7 +63,7 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	s.fill.begin()
 	b := &Batch{
 		s: s, ck: ck, w: ck.Writer(), state: s.state,
-		changes: map[uint64]location{}, byLeaf: map[int][]uint64{}, fresh: map[page.ID]int{}, scratch: vfs.AlignedBuffer(s.pageSize),
+		changes: map[uint64]location{}, byLeaf: map[int][]uint64{}, fresh: map[page.ID]int{}, pagesRead: pagesRead{scratch: vfs.AlignedBuffer(s.pageSize)},
 	}
 	ck.OnEnd(b.commit, b.abort)
 	return b
@@ -190,8 +190,8 @@ func (b *Batch) Drop(r page.Ref) error {
 		second, at, err = b.secondFragment(ref.id, p)
 	}
 	o := overflow{ref.id, page.ReadHeader(b.scratch).Checkpoint, h.extents}
-	if err == nil && pages > 0 && at != 0 {
-		err = b.checkNow(&o) // an older head may name a fragment of another blob, too
+	if err == nil && pages > 0 {
+		err = b.checkOwner(&o)
 	}
 	if errors.Is(err, pager.ErrCorrupt) {
 		return nil
@@ -204,12 +204,8 @@ func (b *Batch) Drop(r page.Ref) error {
 	}
 	b.subtract(p)
 	b.removeEntry(ref.id, ref.length)
-	switch {
-	case pages == 0:
-	case at != 0:
+	if pages > 0 {
 		b.freeAll(&o)
-	default:
-		return b.dropOverflow(o)
 	}
 	return nil
 }
@@ -232,7 +228,7 @@ func (b *Batch) dropFragment(id uint64, p location) {
 // removeEntry removes a blob from the table, and subtracts bytes from the sum of value bytes.
 func (b *Batch) removeEntry(id, bytes uint64) {
 	b.changes[id] = 0
-	b.dropped.ids = append(b.dropped.ids, id)
+	b.dropped = append(b.dropped, id)
 	b.state.Blobs--
 	b.state.Bytes -= bytes
 }
@@ -272,6 +268,9 @@ func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
 		if err := b.w.Flush(); err != nil {
 			return nil, err
 		}
+	} else if r := b.ahead[id]; r != nil {
+		copy(b.scratch, r.Buf)
+		return b.scratch, r.Err
 	}
 	return b.scratch, b.s.pager.ReadPage(id, b.scratch)
 }
@@ -329,9 +328,6 @@ func (b *Batch) relieve() error {
 
 // write gives all queued fragments their pages, and writes the table.
 func (b *Batch) write() error {
-	if err := b.freeOverflow(); err != nil {
-		return err
-	}
 	if err := b.packQueue(); err != nil {
 		return err
 	}
@@ -348,7 +344,7 @@ func (b *Batch) write() error {
 
 // Prepared reports whether nothing was stored, dropped or moved since the last call of Prepare.
 func (b *Batch) Prepared() bool {
-	return len(b.queue)+len(b.changes)+len(b.fresh)+len(b.dropped.leaving) == 0
+	return len(b.queue)+len(b.changes)+len(b.fresh) == 0
 }
 
 // fillFresh lets the fill know the pages that were written. Their fragments have no second parts in the queue.
@@ -383,9 +379,6 @@ func (b *Batch) writePages(ctx context.Context, limit page.ID) error {
 		if err := b.relocate(limit); err != nil {
 			return err
 		}
-	}
-	if err := b.freeOverflow(); err != nil {
-		return err
 	}
 	if err := b.evacuateSparse(ctx); err != nil {
 		return err
@@ -463,8 +456,8 @@ func (b *Batch) commit() {
 	if !b.publishing {
 		b.Publish()
 	}
-	if len(b.dropped.ids) > 0 {
-		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped.ids})
+	if len(b.dropped) > 0 {
+		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
 	}
 	if b.storedTable != nil {
 		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false

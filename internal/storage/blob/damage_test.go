@@ -115,7 +115,7 @@ func FuzzBlobPage(f *testing.F) {
 // TestAnOlderHeadFreesNoPage: where a device has lost the write of a blob page, there may be the head of a blob that had the id and the length
 // before. The pages that it names were freed since, and others may have them.
 func TestAnOlderHeadFreesNoPage(t *testing.T) {
-	for _, has := range []string{"another blob", "the index", "nothing", "the blob itself, later"} {
+	for _, has := range []string{"another blob", "the index", "nothing", "no page", "the blob itself, later"} {
 		mem := vfs.NewMem()
 		b := mustCreate(t, mem, 512)
 		first := change{0: value(0, 0, 600), 1: value(1, 0, 600), 2: value(2, 0, 600)}
@@ -135,12 +135,15 @@ func TestAnOlderHeadFreesNoPage(t *testing.T) {
 			return r.id, at, head.data[headFixed:]
 		}
 		_, _, entry := overflowOf(1)
-		names := page.ID(binary.LittleEndian.Uint64(entry)) // of another blob
+		other := page.ID(binary.LittleEndian.Uint64(entry))
+		names := other
 		id, at, entry := overflowOf(0)
 		h := page.ReadHeader(buf)
 		switch has {
 		case "the index":
 			names = b.index[0]
+		case "no page":
+			names = 1 << 60
 		case "nothing":
 			for names = 2; b.p.IsLive(names); names++ {
 			}
@@ -162,12 +165,20 @@ func TestAnOlderHeadFreesNoPage(t *testing.T) {
 		ck, err := b.p.Begin()
 		must(t, err)
 		batch := b.s.Begin(ck)
-		must(t, errors.Join(batch.Drop(b.refs[0]), batch.Finish(t.Context(), 0)))
+		batch.ReadAhead([]page.Ref{b.refs[0], b.refs[1]})
+		must(t, batch.Drop(b.refs[0]))
+		if has != "another blob" {
+			must(t, batch.Drop(b.refs[1]))
+		}
+		must(t, batch.Finish(t.Context(), 0))
 		if err := ck.Commit(t.Context(), pager.State{Epoch: 1, Root: b.index[0]}); err != nil {
 			t.Fatalf("%s: %v", has, err)
 		}
 		if live && !b.p.IsLive(names) {
 			t.Errorf("the page of %s was freed", has)
+		}
+		if shared := has == "another blob" || has == "the blob itself, later"; b.p.IsLive(other) != shared { // the heads are on one page
+			t.Errorf("the page of the blob that was dropped beside one with the page of %s is live", has)
 		}
 		must(t, b.p.Close())
 	}

@@ -66,7 +66,7 @@ func (b *Batch) relocateOverflow(fragment uint64, id, limit page.ID) (from []pag
 		return nil, 0, err
 	}
 	from = h.extents
-	if err := b.checkNow(&overflow{fragment, page.ReadHeader(b.scratch).Checkpoint, from}); err != nil {
+	if err := b.checkOwner(&overflow{fragment, page.ReadHeader(b.scratch).Checkpoint, from}); err != nil {
 		return nil, 0, err
 	}
 	for _, e := range from {

@@ -115,6 +115,8 @@ type Values interface {
 	Store(value []byte) (page.Ref, error)
 	// Drop drops a value to which no rewritten leaf refers any more.
 	Drop(ref page.Ref) error
+	// ReadAhead announces which values Drop is called for next, at most dropsAhead.
+	ReadAhead(refs []page.Ref)
 }
 
 // fillPercent leaves room in the leaves of a long run, so that the next random inserts need not

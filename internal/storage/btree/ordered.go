@@ -172,13 +172,24 @@ func (o *ordered) storeLocked(it *item) error {
 	return nil
 }
 
+// dropsAhead is how many values are announced before they are dropped.
+const dropsAhead = 32
+
 // accountLocked adds the worker's counts of a partition to the result. A leaf with a reference to a value that does not exist is damage: after a write that
 // the device has lost, an older version of the leaf is there.
 func (o *ordered) accountLocked(p *partition, w *worker) error {
 	o.result.Freed = append(o.result.Freed, w.freed...)
 	o.result.Stats.Add(&w.stats)
-	for _, d := range w.dropped {
+	var refs [dropsAhead]page.Ref
+	for i, d := range w.dropped {
 		o.result.Stats.Dropped++
+		if i%dropsAhead == 0 {
+			n := 0
+			for ; n < dropsAhead && i+n < len(w.dropped); n++ {
+				refs[n] = w.dropped[i+n].ref
+			}
+			o.m.Values.ReadAhead(refs[:n])
+		}
 		err := o.m.Values.Drop(d.ref)
 		if d.leaf >= 0 && o.m.isUnreadable(err) {
 			c := &p.children[d.leaf]

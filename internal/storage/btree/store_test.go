@@ -16,14 +16,15 @@ import (
 // store is a data file in memory. It allocates the lowest free extent first, and fails the test on
 // every misuse.
 type store struct {
-	mu      sync.Mutex
-	size    int
-	pages   map[page.ID][]byte
-	used    []bool // by id: allocated
-	values  map[page.Ref][]byte
-	nextRef uint64
-	reads   int
-	lent    [][]byte // by Pages
+	mu        sync.Mutex
+	size      int
+	pages     map[page.ID][]byte
+	used      []bool // by id: allocated
+	values    map[page.Ref][]byte
+	announced []page.Ref // that are dropped next
+	nextRef   uint64
+	reads     int
+	lent      [][]byte // by Pages
 }
 
 func newStore(pageSize int) *store {
@@ -80,9 +81,14 @@ func (s *store) Store(value []byte) (r page.Ref, err error) {
 	return r, nil
 }
 
+func (s *store) ReadAhead(refs []page.Ref) { s.announced = slices.Clone(refs) }
+
 func (s *store) Drop(r page.Ref) error {
 	if _, ok := s.values[r]; !ok {
 		return fmt.Errorf("drop of unknown value %x", r)
+	}
+	if !slices.Contains(s.announced, r) {
+		return fmt.Errorf("drop of value %x, which was not announced", r)
 	}
 	delete(s.values, r)
 	return nil
