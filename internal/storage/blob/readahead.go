@@ -36,22 +36,19 @@ func (b *Batch) ReadAhead(refs []page.Ref) {
 			continue
 		}
 		pages, _ := split(int(ref.length), b.s.pageSize)
-		if at := b.locationOf(ref.id); at.live() && !at.missing() && !b.mayBeQueued(at) && (pages > 0 || at.continued()) {
-			b.want(at.page())
+		if at := b.locationOf(ref.id); at.live() && !at.missing() && (pages > 0 || at.continued()) && b.want(at.page()) {
 			blobs = append(blobs, blob{ref.id, at, pages})
 		}
 	}
 	b.readWanted()
+	found := blobs[:0]
 	for _, o := range blobs {
-		if _, at, err := b.secondFragment(o.id, o.at); err == nil && at != 0 {
-			b.want(at.page())
+		if _, at, err := b.secondFragment(o.id, o.at); err == nil && o.pages > 0 && (at == 0 || b.want(at.page())) {
+			found = append(found, o)
 		}
 	}
 	b.readWanted()
-	for _, o := range blobs {
-		if o.pages == 0 {
-			continue
-		}
+	for _, o := range found {
 		if h, err := b.headFragment(o.id); err == nil && len(h.extents) > 0 {
 			b.want(h.extents[0].First)
 		}
@@ -59,11 +56,15 @@ func (b *Batch) ReadAhead(refs []page.Ref) {
 	b.readWanted()
 }
 
-// want has a page of an earlier state read by readWanted.
-func (b *Batch) want(id page.ID) {
-	if b.ahead[id] == nil && b.ck.IsLive(id) && !b.ck.IsTaken(id) {
+// want has a page read by readWanted, and reports false for one that is not of an earlier state.
+func (b *Batch) want(id page.ID) bool {
+	if !b.ck.IsLive(id) || b.ck.IsTaken(id) {
+		return false
+	}
+	if b.ahead[id] == nil {
 		b.ahead[id] = &pager.Read{ID: id}
 	}
+	return true
 }
 
 func (b *Batch) readWanted() {
