@@ -90,6 +90,9 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	merging := atOnce(complete, most)
 	if len(merging) == 0 && garbage.Empty() && !e.shrinkable() && !e.rebuilds.waiting.Load() && !e.checkpoints.skippedPages.Abandoned() {
 		e.checkpoints.vacuum.advance(garbage)
+		if len(e.view.Load().immutables) == 0 {
+			e.checkpoints.blocked.Store(nil) // nothing waits for what the last one could not do
+		}
 		return 0, nil
 	}
 	start, job := time.Now(), mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h}

@@ -124,3 +124,41 @@ func TestAFileThatShrinksLeavesThePagesForTheMemtables(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestAShortageEndsWithNothingToMerge: a checkpoint that only removed dead versions found the disk full, and when there is space again there is
+// nothing left for the next one to do.
+func TestAShortageEndsWithNothingToMerge(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 8 << 20, SegmentBytes: 8 << 20, DiskReserve: 8 << 20})
+	e := b.engine
+	checkpoint := func(snapshots ...keys.Epoch) error {
+		if err := e.Rotate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		at := keys.Epoch(b.visible.Load())
+		return e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: append(snapshots, at)})
+	}
+	b.put(0, 2000, 20)
+	b.checkpoint()
+	before := keys.Epoch(b.visible.Load())
+	b.put(0, 2000, 20)
+	for again := true; again; again = e.shrinkable() {
+		if err := checkpoint(before); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full := b.faults.Inject(vfs.Rule{Op: vfs.OpWrite, Name: dataName, Err: vfs.ErrNoSpace})
+	if err := checkpoint(); err == nil || e.Shortage() == nil {
+		t.Fatalf("checkpoint: %v, shortage: %v", err, e.Shortage())
+	}
+	full.Remove()
+	if err := checkpoint(before); err != nil {
+		t.Fatal(err)
+	}
+	e.CheckSpace()
+	if err := e.Shortage(); err != nil {
+		t.Error(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
