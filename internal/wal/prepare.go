@@ -59,6 +59,7 @@ type preparer struct {
 	next        *Preparation // a writer waits for it
 	oversized   int          // size of the oversized segment that a writer waits for: of the smallest one, see prepareLocked; zero without
 	frees       bool         // the record for it frees space, and may use up the reserve
+	largest     int          // size of the largest one, until it has had its turn
 	skipZeroing bool         // a writer waits, and must not wait until zeros are written to the file
 	flush       keys.Epoch   // must be durable before the segment that a writer waits for begins
 	ended       bool         // the goroutine has ended
@@ -93,6 +94,9 @@ func (l *Log) prepareLocked(bodyLen int, frees bool) *Preparation {
 	kept := l.Durable() >= flush
 	if p.ended || kept && s.assignFirstLocked(size) {
 		return nil // NewSegment says that the log is closed
+	}
+	if kept && size > s.buffers.size {
+		p.largest = max(p.largest, size)
 	}
 	switch {
 	case !kept:
@@ -226,9 +230,16 @@ func (l *Log) prepareOne() (made bool, err error) {
 	if oversized > 0 || attempt != nil && len(s.ready) > 0 { // one that was made before may wait for its writer
 		enough = s.firstFitsLocked(oversized)
 	}
+	largest := 0
+	if oversized > 0 && !enough {
+		largest, p.largest = p.largest, 0
+	}
 	s.mu.Unlock()
 	if err = l.flushThrough(flush); err == nil && !enough {
-		made, err = l.preallocate(oversized, frees, skipZeroing, attempt != nil)
+		// Beside smaller records, for which its segment will do, the largest one has its turn if there is room for it.
+		if made = largest > oversized && l.preallocator.oversized(largest) == nil; !made {
+			made, err = l.preallocate(oversized, frees, skipZeroing, attempt != nil)
+		}
 	}
 	if errors.Is(err, vfs.ErrCrashed) {
 		err = l.fail(err) // a test has crashed the machine: no attempt can succeed

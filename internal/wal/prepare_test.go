@@ -11,7 +11,7 @@ import (
 )
 
 // TestALargeRecordGetsTheSegmentThatIsMadeForIt: other writers of large records that come meanwhile neither have it made anew, nor take it
-// away if the device has no room for theirs, nor let an attempt for several of them fail for which it has room.
+// away if the device has no room for theirs, nor let an attempt for several of them fail for which it has room. The largest has its turn.
 func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 	const kib = 1 << 10
 	type request struct {
@@ -23,10 +23,13 @@ func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 		allocations int
 		refused     bool // their attempt
 		ready       int  // what finds a segment then
+		next        int  // what finds one when that was taken, and another writer has asked for 256 KiB
 	}{
 		{later: []request{{256 * kib, false}}, allocations: 1, ready: 256 * kib},
 		{later: []request{{4096 * kib, true}}, allocations: 2, refused: true, ready: 256 * kib},
-		{later: []request{{4096 * kib, false}, {512 * kib, false}}, allocations: 2, ready: 512 * kib},
+		{later: []request{{4096 * kib, false}, {512 * kib, false}}, allocations: 3, ready: 512 * kib},
+		{later: []request{{512 * kib, false}, {640 * kib, false}}, allocations: 2, ready: 640 * kib},
+		{later: []request{{256 * kib, false}, {640 * kib, false}}, allocations: 1, ready: 256 * kib, next: 640 * kib},
 		{later: []request{{800 * kib, false}}, allocations: 2, refused: true, ready: 256 * kib},
 		{later: []request{{800 * kib, true}}, allocations: 3, ready: 800 * kib},
 		{later: []request{{512 * kib, false}, {800 * kib, true}, {800 * kib, false}}, allocations: 3, ready: 800 * kib},
@@ -61,6 +64,12 @@ func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 		if b := a.log.preallocator.takeAssigned(); b != nil {
 			if err := errors.Join(b.file.Close(), a.log.buffers.unmap(b.buffer)); err != nil {
 				t.Error(err)
+			}
+		}
+		if c.next > 0 {
+			within(t, a.log.Prepare(256*kib, false).Done(), "the third attempt")
+			if a.log.Prepare(c.next, false) != nil {
+				t.Errorf("%v: no segment for %d bytes is ready", c.later, c.next)
 			}
 		}
 		mustClose(t, a.log)
