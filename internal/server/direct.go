@@ -77,7 +77,7 @@ func (s *Server) newDirect() *transport.Services {
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
 		TLS:              s.endpoints.tls.grpc,
-		Streams:          s.config.Limits.Streams,
+		Streams:          min(s.config.Limits.Streams, s.receiving.streamsOfOne()),
 		StreamWindow:     streamWindowBytes,
 		ConnWindow:       connWindowBytes,
 		HeaderBytes:      headerBytesMax,

@@ -99,7 +99,7 @@ func (s *Server) newGRPC() {
 		grpc.UnaryInterceptor(s.unary),
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
 		grpc.MaxSendMsgSize(answerBytesMax),
-		grpc.MaxConcurrentStreams(uint32(s.config.Limits.Streams)),
+		grpc.MaxConcurrentStreams(uint32(min(s.config.Limits.Streams, s.receiving.streamsOfOne()))),
 		grpc.MaxHeaderListSize(headerBytesMax),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(s.keepalive()),

@@ -109,14 +109,17 @@ func (s *receivingShare) release(conn *int64, bytes int64) {
 	}
 }
 
+// streamsOfOne is how many streams a connection may have while it is the only one that has more than its own.
+func (r *receiving) streamsOfOne() int {
+	return config.StreamsOwn + int(r.streams.limit)/2/streamStep*streamStep
+}
+
 // countStreams changes what a connection has reserved to what its open streams need, in steps. It
 // reports false if there is not that much.
 func (r *receiving) countStreams(conn *int64, open int64) bool {
 	n := max(0, open-config.StreamsOwn)
-	if n > *conn && r.streams.reserved.Add(streamStep) <= r.streams.limit {
-		*conn += streamStep
-	} else if n > *conn {
-		r.streams.reserved.Add(-streamStep)
+	if n > *conn {
+		r.streams.add(conn, streamStep)
 	}
 	if *conn-n >= 2*streamStep || n == 0 {
 		r.streams.release(conn, (*conn-n)/streamStep*streamStep)

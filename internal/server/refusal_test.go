@@ -293,7 +293,7 @@ func TestUnknownClientsReserveNothingOfUsers(t *testing.T) {
 }
 
 // TestStreamsHaveABoundOnAllConnections: those beyond it are refused with a reason, however many
-// connections they come from; each connection has a few of its own, an operator gets through, and
+// connections they come from; each connection has a few of its own, and leaves others as many as it has beside these; an operator gets through, and
 // what has ended leaves room.
 func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 	h := mustStart(t)
@@ -301,18 +301,21 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 	if want := int64(h.config.StreamsTotal()); limit != want {
 		t.Fatalf("the limit is %d, want %d", limit, want)
 	}
-	h.receiving.streams.reserved.Add(limit - 2*streamStep)
-	defer h.receiving.streams.reserved.Add(-(limit - 2*streamStep))
+	h.receiving.streams.reserved.Add(limit - 4*streamStep)
+	defer h.receiving.streams.reserved.Add(-(limit - 4*streamStep))
 	hog := h.dial(t)
 	var open []grpc.BidiStreamingClient[pb.PipelineRequest, pb.PipelineResponse]
-	for range config.StreamsOwn + 2*streamStep {
-		stream, err := pb.NewKVServiceClient(hog).Pipeline(testContext(t))
-		if err != nil {
-			t.Fatal(err)
+	begin := func(conn *grpc.ClientConn, n int) {
+		for range n {
+			stream, err := pb.NewKVServiceClient(conn).Pipeline(testContext(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, stream)
 		}
-		open = append(open, stream)
+		eventually(t, "all are open", func() bool { return h.counters.streams.Load() == int64(len(open)) })
 	}
-	eventually(t, "all are open", func() bool { return h.counters.streams.Load() == int64(len(open)) })
+	begin(hog, config.StreamsOwn+2*streamStep)
 	_, err := pb.NewKVServiceClient(hog).Get(testContext(t), &pb.GetRequest{Key: []byte("k")})
 	f := failureOf(t, err)
 	if f.want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS); f.retry == 0 {
@@ -324,16 +327,18 @@ func TestStreamsHaveABoundOnAllConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	open = open[2:]
 	if _, err := pb.NewAdminServiceClient(hog).Status(testContext(t), &pb.StatusRequest{}); err != nil {
 		t.Errorf("the operator is refused: %v", err)
 	}
 	h.put(t, "k", "v") // over another connection, which has streams of its own
-	for _, stream := range open[2:] {
+	begin(h.dial(t), config.StreamsOwn+streamStep)
+	for _, stream := range open {
 		if err := stream.CloseSend(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "there is room again", func() bool { return h.receiving.streams.reserved.Load() == limit-2*streamStep })
+	eventually(t, "there is room again", func() bool { return h.receiving.streams.reserved.Load() == limit-4*streamStep })
 	if err := beginPipeline(t, hog); err != nil {
 		t.Errorf("a stream that has room: %v", err)
 	}
