@@ -83,8 +83,8 @@ func (x *Session) Diff(ctx context.Context, o *DiffOptions) (Diff, error) {
 		return Diff{}, err
 	}
 	if d.More { // without the leases, the next part may find that the snapshots are gone
-		_ = x.store.LeaseSnapshot(to, o.Keep)
-		_ = x.store.LeaseSnapshot(o.From, o.Keep)
+		x.store.LeaseSnapshot(to, o.Keep)
+		x.store.LeaseSnapshot(o.From, o.Keep)
 	}
 	return d, nil
 }

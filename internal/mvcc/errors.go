@@ -20,8 +20,6 @@ var (
 	ErrClosed = errors.New("mvcc: store is closed")
 	// ErrTooManySessions means that Limits.Sessions sessions are in use.
 	ErrTooManySessions = errors.New("mvcc: too many sessions")
-	// ErrTooManySnapshotLeases means that there are Limits.SnapshotLeases leases already.
-	ErrTooManySnapshotLeases = errors.New("mvcc: too many snapshot leases")
 	// ErrEmptyBatch means that a commit has no operations.
 	ErrEmptyBatch = errors.New("mvcc: batch has no operations")
 	// ErrEmptyKey means that a key has no bytes.

@@ -79,7 +79,7 @@ func (x *Session) History(ctx context.Context, o *HistoryOptions) (History, erro
 	}
 	x.store.describeCommits(ctx, r.out.Versions)
 	if r.out.More {
-		_ = x.store.LeaseSnapshot(to, o.Keep) // without it, the next part may find that To is gone
+		x.store.LeaseSnapshot(to, o.Keep) // without it, the next part may find that To is gone
 	}
 	return r.out, nil
 }

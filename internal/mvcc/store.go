@@ -170,12 +170,9 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 }
 
 // LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends,
-// for a scan that will be resumed.
-func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) error {
-	if !s.registry.AddLease(at, time.Now().Add(ttl), s.options.Limits.SnapshotLeases) {
-		return ErrTooManySnapshotLeases
-	}
-	return nil
+// for a scan that will be resumed. It may end earlier if there are more than Limits.SnapshotLeases.
+func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) {
+	s.registry.AddLease(at, time.Now().Add(ttl), s.options.Limits.SnapshotLeases)
 }
 
 // NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an

@@ -159,13 +159,14 @@ func (r *Registry) NextID() uint64 { return r.ids.Add(1) }
 
 // AddLease takes a snapshot lease: it keeps a readable epoch readable until the given time, for a
 // reader that will come back with a resume token. leasesMax bounds the number of epochs with a
-// lease; AddLease reports false when the bound is reached. A slot of the caller holds e.
-func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) bool {
+// lease: one more ends the lease whose deadline is next, so that no client keeps others out. A slot of the caller holds e.
+func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lease, ok := r.leases[e]
 	if !ok && len(r.leases) >= leasesMax {
-		return false
+		next := slices.MinFunc(slices.Collect(maps.Values(r.leases)), func(a, b Lease) int { return a.Until.Compare(b.Until) })
+		delete(r.leases, next.Epoch)
 	}
 	if !ok {
 		lease = Lease{ID: r.NextID(), Epoch: e, Since: time.Now()}
@@ -174,7 +175,6 @@ func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) bool {
 		lease.Until = until
 	}
 	r.leases[e] = lease
-	return true
 }
 
 // Leases returns the snapshot leases, in no order.

@@ -209,8 +209,6 @@ func classify(err error) fault {
 		return fault{code: codes.FailedPrecondition, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_QUARANTINE}
 	case errors.Is(err, mvcc.ErrBulkLoadOvertaken):
 		return fault{code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_BULK_LOAD_OVERTAKEN, retry: retryLoad}
-	case errors.Is(err, mvcc.ErrTooManySnapshotLeases):
-		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SNAPSHOT_LEASES, retrySessions)
 	case errors.Is(err, mvcc.ErrEmptyKey):
 		return fault{code: codes.InvalidArgument, reason: pb.ErrorReason_ERROR_REASON_KEY_EMPTY, field: "key"}
 	case errors.Is(err, mvcc.ErrEmptyBatch):

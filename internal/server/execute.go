@@ -227,7 +227,7 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil
-		_ = s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL) // if there are too many leases, the client may have to read the rest at another epoch
+		s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL)
 	}
 	return ackRead(await), err
 }

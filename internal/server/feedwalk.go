@@ -171,9 +171,9 @@ func (w *watchStream) dropWalk(sw *streamWatch) {
 func (k *watchWalk) close(s *Server, interrupted bool) {
 	k.closeRange()
 	if k.snapshot != nil && k.snapshot.close() && interrupted && k.last != nil {
-		_ = s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
+		s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
 		if k.since != 0 && (k.kind == walkDifference || k.previous != nil) {
-			_ = s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
+			s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
 		}
 	}
 	for _, x := range []*mvcc.Session{k.session, k.previous, k.begin} {

@@ -323,11 +323,11 @@ func (sc *scan) acknowledge(ctx context.Context, w ackWait) error {
 }
 
 // leaseSnapshot takes a snapshot lease on the scan's epoch for a client that continues with a
-// token. If there are too many leases, a client that continues gets SNAPSHOT_GONE, and may continue
-// at the newest epoch: no scan fails because other scans have left too many tokens.
+// token. If too many others take leases meanwhile, it gets SNAPSHOT_GONE, and may continue at the
+// newest epoch.
 func (sc *scan) leaseSnapshot() {
 	if sc.handedOut {
-		_ = sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
+		sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
 	}
 }
 
