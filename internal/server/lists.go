@@ -24,11 +24,12 @@ const (
 	notListed  listKind = iota // not a list
 	listMemory                 // made of what is in memory, in less than a second
 	listStored                 // made of what is in the store, or of users, which may be changing: it may wait for the device
+	listTarget                 // of backups in a target, which may not answer
 	listKinds
 )
 
 // listTurns are how many lists of each kind are made at once: a few MiB each, but for the watches of a server that has very many.
-var listTurns = [listKinds]int{listMemory: 4, listStored: 32}
+var listTurns = [listKinds]int{listMemory: 4, listStored: 32, listTarget: 32}
 
 func (l *lists) init() {
 	for kind := range l.turns {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,4 +185,22 @@ func TestListsTakeTurns(t *testing.T) {
 	cancel()
 	_, _ = h.admin.ListHolds(mustFail, new(pb.ListHoldsRequest))
 	eventually(t, "no turn is lost", func() bool { return len(turns) == cap(turns)-1 })
+
+	h.snapshots.backups.targets.listing <- struct{}{} // by a list of a target that does not answer
+	asking, cancel := context.WithCancel(testContext(t))
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	stored, ofTarget := h.lists.turns[listStored], h.lists.turns[listTarget]
+	for range cap(stored) {
+		waiting.Go(func() {
+			_, _ = pb.NewBackupServiceClient(h.conn).ListBackups(asking, new(pb.ListBackupsRequest))
+		})
+	}
+	eventually(t, "many more wait for it", func() bool { return len(stored)+len(ofTarget) == cap(stored) })
+	soon, cancel := context.WithTimeout(testContext(t), 5*time.Second)
+	defer cancel()
+	if _, err := locks.ListLocks(soon, new(pb.ListLocksRequest)); err != nil {
+		t.Errorf("beside lists of a target: %v", err)
+	}
 }

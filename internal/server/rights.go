@@ -107,7 +107,7 @@ var rpcTable = []rpcRow{
 
 	{method: pb.BackupService_CreateBackup_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "a backup has all keys"},
 	{method: pb.BackupService_GetBackupStatus_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
-	{method: pb.BackupService_ListBackups_FullMethodName, lists: listStored, class: audit.ClassRead, actions: auth.ActionBackup},
+	{method: pb.BackupService_ListBackups_FullMethodName, lists: listTarget, class: audit.ClassRead, actions: auth.ActionBackup},
 	{method: pb.BackupService_VerifyBackup_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup},
 	{method: pb.BackupService_PruneBackups_FullMethodName, lasts: true, class: audit.ClassAdmin, actions: auth.ActionBackup, needs: "it deletes backups"},
 
