@@ -231,14 +231,8 @@ func (p *Part) Count() int {
 	return n
 }
 
-// Span are the index of the first operation of the part, and the one after the last.
-func (p *Part) Span() (first, end int) {
-	last := p.first
-	if n := len(p.more); n > 0 {
-		last = p.more[n-1]
-	}
-	return int(p.first.from), int(last.to)
-}
+// First is the index of the first operation of the part.
+func (p *Part) First() int { return int(p.first.from) }
 
 // Bytes is the size of the keys and values of the part.
 func (p *Part) Bytes() (n int) {

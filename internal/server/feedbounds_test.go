@@ -11,6 +11,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -125,6 +126,41 @@ func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
 				got++
 			}
 		}
+	}
+}
+
+// TestPreviousValuesTakeNoMemoryForWhatIsNotWanted: of a large commit, a watch may want the first and the last operation.
+func TestPreviousValuesTakeNoMemoryForWhatIsNotWanted(t *testing.T) {
+	h := mustStart(t, func(c *config.Config) { c.Retention = time.Minute })
+	c := h.feed.feed.NewConsumer("client")
+	defer c.Close()
+	h.put(t, "k9999", "before")
+	if err := h.feed.feed.Await(testContext(t), h.store.Visible()); err != nil {
+		t.Fatal(err)
+	}
+	ranges := []feed.Range{{Lower: []byte("k0000"), Upper: []byte("k0000\x00")}, {Lower: []byte("k9999"), Upper: []byte("k9999\x00")}}
+	if _, err := c.Watch(feed.WatchOptions{Now: true, Ranges: ranges}); err != nil {
+		t.Fatal(err)
+	}
+	var large pb.BatchWriteRequest
+	for i := range 10_000 {
+		large.Mutations = append(large.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%04d", i)})
+	}
+	if _, err := h.kv.BatchWrite(testContext(t), &large); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Wake()
+	d, ok := c.Next(feed.Limit{})
+	if !ok || len(d.Parts) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	ws := &watchStream{server: h.Server}
+	read, err := ws.previousOf(testContext(t), &d.Parts[0], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, last := read.of(0), read.of(9999); first.found || first.unread || string(last.value) != "before" || cap(read.values) != 2 {
+		t.Errorf("before the operations were %+v and %+v; there is room for %d", first, last, cap(read.values))
 	}
 }
 

@@ -25,8 +25,8 @@ type previousValue struct {
 // commit. Otherwise each watch reads those that it sends.
 type previousValues struct {
 	unavailable bool
-	values      []previousValue // by operation, from first on
-	first       int
+	indexes     []int // of the operations, ascending; nil: they are all of the commit
+	values      []previousValue
 }
 
 // previousSharedMax bounds the operations of a commit whose previous values are left at it.
@@ -37,12 +37,17 @@ const previousReadMax = 32
 
 func (p *previousValues) of(index int) previousValue {
 	switch {
-	case p != nil && p.unavailable:
-		return previousValue{unavailable: true}
-	case p == nil || index < p.first || index >= p.first+len(p.values):
+	case p == nil:
 		return previousValue{unread: true}
+	case p.unavailable:
+		return previousValue{unavailable: true}
+	case p.indexes == nil:
+		return p.values[index]
 	}
-	return p.values[index-p.first]
+	if at, found := slices.BinarySearch(p.indexes, index); found {
+		return p.values[at]
+	}
+	return previousValue{unread: true}
 }
 
 func (sw *streamWatch) wantsPrevious() bool {
@@ -55,16 +60,19 @@ func (w *watchStream) previousOf(ctx context.Context, p *feed.Part, from int) (*
 	if there, ok := c.Attached().(*previousValues); ok {
 		return there, nil
 	}
-	first, end := p.Span()
-	most, shared := previousReadMax, false
-	if from == first {
-		most, shared = watchEventsMax, !p.Copied && c.Count() <= previousSharedMax
+	most, shared, count := previousReadMax, false, p.Count()
+	if from == p.First() {
+		most = watchEventsMax
+		if shared = !p.Copied && c.Count() <= previousSharedMax; shared {
+			count = c.Count()
+		}
 	}
-	out := &previousValues{first: from, values: make([]previousValue, end-from)}
+	out := &previousValues{values: make([]previousValue, 0, count)} // and not of what is between the operations of the part
 	var list [][]byte
 	var values []*previousValue
-	add := func(i int, key []byte) {
-		if v := &out.values[i-out.first]; len(key) > 0 && key[0] == byte(keys.SpaceUser) {
+	add := func(key []byte) {
+		out.values = append(out.values, previousValue{})
+		if v := &out.values[len(out.values)-1]; len(key) > 0 && key[0] == byte(keys.SpaceUser) {
 			v.unread = true
 			if len(list) < most {
 				list, values = append(list, keys.User(key)), append(values, v)
@@ -72,14 +80,14 @@ func (w *watchStream) previousOf(ctx context.Context, p *feed.Part, from int) (*
 		}
 	}
 	if shared {
-		out.first, out.values = 0, make([]previousValue, c.Count())
-		for i := range out.values {
-			add(i, c.Operation(i).Key)
+		for i := range count {
+			add(c.Operation(i).Key)
 		}
 	} else {
 		for i, op := range p.Operations {
 			if i >= from {
-				add(i, op.Key)
+				out.indexes = append(out.indexes, i)
+				add(op.Key)
 			}
 		}
 	}
