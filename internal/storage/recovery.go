@@ -47,7 +47,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.beginLog(&found); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
-	active, err := e.firstGeneration(found.Next())
+	active, err := e.firstGeneration(&found, len(r.filled) == 0)
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}

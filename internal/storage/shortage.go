@@ -336,8 +336,14 @@ func (e *Engine) openReserve() {
 // firstGeneration is the active generation of a store that was just opened. If the disk is too full for a segment, the
 // generation is sealed and has none: the first write that is accepted tries again. Segments whose commits are all in the
 // tree are removed first. They may be left from short runs, and no checkpoint would recycle them if there is nothing to
-// merge.
-func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
+// merge. Segments without a commit, which runs that were killed have left, are removed, too, before the last file of the reserve becomes one.
+func (e *Engine) firstGeneration(found *wal.Recovery, merged bool) (*generation, error) {
+	first := found.Next()
+	if kept, _ := e.log.Reserve(); merged && kept < e.options.logReserve() {
+		if err := e.releaseEmptySegments(found); err != nil {
+			return nil, err
+		}
+	}
 	g, err := e.newGenerationLocked(first, 0, nil)
 	if errors.Is(err, vfs.ErrNoSpace) {
 		g, err = e.truncatedFirstGeneration(first, err)
@@ -353,6 +359,26 @@ func (e *Engine) firstGeneration(first keys.Epoch) (*generation, error) {
 	g = &generation{segment: e.log.Unopened(first), mem: mem, first: first}
 	g.end.Store(uint64(first))
 	return g, nil
+}
+
+// releaseEmptySegments says in the data file that the tree has all epochs of the log, which has no commit after those in the tree. Then the log needs only
+// its newest segment.
+func (e *Engine) releaseEmptySegments(found *wal.Recovery) error {
+	state := e.pager.State()
+	if found.Last <= state.Epoch {
+		return nil
+	}
+	state.Epoch = found.Last
+	setNewestEpoch(&state, 0)
+	setEpochHistory(&state, found.Term(), commitTime(&state))
+	setLogSegment(&state, e.log.NewestDurableHeader())
+	if err := e.commitState(state); err != nil {
+		if errors.Is(err, vfs.ErrNoSpace) {
+			return nil
+		}
+		return err
+	}
+	return e.log.TruncateBefore(state.Epoch + 1)
 }
 
 // truncatedFirstGeneration removes segments for the first generation, if the superblock is certain to be durable that no
