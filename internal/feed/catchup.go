@@ -365,7 +365,7 @@ func (f *Feed) offerToGroupLocked(g *group, at **Commit, mark *wal.TailMark) (of
 // one; so are those of a large one if the index has more watches for the commit than there are in the group.
 func (f *Feed) wantersLocked(g *group, c *Commit) []*Watch {
 	if n := len(g.watches); n >= f.options.indexedMin && c.Loaded == nil {
-		if found, all := f.index.candidates(c, n); all {
+		if found, all := f.index.candidates(c, false, n); all {
 			return found
 		}
 	}
@@ -460,6 +460,7 @@ func (f *Feed) joinTailerLocked(g *group) {
 		if w.group == g {
 			w.group, w.state = nil, StateLive
 			f.live++
+			f.index.promote(w)
 		}
 	}
 }

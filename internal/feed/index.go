@@ -37,6 +37,7 @@ type interval struct {
 // indexRange is a range in the index, with all watches that have it.
 type indexRange struct {
 	entries         []*entry
+	live            int       // of these, the first ones, which are of live watches
 	from, to        *interval // that it covers, without the last; nil for a key, and for wide ranges
 	intervals, most int32     // that it covers, and may cover
 }
@@ -79,7 +80,42 @@ func (x *index) add(w *Watch) {
 // enter gives a watch its next entry.
 func (x *index) enter(w *Watch, in *indexRange) {
 	w.entries = append(w.entries, entry{watch: w, in: in, place: len(in.entries)})
-	in.entries = append(in.entries, &w.entries[len(w.entries)-1])
+	e := &w.entries[len(w.entries)-1]
+	if in.entries = append(in.entries, e); w.state == StateLive {
+		in.promote(e)
+	}
+}
+
+// promote puts an entry among those of live watches, and demote among the others.
+func (in *indexRange) promote(e *entry) {
+	in.move(e, in.live)
+	in.live++
+}
+
+func (in *indexRange) demote(e *entry) {
+	in.live--
+	in.move(e, in.live)
+}
+
+// move exchanges an entry with the one at a place.
+func (in *indexRange) move(e *entry, to int) {
+	other := in.entries[to]
+	in.entries[e.place], in.entries[to] = other, e
+	e.place, other.place = to, e.place
+}
+
+// promote says that a watch has become live, and demote that it is not any more: a commit that is offered to live watches costs nothing for
+// the others. A watch that is not in the index stays so.
+func (x *index) promote(w *Watch) {
+	for i := range w.entries {
+		w.entries[i].in.promote(&w.entries[i])
+	}
+}
+
+func (x *index) demote(w *Watch) {
+	for i := range w.entries {
+		w.entries[i].in.demote(&w.entries[i])
+	}
 }
 
 // widen compares every commit with a watch.
@@ -123,6 +159,9 @@ func (x *index) remove(w *Watch) {
 	for i := range w.entries {
 		e := &w.entries[i]
 		in := e.in
+		if e.place < in.live {
+			in.demote(e)
+		}
 		in.entries = without(in.entries, e.place)
 		if e.place < len(in.entries) {
 			in.entries[e.place].place = e.place
@@ -227,24 +266,24 @@ func (x *index) unbound(at *interval) {
 	x.intervals.Delete(at)
 }
 
-// candidates are the watches of which a range may have a key of a commit, each once; valid until the next call. It gives up, and reports
-// false, when there are more than most.
-func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
+// candidates are the watches of which a range may have a key of a commit, or the live ones among them, each once; valid until the next call.
+// It gives up, and reports false, when there are more than most.
+func (x *index) candidates(c *Commit, live bool, most int) (found []*Watch, all bool) {
 	x.pass++
 	x.found, x.most = x.found[:0], most
-	all = x.collect(x.wide.entries)
+	all = x.collect(&x.wide, live)
 	at := &x.first // the keys ascend, and so do the intervals
 	for i := 0; all && i < len(c.spans); i++ {
 		key := c.key(i)
 		if len(x.exact) > 0 {
 			if in := x.exact[string(key)]; in != nil {
-				all = x.collect(in.entries)
+				all = x.collect(in, live)
 			}
 		}
 		if at.next != nil && bytes.Compare(at.next.lower, key) <= 0 {
 			at = x.locate(key)
 			for _, in := range at.ranges {
-				all = all && x.collect(in.entries)
+				all = all && x.collect(in, live)
 			}
 		}
 	}
@@ -252,7 +291,11 @@ func (x *index) candidates(c *Commit, most int) (found []*Watch, all bool) {
 }
 
 // collect reports false when more were found than are wanted.
-func (x *index) collect(list []*entry) bool {
+func (x *index) collect(in *indexRange, live bool) bool {
+	list := in.entries
+	if live {
+		list = list[:in.live]
+	}
 	for _, e := range list {
 		if w := e.watch; w.pass != x.pass {
 			if len(x.found) == x.most {

@@ -42,10 +42,23 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			i := rng.IntN(len(live))
 			f.index.remove(live[i])
 			live = slices.Delete(live, i, i+1)
+		} else if n < 90 && len(live) > 0 {
+			if w := live[rng.IntN(len(live))]; w.state == StateLive {
+				f.index.demote(w)
+				w.state = StateLagging
+			} else {
+				f.index.promote(w)
+				w.state = StateLive
+			}
 		}
 		checkIndex(t, &f.index, live)
 		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
-		found, _ := f.index.candidates(c, math.MaxInt)
+		offered, _ := f.index.candidates(c, true, math.MaxInt)
+		offered = slices.Clone(offered)
+		found, _ := f.index.candidates(c, false, math.MaxInt)
+		if n := len(offered); n != len(slices.DeleteFunc(slices.Clone(found), func(w *Watch) bool { return w.state != StateLive })) {
+			t.Fatalf("%d live watches are found", n)
+		}
 		for _, w := range live {
 			if n := len(w.match(nil, c, 0)); n > 0 && !slices.Contains(found, w) {
 				t.Fatalf("%q is not found for %q", w.ranges, c.body)
@@ -55,7 +68,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			t.Fatal("a watch is found twice")
 		}
 		most := rng.IntN(20)
-		if some, all := f.index.candidates(c, most); all != (len(found) <= most) || len(some) != min(len(found), most) {
+		if some, all := f.index.candidates(c, false, most); all != (len(found) <= most) || len(some) != min(len(found), most) {
 			t.Fatalf("%d watches, complete %v, of %d, at most %d", len(some), all, len(found), most)
 		}
 	}
@@ -74,7 +87,7 @@ func checkIndex(t *testing.T, x *index, live []*Watch) {
 	for _, w := range live {
 		for i := range w.entries {
 			e := &w.entries[i]
-			if e.in.entries[e.place] != e {
+			if e.in.entries[e.place] != e || e.place < e.in.live != (w.state == StateLive) {
 				t.Fatalf("%q is not at its place", w.ranges[i])
 			}
 			if in := e.in; in.from != nil && covered[in] == 0 {

@@ -147,10 +147,10 @@ func (f *Feed) dispatchLocked(c *Commit) {
 	f.makeRoomLocked()
 }
 
-// candidatesLocked are the watches, also lagging ones, that may want something of a commit. Bulk loads are rare: all are asked.
+// candidatesLocked are the live watches that may want something of a commit. Of a bulk load, which is rare, all watches are asked.
 func (f *Feed) candidatesLocked(c *Commit) []*Watch {
 	if c.Loaded == nil {
-		found, _ := f.index.candidates(c, len(f.watches))
+		found, _ := f.index.candidates(c, true, len(f.watches))
 		return found
 	}
 	all := make([]*Watch, 0, len(f.watches))

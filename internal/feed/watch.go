@@ -257,6 +257,7 @@ func (f *Feed) readyLocked(w *Watch) {
 func (f *Feed) lagLocked(w *Watch) {
 	if w.state == StateLive {
 		f.live--
+		f.index.demote(w)
 	}
 	f.leaveLineLocked(w)
 	w.group, w.state = nil, StateLagging
