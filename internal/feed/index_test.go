@@ -35,12 +35,15 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &Watch{feed: f, filter: wanted}
+			f.lastID++
+			w := &Watch{ID: f.lastID, feed: f, filter: wanted}
+			f.watches[w.ID] = w
 			f.index.add(w)
 			live = append(live, w)
 		} else if n < 70 && len(live) > 0 {
 			i := rng.IntN(len(live))
 			f.index.remove(live[i])
+			delete(f.watches, live[i].ID)
 			live = slices.Delete(live, i, i+1)
 		} else if n < 90 && len(live) > 0 {
 			if w := live[rng.IntN(len(live))]; w.state == StateLive {
@@ -53,8 +56,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 		}
 		checkIndex(t, &f.index, live)
 		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
-		offered, _ := f.index.candidates(c, true, math.MaxInt)
-		offered = slices.Clone(offered)
+		offered := slices.Clone(f.candidatesLocked(c))
 		found, _ := f.index.candidates(c, false, math.MaxInt)
 		if n := len(offered); n != len(slices.DeleteFunc(slices.Clone(found), func(w *Watch) bool { return w.state != StateLive })) {
 			t.Fatalf("%d live watches are found", n)

@@ -165,7 +165,12 @@ func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) {
 	defer r.mu.Unlock()
 	lease, ok := r.leases[e]
 	if !ok && len(r.leases) >= leasesMax {
-		next := slices.MinFunc(slices.Collect(maps.Values(r.leases)), func(a, b Lease) int { return a.Until.Compare(b.Until) })
+		var next Lease
+		for _, l := range r.leases {
+			if next.ID == 0 || l.Until.Before(next.Until) {
+				next = l
+			}
+		}
 		delete(r.leases, next.Epoch)
 	}
 	if !ok {
