@@ -78,6 +78,10 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		}
 		x.key = c.appendInternal(x.key[:0])
 		x.slot.Enter()
+		if x.stillHolds(c) {
+			x.slot.Leave()
+			continue
+		}
 		v, ok, err := x.reader.Newest(x.key)
 		holds := false
 		if err == nil {
@@ -101,6 +105,20 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 		return failed
 	}
 	return nil
+}
+
+// stillHolds reports whether a condition was found to hold before the latches were taken, and its key, which x.key is, has no newer version:
+// its page may have been evicted, and many would be read one after the other.
+func (x *Session) stillHolds(c *Condition) bool {
+	if c.held == 0 {
+		return false
+	}
+	l := x.store.latches
+	if l.table[l.stripe(x.key)].newest <= c.held {
+		return true
+	}
+	newer, err := x.reader.NewestSince(x.key, c.held)
+	return newer == 0 && err == nil
 }
 
 // CurrentValueBytesMax bounds the value in a PreconditionError. The error reaches clients in trailers, and many clients of gRPC

@@ -117,7 +117,11 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if err := x.awaitTurn(ctx); err != nil {
 		return 0, err
 	}
-	if err := x.readBefore(ctx, w); err != nil {
+	opened, err := x.readBefore(ctx, w)
+	if opened {
+		defer x.CloseSnapshot()
+	}
+	if err != nil {
 		return 0, err
 	}
 	if err := x.prevalidate(ctx, w); err != nil {

@@ -115,6 +115,8 @@ type Condition struct {
 	Epoch keys.Epoch // for EpochEquals and LockHeld
 
 	ReturnCurrent bool // the PreconditionError has the key's current value
+
+	held keys.Epoch // a snapshot in which readBefore has found that it holds, which is open; 0: none
 }
 
 // conditionKeyBytes is how much longer the internal key of a condition is than its key, at most.

@@ -14,28 +14,42 @@ const readBeforeMin = 32
 // readBefore reads the pages of what w is going to read while it holds its latches, and they are not held yet: one after the other, and
 // with many latches, pages that the device has to read would hold up all writers. Here those that are not in memory are read
 // together. The commit reads again what is evicted or written meanwhile, and meets damage then.
-func (x *Session) readBefore(ctx context.Context, w *Write) error {
+//
+// A condition that holds in the snapshot is not read again unless its key is written: many would not fit in the cache. So the caller keeps
+// the snapshot until the commit has ended, and closes it if readBefore reports that it has opened one.
+func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ error) {
+	for i := range w.Conditions {
+		w.Conditions[i].held = 0
+	}
 	n := len(w.Conditions) + len(w.derived.ends)
 	if w.ops != nil || w.Batch.WithMetadata() > 0 {
 		n += w.Batch.Count()
 	}
 	if n < readBeforeMin {
-		return nil
+		return false, nil
 	}
 	defer x.buffers.batch.forget()
 	list := x.readUnderLatches(w)
 	if len(list) < readBeforeMin {
-		return nil
+		return false, nil
 	}
 	if !x.hasSnapshot { // without one, a pause could be the end of what a leaf that was read refers to
 		_, _ = x.OpenSnapshot(0) // which is there
-		defer x.CloseSnapshot()
+		opened = true
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
 		Each: func(i int, v storage.Version, ok bool) error {
-			if ok && v.Inline() == nil && v.Size() <= largeValueMin && w.readsValue(i) { // of larger ones a batch has few
+			small := !ok || v.Inline() != nil || v.Size() <= largeValueMin // of larger ones a batch has few
+			switch {
+			case !small:
+			case i < len(w.Conditions):
+				if holds, err := x.conditionHolds(&w.Conditions[i], v, ok); holds && err == nil {
+					w.Conditions[i].held = x.at
+					x.reveals(v.Sync, v.Epoch)
+				}
+			case ok && v.Inline() == nil && w.ops != nil:
 				scratch := &x.committing.writer.Scratch
 				*scratch, _ = x.reader.AppendValue((*scratch)[:0], v)
 			}
@@ -43,15 +57,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) error {
 		},
 		Pause: x.pauseIn(ctx),
 	})
-	return endOf(ctx)
-}
-
-// readsValue reports whether the value of a key of readUnderLatches is read as well.
-func (w *Write) readsValue(i int) bool {
-	if i < len(w.Conditions) {
-		return w.Conditions[i].Kind == ValueEquals
-	}
-	return w.ops != nil
+	return opened, endOf(ctx)
 }
 
 // checkFirstBefore is checkFirst while no latch is held, for many keys, if the tree has versions newer than the snapshot: a page may have to be

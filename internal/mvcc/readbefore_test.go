@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
@@ -13,7 +14,7 @@ import (
 )
 
 // TestWhatIsReadUnderLatchesIsReadBefore: pages that the device has to read are read before the latches are taken, because writers of other
-// keys wait for them. The cache has room for all.
+// keys wait for them. The cache has room for all; conditions need none.
 func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 	const count = 200
 	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
@@ -42,6 +43,7 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 		"invocations":          invocations,
 		"invocations of large": invocations,
 		"conditions":           conditions(KeyPresent),
+		"conditions, evicted":  conditions(ValueEquals),
 		"conditions on large":  conditions(ValueEquals),
 		"transactions": func(ctx context.Context, x *Session) error {
 			w := Write{Durability: DurabilityAsync, snapshot: since, firstWins: true}
@@ -105,6 +107,11 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 			before := -1
 			x.Permit(func() error { // the latches are held
 				if before < 0 {
+					if strings.HasSuffix(name, "evicted") {
+						if _, err := s.engine.ResizeCache(128 << 10); err != nil {
+							t.Error(err)
+						}
+					}
 					before = reads.Fired()
 				}
 				return nil
@@ -161,6 +168,45 @@ func TestWhatIsReadBeforeLatchesIsNotTakenForDamage(t *testing.T) {
 	}
 	if n := s.Stats().Storage.Damage.Reads; n != 0 {
 		t.Errorf("%d damaged values were met", n)
+	}
+}
+
+// TestConditionsThatHeldBeforeTheLatchesAreLookedAtAgain: a key is deleted after the look at it, and checkpoints remove what they may of it.
+func TestConditionsThatHeldBeforeTheLatchesAreLookedAtAgain(t *testing.T) {
+	const count = 64
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	w := Write{Durability: DurabilityAsync}
+	w.Set([]byte("other"), nil)
+	for i := range count {
+		mustPutAsync(t, s, fmt.Sprint("key", i), "v")
+		w.Conditions = append(w.Conditions, Condition{Kind: KeyPresent, Key: fmt.Append(nil, "key", i)})
+	}
+	mustCheckpoint(t, s)
+	x, deleting := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer deleting.Close()
+	deleted := false
+	ctx := &interfering{Context: t.Context(), do: func() {
+		if deleted || !x.hasSnapshot || w.Conditions[count-1].held == 0 {
+			return
+		}
+		deleted = true
+		var d Write
+		d.Delete([]byte("key1"))
+		if _, err := deleting.Commit(t.Context(), &d); err != nil {
+			t.Error(err)
+		}
+	}}
+	x.Permit(func() error { // the latches are held
+		s.collector.mu.Lock()
+		s.collector.refresh(time.Now())
+		s.collector.mu.Unlock()
+		mustCheckpoint(t, s)
+		return nil
+	})
+	var failed *PreconditionError
+	if _, err := x.Commit(ctx, &w); !errors.As(err, &failed) || failed.Index != 1 || !deleted || x.hasSnapshot {
+		t.Errorf("deleted: %t, a snapshot is left: %t: %v", deleted, x.hasSnapshot, err)
 	}
 }
 
