@@ -75,9 +75,14 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		stop()
 		return nil, errors.Join(fmt.Errorf("open %s: %w", o.Storage.Dir, err), engine.Close())
 	}
-	s.recordStart(ctx)
-	_ = s.recordRemoved(ctx, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
-	_ = s.endHidden(ctx, s.probe)     // else advanceTimeline does
+	record, cancel := context.WithCancel(ctx)
+	if s.engine.AwaitsSegment() {
+		cancel() // nothing that the disk is too full for can be waited for: there are no checkpoints yet
+	}
+	s.recordStart(record)
+	_ = s.recordRemoved(record, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it
+	_ = s.endHidden(record, s.probe)     // else advanceTimeline does
+	cancel()
 	s.collector.refresh(time.Now())
 	s.lifecycle.done.Go(func() { s.clock.Run(ctx) })
 	s.lifecycle.done.Go(func() { s.collector.run(ctx) })

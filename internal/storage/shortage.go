@@ -315,6 +315,9 @@ func (e *Engine) certify() error {
 	return err
 }
 
+// AwaitsSegment reports whether the log has no segment for the next record. After Open that means that the disk is full.
+func (e *Engine) AwaitsSegment() bool { return e.view.Load().active.sealed() }
+
 // CheckpointBlocked reports whether the last checkpoint failed because the disk is full or a page is damaged.
 func (e *Engine) CheckpointBlocked() bool { return e.checkpoints.blocked.Load() != nil }
 
