@@ -190,7 +190,7 @@ func (x *Session) InvokeRequest(
 // store into memory.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read, small := x.buffers.invoked, 0, 0
+	buf, read, small := x.buffers.invoked[:0], 0, 0
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -199,16 +199,13 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			x.assertRead(ops[i].Key)
 		}
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
-		before := x.readBeforeOf(i)
-		old, found, epoch, err := x.newestValue(before, &buf, read)
+		old, found, epoch, err := x.newestValue(&buf, read)
 		if err != nil {
 			return err
 		}
 		read += len(old)
-		if before == nil || before.at == 0 { // else it was admitted
-			if small, err = x.admitSmall(small, len(old)); err != nil {
-				return err
-			}
+		if small, err = x.admitSmall(small, len(old)); err != nil {
+			return err
 		}
 		had, err := x.Metadata()
 		if err != nil {
@@ -236,19 +233,12 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, unless it is the one that readBefore has found, and appends its value to buf. Its
-// metadata is in Metadata. The caller passes the number of bytes of values that were read before.
-func (x *Session) newestValue(before *readVersion, buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
+// newestValue reads the newest version of the key in x.key, and appends its value to buf. Its metadata is in Metadata. The
+// caller passes the number of bytes of values that were read before.
+func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.section = x.section[:0]
 	x.slot.Enter()
 	defer x.slot.Leave()
-	if before != nil {
-		if x.unchangedSince(before.at) {
-			x.keepSection(before.section(*buf))
-			return before.valueIn(*buf), before.found, before.epoch, nil
-		}
-		before.at = 0
-	}
 	v, ok, err := x.reader.Newest(x.key)
 	if err != nil || !ok {
 		return nil, false, 0, err
