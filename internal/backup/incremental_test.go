@@ -150,12 +150,7 @@ func (f *fixture) deleteAll() {
 // fullDisk lets a checkpoint fail that has written a part of its pages.
 func (f *fixture) fullDisk() {
 	f.t.Helper()
-	const large = 1 << 40
-	f.disk.SetCapacity(large)
-	used, err := f.disk.Free("db")
-	check(f.t, err)
-	used = large - used
-	f.disk.SetCapacity(used + int64(f.rng.IntN(8<<10)))
+	f.disk.LeaveFree(int64(f.rng.IntN(8 << 10)))
 	_ = f.store.Checkpoint(context.Background()) // it may have fitted
 	f.disk.SetCapacity(0)
 }

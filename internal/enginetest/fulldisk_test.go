@@ -191,7 +191,7 @@ func TestOldLogFilesAreGivenUpOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := logBytes(t, fs)
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	x := mustSession(t, s)
 	defer x.Close()
 	for i := range 120 { // sixty of them have room without the old files
@@ -225,18 +225,6 @@ func logBytes(t *testing.T, fs *vfs.Mem) (sum int64) {
 	return sum
 }
 
-// fillOthers lets other programs take all but so much of the disk.
-func fillOthers(t *testing.T, fs *vfs.Mem, left int64) {
-	t.Helper()
-	const large = 1 << 40
-	fs.SetCapacity(large)
-	free, err := fs.Free("db")
-	if err != nil {
-		t.Fatal(err)
-	}
-	fs.SetCapacity(large - free + left)
-}
-
 // TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged: values that fall on every other leaf need
 // far more pages, while they are merged, than their size tells, and the disk is full before they
 // are.
@@ -257,7 +245,7 @@ func TestWhatWasAcceptedBeforeOthersFilledTheDiskIsMerged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatalf("%v; pages %+v", err, s.Stats().Storage.Pages)
 	}
@@ -286,7 +274,7 @@ func TestDeletionsDuringASnapshotLeavePagesForThoseAfterIt(t *testing.T) {
 	if _, err := reader.OpenSnapshot(0); err != nil {
 		t.Fatal(err)
 	}
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	full := false
 	for i := 0; i < keys-1000 && !full; i += 1000 {
 		mustDeleteRange(t, s, want, numbered(i), numbered(i+1000))

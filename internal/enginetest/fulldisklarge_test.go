@@ -23,12 +23,12 @@ func TestAFullDiskTakesADeletionThatIsLargerThanASegment(t *testing.T) {
 	const keys = 12000
 	fillSmall(t, s, want, keys, "v")
 	for range 3 { // what a checkpoint gives back
-		fillOthers(t, fs, 0)
+		fs.LeaveFree(0)
 		if err := s.Checkpoint(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	mustDeleteRange(t, s, want, numbered(0), numbered(keys-10))
 	awaitSpace(t, s, "later")
 	want["later"] = "v"
@@ -47,7 +47,7 @@ func TestSegmentsThatWereDurableBeforeTheirEndAreGivenBack(t *testing.T) {
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	x, others := mustSession(t, s), logBytes(t, fs)-int64(s.Stats().Storage.Log.Segments)*o.Storage.SegmentBytes
 	defer x.Close()
 	w := mvcc.Write{Durability: mvcc.DurabilityAsync}
@@ -79,7 +79,7 @@ func TestALargeRecordIsAcceptedOnlyIfItCanBeMerged(t *testing.T) {
 		o.Storage.MemoryBytes = 1 << 20
 		s, want, large := mustOpen(t, o), map[string]string{}, strings.Repeat("l", 1<<20)
 		fillSmall(t, s, want, 2000, "v")
-		fillOthers(t, fs, left)
+		fs.LeaveFree(left)
 		x := mustSession(t, s)
 		defer x.Close()
 		if _, err := put(x, "large", large, mvcc.DurabilitySync); (err == nil) != fits || err != nil && !errors.Is(err, vfs.ErrNoSpace) {
@@ -99,7 +99,7 @@ func TestALargeRecordThatDoesNotFitRefusesNoOther(t *testing.T) {
 	s := mustOpen(t, reserving(fs))
 	want := map[string]string{}
 	fillSmall(t, s, want, 1000, "v")
-	fillOthers(t, fs, 256<<10)
+	fs.LeaveFree(256 << 10)
 	before := s.Stats().Storage.Rotations
 	soon := func(x *session, key, value string, fits bool) {
 		began := time.Now()
@@ -157,16 +157,16 @@ func TestALargePutLeavesTheReserveToDeletions(t *testing.T) {
 	if err := s.Checkpoint(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fillOthers(t, fs, int64(len(large))-5*o.Storage.SegmentBytes/2)
+	fs.LeaveFree(int64(len(large)) - 5*o.Storage.SegmentBytes/2)
 	fs.SetHook(func(op vfs.Op, name string) {
 		if op == vfs.OpPreallocate && strings.Contains(name, "reserve") {
-			fillOthers(t, fs, 0)
+			fs.LeaveFree(0)
 		}
 	})
 	if _, err := put(x, "larger", large, mvcc.DurabilitySync); !errors.Is(err, vfs.ErrNoSpace) {
 		t.Errorf("a large put that needs the reserve: %v", err)
 	}
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	for i := range 2000 {
 		mustDelete(t, s, numbered(i))
 		delete(want, numbered(i))

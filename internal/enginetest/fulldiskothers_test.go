@@ -27,7 +27,7 @@ func TestOthersFillTheDiskAgainAndAgain(t *testing.T) {
 	var full, stop atomic.Bool
 	fs.SetHook(func(op vfs.Op, _ string) {
 		if op == vfs.OpPreallocate && full.Load() {
-			fillOthers(t, fs, 0)
+			fs.LeaveFree(0)
 		}
 	})
 	var writers sync.WaitGroup
@@ -93,7 +93,7 @@ func TestOthersFillTheDiskAgainAndAgain(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for range 40 {
 		full.Store(false)
-		fillOthers(t, fs, r.Int64N(2<<20))
+		fs.LeaveFree(r.Int64N(2 << 20))
 		time.Sleep(time.Duration(r.IntN(10)) * time.Millisecond)
 		full.Store(true)
 		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)

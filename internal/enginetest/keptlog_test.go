@@ -64,7 +64,7 @@ func TestADeletionWaitsForWhatIsKeptOfTheLog(t *testing.T) {
 	o.Storage.DiskReserve, o.Storage.ChangeLog = 4<<20, storage.ChangeLog{Age: time.Hour}
 	s := mustOpen(t, o)
 	mustPut(t, s, "k", strings.Repeat("v", 1000))
-	fillOthers(t, fs, 0)
+	fs.LeaveFree(0)
 	var first atomic.Bool
 	fs.SetHook(func(op vfs.Op, name string) {
 		if op == vfs.OpPreallocate && strings.Contains(name, "reserve-") && !first.Swap(true) {

@@ -35,7 +35,7 @@ type Commit struct {
 	inRing       bool
 }
 
-// span is where an operation is in a body. The value ends it. Before alike, all operations from here on are sets, or all are deletions.
+// span is where an operation is in a body. The value ends it. All operations from it up to alike are sets, or all are deletions.
 type span struct {
 	kind                         keys.Kind
 	key, keyEnd, value, valueEnd uint32

@@ -368,7 +368,7 @@ func (f *Feed) takeLocked(w *Watch, l Limit) Delivery {
 	return d
 }
 
-// takeOneLocked takes what the first reference begins with and is wanted, or the part that the limit allows. It reports false when the
+// takeOneLocked takes the wanted operations with which the first reference begins, as many as the limit allows. It reports false when the
 // limit is reached.
 func (f *Feed) takeOneLocked(w *Watch, d *Delivery, l *Limit) (more bool) {
 	r := w.queue.first()

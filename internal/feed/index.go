@@ -8,15 +8,15 @@ import (
 )
 
 // index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map. The others
-// divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it: an interval has few,
-// as of those that cover few intervals few can differ. A watch of a range that covers many intervals is in none of them but in
+// divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it. An interval has few of them:
+// ranges that cover few intervals cannot differ in many ways. A watch of a range that covers many intervals is in none of them but in
 // a list of its own: every commit is compared with it, which costs less than places in all intervals, and such a watch
 // wants most commits anyway.
 type index struct {
 	exact     map[string]*indexRange
 	intervals *btree.BTreeG[*interval] // by their lower bounds
 	first     interval                 // before all of those, without ranges
-	wide      indexRange               // what has the watches of wide ranges
+	wide      indexRange               // the watches that have a wide range
 	divided   []*indexRange            // whose number of intervals has become too large
 	found     []*Watch
 	most      int // that are to be found

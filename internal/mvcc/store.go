@@ -77,7 +77,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	}
 	record, cancel := context.WithCancel(ctx)
 	if s.engine.AwaitsSegment() {
-		cancel() // nothing that the disk is too full for can be waited for: there are no checkpoints yet
+		cancel() // the disk is full: a checkpoint frees a segment, and none is made before the store is open
 	}
 	s.recordStart(record)
 	_ = s.recordRemoved(record, s.probe) // else advanceTimeline does: until then the skip record tells, while the log has it

@@ -84,6 +84,7 @@ func (w *watchStream) previousOf(ctx context.Context, p *feed.Part, from int) (*
 			add(c.Operation(i).Key)
 		}
 	} else {
+		out.indexes = make([]int, 0, count)
 		for i, op := range p.Operations {
 			if i >= from {
 				out.indexes = append(out.indexes, i)

@@ -36,14 +36,22 @@ func openBench(t testing.TB, o Options) *bench {
 	t.Helper()
 	b := &bench{t: t, visible: new(atomic.Uint64), fs: vfs.NewMem()}
 	b.faults = vfs.NewFaulty(b.fs)
+	o.Dir = "db"
+	b.open(o)
+	return b
+}
+
+// open opens the engine over b.faults.
+func (b *bench) open(o Options) (found Recovery) {
+	b.t.Helper()
 	registry := pin.NewRegistry(b.visible)
 	b.slot = registry.Slot()
-	o.Dir, o.FS = "db", b.faults
+	o.FS, o.DataFS = b.faults, nil
 	var err error
-	if b.engine, _, err = Open(t.Context(), o, registry); err != nil {
-		t.Fatal(err)
+	if b.engine, found, err = Open(b.t.Context(), o, registry); err != nil {
+		b.t.Fatal(err)
 	}
-	return b
+	return found
 }
 
 // put commits keys [from, to) with values of a size.

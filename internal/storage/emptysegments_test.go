@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -15,28 +14,12 @@ func TestCrashesInARowOnAFullDiskLeaveDeletionsASegment(t *testing.T) {
 	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
 	b.put(0, 100, 100)
 	b.checkpoint()
-	const large = 1 << 40
-	b.fs.SetCapacity(large)
-	free, err := b.fs.Free("db")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.fs.SetCapacity(large - free)
+	b.fs.LeaveFree(0)
 	for range 20 {
 		o, crashed := b.engine.options, b.fs.Crash(0, vfs.SurviveProcess)
 		_ = b.engine.Close()
-		b.fs = crashed
-		b.faults = vfs.NewFaulty(b.fs)
-		o.FS, o.DataFS = b.faults, nil
-		registry := pin.NewRegistry(b.visible)
-		b.slot = registry.Slot()
-		b.writer = Writer{}
-		engine, found, err := Open(t.Context(), o, registry)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.engine = engine
-		b.visible.Store(uint64(found.Next - 1))
+		b.fs, b.faults, b.writer = crashed, vfs.NewFaulty(crashed), Writer{}
+		b.visible.Store(uint64(b.open(o).Next - 1))
 	}
 	for range 3 {
 		var w batch.Builder

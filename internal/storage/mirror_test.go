@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
-	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -123,14 +122,7 @@ func (b *bench) reopen() {
 		b.t.Fatal(err)
 	}
 	b.visible = new(atomic.Uint64)
-	registry := pin.NewRegistry(b.visible)
-	b.slot = registry.Slot()
-	engine, found, err := Open(b.t.Context(), o, registry)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.engine = engine
-	b.visible.Store(uint64(found.Epoch))
+	b.visible.Store(uint64(b.open(o).Epoch))
 }
 
 // readAbandoned reads the keys of abandonRepairTree.

@@ -45,13 +45,7 @@ func TestALargeRecordWithoutRoomLeavesTheOthersTheirPages(t *testing.T) {
 	e := b.engine
 	e.CheckSpace()
 	e.pager.SetReserve(2 << 20) // as memtables that have grown, it needs more pages than are free
-	const all = 1 << 40
-	b.fs.SetCapacity(all)
-	free, err := b.fs.Free("db")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.fs.SetCapacity(all - free + 8<<20)
+	b.fs.LeaveFree(8 << 20)
 	e.reserve.large.Store(32 << 20)
 	e.CheckSpace()
 	if err := e.Shortage(); err != nil || !e.reserve.noRoom.Load() || !e.covers(e.unmerged()) {

@@ -82,6 +82,13 @@ func (m *Mem) SetCapacity(bytes int64) {
 	m.capacity = bytes
 }
 
+// LeaveFree lets others take all but so many bytes: it limits the file system to what it has and these.
+func (m *Mem) LeaveFree(bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.capacity = max(m.used+bytes, 1)
+}
+
 // SetHook calls hook before each mutating operation (OpMutating), outside the lock and on the caller's goroutine. The
 // hook may crash the file system.
 func (m *Mem) SetHook(hook func(op Op, name string)) {

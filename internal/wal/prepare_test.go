@@ -51,7 +51,7 @@ func TestALargeRecordGetsTheSegmentThatIsMadeForIt(t *testing.T) {
 		for _, r := range c.later {
 			later = a.log.Prepare(r.body, r.frees)
 		}
-		fillDisk(t, mem, 1024*kib)
+		mem.LeaveFree(1024 * kib)
 		close(until)
 		within(t, first.Done(), "the first attempt")
 		within(t, later.Done(), "the second attempt")

@@ -73,7 +73,7 @@ func TestFilesOfASparseCopyHaveTheirBlocks(t *testing.T) {
 		mustClose(t, a.log)
 		sparse := sparseCopy(t, original)
 		if full {
-			fillDisk(t, sparse, 10*pageSize)
+			sparse.LeaveFree(10 * pageSize)
 		}
 		rec, _ := mustReplay(t, sparse, 0)
 		opts.FS = sparse
@@ -86,7 +86,7 @@ func TestFilesOfASparseCopyHaveTheirBlocks(t *testing.T) {
 			t.Fatalf("the reserve of a disk that is full, %v: %v", full, short)
 		}
 		kept, _ := a.log.Reserve()
-		fillDisk(t, sparse, 0)
+		sparse.LeaveFree(0)
 		if err := a.log.TruncateBefore(rec.Last + 1); err != nil {
 			t.Fatal(err)
 		}
@@ -176,16 +176,4 @@ func sparseCopy(t *testing.T, from *vfs.Mem) *vfs.Mem {
 		t.Fatal(err)
 	}
 	return to
-}
-
-// fillDisk leaves so many bytes free.
-func fillDisk(t *testing.T, mem *vfs.Mem, left int64) {
-	t.Helper()
-	const large = 1 << 40
-	mem.SetCapacity(large)
-	free, err := mem.Free(testDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mem.SetCapacity(large - free + left)
 }

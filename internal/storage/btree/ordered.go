@@ -2,6 +2,7 @@ package btree
 
 import (
 	"cmp"
+	"slices"
 	"sync"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -175,29 +176,34 @@ func (o *ordered) storeLocked(it *item) error {
 // dropsAhead is how many values are announced before they are dropped.
 const dropsAhead = 32
 
-// accountLocked adds the worker's counts of a partition to the result. A leaf with a reference to a value that does not exist is damage: after a write that
-// the device has lost, an older version of the leaf is there.
+// accountLocked adds the worker's counts of a partition to the result, and drops values. A leaf with a reference to a value that does not exist is
+// damage: after a write that the device has lost, an older version of the leaf is there.
 func (o *ordered) accountLocked(p *partition, w *worker) error {
 	o.result.Freed = append(o.result.Freed, w.freed...)
 	o.result.Stats.Add(&w.stats)
 	var refs [dropsAhead]page.Ref
-	for i, d := range w.dropped {
-		o.result.Stats.Dropped++
-		if i%dropsAhead == 0 {
-			n := 0
-			for ; n < dropsAhead && i+n < len(w.dropped); n++ {
-				refs[n] = w.dropped[i+n].ref
-			}
-			o.m.Values.ReadAhead(refs[:n])
+	for next := range slices.Chunk(w.dropped, dropsAhead) {
+		for i, d := range next {
+			refs[i] = d.ref
 		}
-		err := o.m.Values.Drop(d.ref)
-		if d.leaf >= 0 && o.m.isUnreadable(err) {
-			c := &p.children[d.leaf]
-			o.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.endOf(d.leaf), Err: err})
-		} else if err != nil {
-			return err
+		o.m.Values.ReadAhead(refs[:len(next)])
+		for _, d := range next {
+			if err := o.dropLocked(p, d); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
+}
+
+func (o *ordered) dropLocked(p *partition, d droppedValue) error {
+	o.result.Stats.Dropped++
+	err := o.m.Values.Drop(d.ref)
+	if d.leaf < 0 || !o.m.isUnreadable(err) {
+		return err
+	}
+	c := &p.children[d.leaf]
+	o.m.unreadablePages.add(UnreadablePage{ID: c.ID, Lower: c.Separator, Upper: p.endOf(d.leaf), Err: err})
 	return nil
 }
 

@@ -29,16 +29,6 @@ func sparseCopy(t *testing.T, p *Pager) *vfs.Mem {
 	return mem
 }
 
-// fill leaves nothing free on a disk.
-func fill(t *testing.T, mem *vfs.Mem) {
-	t.Helper()
-	const large = 1 << 40
-	mem.SetCapacity(large)
-	free, err := mem.Free(".")
-	must(t, err)
-	mem.SetCapacity(max(large-free, 1))
-}
-
 // TestFreePagesWithoutBlocksAreNoReserve: on a full disk, pages could not be written there.
 func TestFreePagesWithoutBlocksAreNoReserve(t *testing.T) {
 	const pages = 100
@@ -56,7 +46,7 @@ func TestFreePagesWithoutBlocksAreNoReserve(t *testing.T) {
 	if free, want := p.FreeBytes(); free < want {
 		t.Fatalf("%d bytes are free, the test needs %d", free, want)
 	}
-	fill(t, mem)
+	mem.LeaveFree(0)
 	if err := p.FillReserve(0); !errors.Is(err, vfs.ErrNoSpace) || !p.Hollow() {
 		t.Fatalf("the reserve of a full disk: %v, hollow %v", err, p.Hollow())
 	}
@@ -64,7 +54,7 @@ func TestFreePagesWithoutBlocksAreNoReserve(t *testing.T) {
 	if err := p.FillReserve(0); err != nil || p.Hollow() {
 		t.Fatalf("the reserve of a disk with space: %v, hollow %v", err, p.Hollow())
 	}
-	fill(t, mem)
+	mem.LeaveFree(0)
 	must(t, p.FillReserve(0))
 	ck, err := p.Begin()
 	must(t, err)
