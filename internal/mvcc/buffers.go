@@ -1,6 +1,10 @@
 package mvcc
 
-import "github.com/epochkv/epochkv/internal/storage"
+import (
+	"unsafe"
+
+	"github.com/epochkv/epochkv/internal/storage"
+)
 
 // pooledBytesMax bounds the buffers that a session keeps from one request to the next. There may be
 // thousands of sessions, so none of them may keep the memory of one huge request.
@@ -16,7 +20,8 @@ type sessionBuffers struct {
 	batch   batchRead
 	txn     Txn
 	ranged  rangeDelete
-	invoked []byte // values of InvokeAll
+	invoked []byte        // values of InvokeAll, first those of before
+	before  []readVersion // see readBefore
 	system  storage.Cursor
 	last    []byte // of a ScanReadable
 }
@@ -25,7 +30,7 @@ type sessionBuffers struct {
 func (x *Session) memoryBytes() int {
 	b := &x.buffers
 	return b.txn.write.MemoryBytes() + b.txn.reads.held() + cap(b.txn.old) + cap(b.txn.fresh) +
-		b.ranged.write.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) +
+		b.ranged.write.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) + cap(b.before)*int(unsafe.Sizeof(readVersion{})) +
 		cap(b.cursor.long) + cap(b.batch.buf) + keyReadBytes*cap(b.batch.keys) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
 }
 

@@ -110,14 +110,16 @@ func (x *Session) checkConditions(ctx context.Context, w *Write) error {
 // stillHolds reports whether a condition was found to hold before the latches were taken, and its key, which x.key is, has no newer version:
 // its page may have been evicted, and many would be read one after the other.
 func (x *Session) stillHolds(c *Condition) bool {
-	if c.held == 0 {
-		return false
-	}
+	return c.held != 0 && x.unchangedSince(c.held)
+}
+
+// unchangedSince reports whether the key in x.key, whose latch is held, has no version after a snapshot that is open.
+func (x *Session) unchangedSince(at keys.Epoch) bool {
 	l := x.store.latches
-	if l.table[l.stripe(x.key)].newest <= c.held {
+	if l.table[l.stripe(x.key)].newest <= at {
 		return true
 	}
-	newer, err := x.reader.NewestSince(x.key, c.held)
+	newer, err := x.reader.NewestSince(x.key, at)
 	return newer == 0 && err == nil
 }
 

@@ -121,10 +121,10 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if opened {
 		defer x.CloseSnapshot()
 	}
-	if err != nil {
-		return 0, err
+	if err == nil {
+		err = x.prevalidate(ctx, w)
 	}
-	if err := x.prevalidate(ctx, w); err != nil {
+	if err != nil {
 		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
 	}
 	if err := x.lock(ctx, w); err != nil {

@@ -25,7 +25,10 @@ func (x *Session) queueDeadlines(ctx context.Context, w *Write) error {
 	if w.Batch.WithMetadata() == 0 || w.derived.queued {
 		return nil
 	}
-	for i, n := 0, w.Batch.Count(); i < n; i++ {
+	for i, n, deadlines := 0, w.Batch.Count(), 0; i < n; i++ {
+		if i%checkContextEvery == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		f, err := w.Batch.Metadata(i)
 		if err != nil || f.ExpiresAt == 0 {
 			if err != nil {
@@ -33,23 +36,32 @@ func (x *Session) queueDeadlines(ctx context.Context, w *Write) error {
 			}
 			continue
 		}
-		if i%checkContextEvery == 0 && ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 		x.key = append(x.key[:0], w.Batch.Key(i)...)
-		before, err := x.newestMetadata()
+		before, err := x.newestMetadata(deadlines)
 		if err != nil && !errors.Is(err, storage.ErrDamaged) {
 			return err
 		}
 		// The entry of a version that a damaged page hides stays, and is stale from now on: a put is not refused because of
 		// what it overwrites.
 		x.requeue(w, before.ExpiresAt, f.ExpiresAt)
+		deadlines++
 	}
 	return nil
 }
 
-// newestMetadata is the metadata of the newest version of the key in x.key, whose latch is held. It does not read the value.
-func (x *Session) newestMetadata() (f metadata.Fields, err error) {
+// hasDeadline reports whether an operation of the batch sets a deadline; an error of its metadata ends the commit later.
+func hasDeadline(w *Write, i int) bool {
+	f, _ := w.Batch.Metadata(i)
+	return f.ExpiresAt != 0
+}
+
+// newestMetadata is the metadata of the newest version of the key in x.key, whose latch is held and which is one of those that readBefore may
+// have kept. It does not read the value.
+func (x *Session) newestMetadata(i int) (f metadata.Fields, err error) {
+	if before := x.keptBefore(i); before != nil {
+		x.section = append(x.section[:0], before.section(x.buffers.invoked)...)
+		return x.Metadata()
+	}
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -13,14 +14,16 @@ const readBeforeMin = 32
 
 // readBefore reads the pages of what w is going to read while it holds its latches, and they are not held yet: one after the other, and
 // with many latches, pages that the device has to read would hold up all writers. Here those that are not in memory are read
-// together. The commit reads again what is evicted or written meanwhile, and meets damage then.
+// together. The commit reads again what is written meanwhile, and meets damage then.
 //
-// A condition that holds in the snapshot is not read again unless its key is written: many would not fit in the cache. So the caller keeps
-// the snapshot until the commit has ended, and closes it if readBefore reports that it has opened one.
+// A condition that holds in the snapshot, the version that an invocation is applied to, and the deadline that a put replaces, are not read again
+// unless the key is written: many would not fit in the cache. So the caller keeps the snapshot until the commit has ended, and closes it if
+// readBefore reports that it has opened one. An error refuses the commit: the context has ended, or there is no room for what it would answer.
 func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ error) {
 	for i := range w.Conditions {
 		w.Conditions[i].held = 0
 	}
+	x.buffers.before, x.buffers.invoked = x.buffers.before[:0], x.buffers.invoked[:0]
 	n := len(w.Conditions) + len(w.derived.ends)
 	if w.ops != nil || w.Batch.WithMetadata() > 0 {
 		n += w.Batch.Count()
@@ -29,7 +32,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 		return false, nil
 	}
 	defer x.buffers.batch.forget()
-	list := x.readUnderLatches(w)
+	list, keep := x.readUnderLatches(w)
 	if len(list) < readBeforeMin {
 		return false, nil
 	}
@@ -39,25 +42,85 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
+	conditions, small := len(w.Conditions), 0
+	x.buffers.before = append(x.buffers.before, make([]readVersion, keep)...)
+	var refused error
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
 		Each: func(i int, v storage.Version, ok bool) error {
-			small := !ok || v.Inline() != nil || v.Size() <= largeValueMin // of larger ones a batch has few
 			switch {
-			case !small:
-			case i < len(w.Conditions):
+			case i < conditions:
 				if holds, err := x.conditionHolds(&w.Conditions[i], v, ok); holds && err == nil {
 					w.Conditions[i].held = x.at
 					x.reveals(v.Sync, v.Epoch)
 				}
-			case ok && v.Inline() == nil && w.ops != nil:
-				scratch := &x.committing.writer.Scratch
-				*scratch, _ = x.reader.AppendValue((*scratch)[:0], v)
+			case i-conditions < keep:
+				small, refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil, small)
 			}
-			return nil
+			return refused
 		},
 		Pause: x.pauseIn(ctx),
 	})
-	return opened, endOf(ctx)
+	return opened, cmp.Or(endOf(ctx), refused)
+}
+
+// readVersion is what readBefore has found of a key: the metadata of its version and, for an invocation, the value. They are in
+// sessionBuffers.invoked, one after the other.
+type readVersion struct {
+	epoch            keys.Epoch // of the version if found
+	from, value, end uint32     // at most Limits.BatchBytes and what it takes for the metadata
+	read, found      bool       // it was read, and has a value
+}
+
+func (r *readVersion) section(buf []byte) []byte { return buf[r.from:r.value:r.value] }
+
+func (r *readVersion) valueIn(buf []byte) []byte { return buf[r.value:r.end:r.end] }
+
+// keptBefore is what readBefore has kept of an operation, whose key is x.key and latched; nil if it is not, or not the newest version.
+func (x *Session) keptBefore(i int) *readVersion {
+	if i >= len(x.buffers.before) || !x.buffers.before[i].read {
+		return nil
+	}
+	x.slot.Enter()
+	defer x.slot.Leave()
+	if !x.unchangedSince(x.at) {
+		return nil
+	}
+	return &x.buffers.before[i]
+}
+
+// keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. For values so many bytes of small
+// ones are not admitted yet. It keeps no more values than the commit may read, which refuses those that are too much.
+func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool, small int) (_ int, err error) {
+	buf := &x.buffers.invoked
+	at := uint32(len(*buf))
+	kept := readVersion{from: at, value: at, end: at, read: true}
+	if ok && v.Kind.HasValue() {
+		kept.epoch, kept.found = v.Epoch, true
+		*buf = append(*buf, v.Section()...)
+		kept.value = uint32(len(*buf))
+		if values {
+			if len(*buf)+v.Size() > x.store.options.Limits.BatchBytes {
+				*buf = (*buf)[:at]
+				return small, nil
+			}
+			if err = x.admitted(v.Size()); err != nil {
+				return small, err
+			}
+			if small, err = x.admitSmall(small, v.Size()); err != nil {
+				return small, err
+			}
+			if *buf, err = x.reader.AppendValue(*buf, v); err != nil {
+				*buf = (*buf)[:at]
+				return small, nil //nolint:nilerr // the commit meets the damage
+			}
+		}
+		kept.end = uint32(len(*buf))
+	}
+	if ok && values {
+		x.reveals(v.Sync, v.Epoch)
+	}
+	*r = kept
+	return small, nil
 }
 
 // checkFirstBefore is checkFirst while no latch is held, for many keys, if the tree has versions newer than the snapshot: a page may have to be
@@ -76,11 +139,15 @@ func (x *Session) checkFirstBefore(ctx context.Context, w *Write) error {
 	return nil
 }
 
-// readUnderLatches are the internal keys that w reads while it holds its latches, in the session's buffers.
-func (x *Session) readUnderLatches(w *Write) [][]byte {
+// readUnderLatches are the internal keys that w reads while it holds its latches, in the session's buffers: those of conditions, of operations,
+// and of Latch. Of the operations, what is read is kept.
+func (x *Session) readUnderLatches(w *Write) (list [][]byte, operations int) {
 	b, size := &x.buffers.batch, 0
 	for i := range w.Conditions {
 		size += len(w.Conditions[i].Key) + conditionKeyBytes
+	}
+	for i := range w.ops {
+		size += len(w.ops[i].Key) + conditionKeyBytes
 	}
 	b.buf, b.keys = slices.Grow(b.buf[:0], size), b.keys[:0]
 	for i := range w.Conditions {
@@ -88,19 +155,21 @@ func (x *Session) readUnderLatches(w *Write) [][]byte {
 		b.buf = w.Conditions[i].appendInternal(b.buf)
 		b.keys = append(b.keys, b.buf[from:])
 	}
-	for i := range w.Batch.Count() {
-		if keys.SpaceOf(w.Batch.Key(i)) != keys.SpaceUser {
-			continue // the record of a request
-		}
-		f, _ := w.Batch.Metadata(i) // an error ends the commit later
-		if w.ops != nil || f.ExpiresAt != 0 {
+	for i := range w.ops { // the batch has their keys in another order
+		from := len(b.buf)
+		b.buf = keys.Append(b.buf, keys.SpaceUser, w.ops[i].Key)
+		b.keys = append(b.keys, b.buf[from:])
+	}
+	for i := 0; w.ops == nil && w.derived.under == nil && i < w.Batch.Count(); i++ {
+		if hasDeadline(w, i) {
 			b.keys = append(b.keys, w.Batch.Key(i))
 		}
 	}
+	operations = len(b.keys) - len(w.Conditions)
 	from := 0
 	for _, end := range w.derived.ends {
 		b.keys = append(b.keys, w.derived.latches[from:end])
 		from = end
 	}
-	return b.keys
+	return b.keys, operations
 }

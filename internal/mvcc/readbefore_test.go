@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 )
 
 // TestWhatIsReadUnderLatchesIsReadBefore: pages that the device has to read are read before the latches are taken, because writers of other
-// keys wait for them. The cache has room for all; conditions need none.
+// keys wait for them. The cache has room for all; conditions and invocations need none.
 func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 	const count = 200
 	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
@@ -39,12 +40,24 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 			return err
 		}
 	}
+	deadlines := func(ctx context.Context, x *Session) error {
+		w := Write{Durability: DurabilityAsync}
+		for i := range count {
+			w.SetWithMetadata(key(i), []byte("value"), &metadata.Fields{ExpiresAt: 1 << 50})
+		}
+		_, err := x.Commit(ctx, &w)
+		return err
+	}
 	for name, commit := range map[string]func(context.Context, *Session) error{
-		"invocations":          invocations,
-		"invocations of large": invocations,
-		"conditions":           conditions(KeyPresent),
-		"conditions, evicted":  conditions(ValueEquals),
-		"conditions on large":  conditions(ValueEquals),
+		"invocations":                   invocations,
+		"invocations of large":          invocations,
+		"invocations, evicted":          invocations,
+		"invocations of large, evicted": invocations,
+		"invocations of huge, evicted":  invocations,
+		"conditions":                    conditions(KeyPresent),
+		"conditions, evicted":           conditions(ValueEquals),
+		"conditions on large":           conditions(ValueEquals),
+		"conditions on huge, evicted":   conditions(ValueEquals),
 		"transactions": func(ctx context.Context, x *Session) error {
 			w := Write{Durability: DurabilityAsync, snapshot: since, firstWins: true}
 			for i := range count {
@@ -54,14 +67,8 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 			_, err := x.Commit(ctx, &w)
 			return err
 		},
-		"deadlines": func(ctx context.Context, x *Session) error {
-			w := Write{Durability: DurabilityAsync}
-			for i := range count {
-				w.SetWithMetadata(key(i), []byte("value"), &metadata.Fields{ExpiresAt: 1 << 50})
-			}
-			_, err := x.Commit(ctx, &w)
-			return err
-		},
+		"deadlines":          deadlines,
+		"deadlines, evicted": deadlines,
 		"latched": func(ctx context.Context, x *Session) error {
 			w := Write{Durability: DurabilityAsync}
 			w.SetOwn()
@@ -85,8 +92,11 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 			files := vfs.NewFaulty(vfs.NewMem())
 			o := tiny(files)
 			o.Storage.CacheBytes = 4 << 20
-			if values = 1000; strings.HasSuffix(name, "large") {
+			switch values = 1000; {
+			case strings.Contains(name, "large"):
 				values = 3000 // not in the leaf
+			case strings.Contains(name, "huge"):
+				values = largeValueMin + 1
 			}
 			s := mustOpen(t, o)
 			for i := range count {
@@ -116,8 +126,16 @@ func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
 				}
 				return nil
 			})
+			admitted := 0
+			x.AdmitLarge(func(bytes int) error {
+				admitted += bytes
+				return nil
+			})
 			if err := commit(t.Context(), x); err != nil {
 				t.Fatal(err)
+			}
+			if strings.HasPrefix(name, "invocations") && (admitted <= count*values-largeValueMin || admitted > count*values) {
+				t.Errorf("%d bytes of values are admitted", admitted)
 			}
 			if n := reads.Fired() - before; n > 2 || before < 10 { // another goroutine may read a page
 				t.Errorf("%d reads of the device while the latches are held, and %d before", n, before)
@@ -207,6 +225,101 @@ func TestConditionsThatHeldBeforeTheLatchesAreLookedAtAgain(t *testing.T) {
 	var failed *PreconditionError
 	if _, err := x.Commit(ctx, &w); !errors.As(err, &failed) || failed.Index != 1 || !deleted || x.hasSnapshot {
 		t.Errorf("deleted: %t, a snapshot is left: %t: %v", deleted, x.hasSnapshot, err)
+	}
+}
+
+// TestInvocationsAreAppliedToTheNewestVersion: others write some keys after the look at them, and delete others.
+func TestInvocationsAreAppliedToTheNewestVersion(t *testing.T) {
+	const count = 64
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	var ops []Invoke
+	for i := range count {
+		if i%3 > 0 {
+			mustPutAsync(t, s, fmt.Sprint("key", i), fmt.Sprint(i))
+		}
+		ops = append(ops, Invoke{Kind: InvokeAdd, Key: fmt.Append(nil, "key", i), Delta: 1000})
+	}
+	slices.Reverse(ops)
+	mustCheckpoint(t, s)
+	x, other := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer other.Close()
+	written := false
+	ctx := &interfering{Context: t.Context(), do: func() {
+		kept := func(i int) bool { return i < len(x.buffers.before) && x.buffers.before[i].read }
+		if written || !kept(0) || !kept(count-1) {
+			return
+		}
+		written = true
+		var w Write
+		for i := range 8 {
+			w.Set(fmt.Append(nil, "key", i), []byte("7"))
+		}
+		w.Delete([]byte("key8"))
+		if _, err := other.Commit(t.Context(), &w); err != nil {
+			t.Error(err)
+		}
+	}}
+	out := make([]Invoked, count)
+	if _, err := x.InvokeAll(ctx, ops, nil, DurabilityAsync, out); err != nil || !written || x.hasSnapshot {
+		t.Fatalf("written: %t, a snapshot is left: %t: %v", written, x.hasSnapshot, err)
+	}
+	few := []Invoke{{Kind: InvokeAdd, Key: []byte("another"), Delta: 5}, {Kind: InvokeAdd, Key: []byte("one more"), Delta: 5}}
+	outcomes := make([]Invoked, len(few))
+	if _, err := x.InvokeAll(t.Context(), few, nil, DurabilityAsync, outcomes); err != nil || string(outcomes[0].New) != "5" || string(outcomes[1].New) != "5" {
+		t.Errorf("other keys are %q and %q: %v", outcomes[0].New, outcomes[1].New, err)
+	}
+	for at, o := range out {
+		i := count - 1 - at
+		want := 1000
+		switch {
+		case i < 8:
+			want += 7
+		case i%3 > 0 && i != 8:
+			want += i
+		}
+		if string(o.New) != fmt.Sprint(want) || o.OldFound != (want != 1000) {
+			t.Errorf("key %d: %q and %q, found %t; want %d", i, o.Old, o.New, o.OldFound, want)
+		}
+	}
+}
+
+// TestDeadlinesOfTheNewestVersionsAreReplaced: others change some deadlines after the look at them, and delete keys.
+func TestDeadlinesOfTheNewestVersionsAreReplaced(t *testing.T) {
+	const count, first, between, last = 64, 1 << 50, 1<<50 + 1000, 1<<50 + 2000
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	fill := func(w *Write, n int, deadline uint64) *Write {
+		for i := range n {
+			w.SetWithMetadata(fmt.Append(nil, "key", i), []byte("v"), &metadata.Fields{ExpiresAt: deadline + uint64(i)})
+		}
+		return w
+	}
+	x, other := mustSession(t, s), mustSession(t, s)
+	defer x.Close()
+	defer other.Close()
+	w := fill(new(Write), count/2, first)
+	w.Set([]byte("key40"), []byte("no deadline"))
+	if _, err := x.Commit(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	mustCheckpoint(t, s)
+	written := false
+	ctx := &interfering{Context: t.Context(), do: func() {
+		if written || len(x.buffers.before) < count || !x.buffers.before[count-1].read {
+			return
+		}
+		written = true
+		w := fill(new(Write), 8, between)
+		w.Delete([]byte("key9"))
+		if _, err := other.Commit(t.Context(), w); err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := x.Commit(ctx, fill(new(Write), count, last)); err != nil || !written || x.hasSnapshot {
+		t.Fatalf("written: %t, a snapshot is left: %t: %v", written, x.hasSnapshot, err)
+	}
+	if stale := checkQueue(t, s); stale != 1 { // that of the key which was deleted
+		t.Errorf("%d stale entries of the queue", stale)
 	}
 }
 
