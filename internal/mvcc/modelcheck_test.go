@@ -74,6 +74,7 @@ type modelDriver struct {
 	other   *Session // commits between a look and the latches of x, or of a transaction
 	latched bool     // the latches of what is under way are held, or were
 	sent    []*Request
+	recent  []string // keys that decide whether transactions conflict
 	txns    []*modelTxn
 	views   []*modelView
 }
@@ -176,6 +177,9 @@ func (r *modelDriver) step() {
 
 func (r *modelDriver) key() string {
 	n := r.rng.IntN(modelKeys)
+	if len(r.recent) > 0 && r.one(6) {
+		return r.recent[max(0, len(r.recent)-1-r.rng.IntN(8))]
+	}
 	if n%20 == 0 {
 		return fmt.Sprintf("k%03d", n) + strings.Repeat("long", 10)
 	}
@@ -184,6 +188,9 @@ func (r *modelDriver) key() string {
 
 // keys are n keys in any order.
 func (r *modelDriver) keys(n int) (list []string) {
+	if n == 1 && len(r.recent) > 0 && r.one(2) {
+		return []string{r.recent[len(r.recent)-1]}
+	}
 	for len(list) < n {
 		if k := r.key(); !slices.Contains(list, k) {
 			list = append(list, k)
@@ -401,7 +408,7 @@ func (r *modelDriver) refused(err error, request *Request, conditions []Conditio
 			r.t.Errorf("the id of another request: %v", err)
 		}
 	case known != nil && known.state == OutcomeCancelled:
-		if !errors.Is(err, ErrRequestCancelled) {
+		if !errors.Is(err, ErrRequestCancelled) && !errors.As(err, new(*ConflictError)) { // the next attempt is told
 			r.t.Errorf("a request that was cancelled: %v", err)
 		}
 	case known != nil:

@@ -109,7 +109,11 @@ func (r *modelDriver) deleteRange() {
 	if r.refused(err, o.Request, o.Conditions) {
 		return
 	}
-	list = r.m.found(lower, upper, keys.MaxEpoch)
+	at := keys.MaxEpoch
+	if out.Count == 0 && len(o.Conditions) == 0 && o.Request == nil {
+		at = out.Epoch // nothing is written, or compared with a later state
+	}
+	list = r.m.found(lower, upper, at)
 	more := o.Limit > 0 && len(list) > o.Limit
 	if more {
 		list = list[:o.Limit]

@@ -84,9 +84,10 @@ func (r *modelDriver) inTxn() {
 }
 
 func (r *modelDriver) operate(x *modelTxn) {
-	switch n := r.rng.IntN(18); {
+	switch n := r.rng.IntN(20); {
 	case n < 5:
 		k := r.key()
+		r.recent = append(r.recent, k)
 		v, err := x.txn.Get(nil, []byte(k))
 		r.compareValue(k, v, x.see(&r.m, k), x.txn.Metadata, err)
 	case n < 9:
@@ -95,7 +96,7 @@ func (r *modelDriver) operate(x *modelTxn) {
 		r.scanIn(x)
 	case n < 14:
 		r.invokeIn(x)
-	case n < 17:
+	case n < 19:
 		r.savepointIn(x)
 	default:
 		r.unchangedIn(x)
@@ -138,6 +139,9 @@ func (r *modelDriver) setIn(x *modelTxn) {
 		n = r.size()
 	}
 	for _, k := range r.keys(n) {
+		if written := slices.Sorted(maps.Keys(x.own)); len(written) > 0 && r.one(2) {
+			k = written[r.rng.IntN(len(written))] // again, for savepoints
+		}
 		var err error
 		v := modelVersion{found: true, value: r.value(), deadline: r.deadline()}
 		if r.one(4) {
@@ -178,7 +182,7 @@ func (r *modelDriver) scanIn(x *modelTxn) {
 	}
 	most := math.MaxInt
 	if r.one(2) {
-		most = r.rng.IntN(20)
+		most = r.rng.IntN(5)
 	}
 	last, ended := r.compareScan(c, c.Metadata, list, o.Reverse, func(k string) modelVersion { return all[k] }, most, nil)
 	c.Close()
@@ -187,9 +191,9 @@ func (r *modelDriver) scanIn(x *modelTxn) {
 	case last == "":
 		return
 	case o.Reverse:
-		lower = last
+		lower, r.recent = last, append(r.recent, last)
 	default:
-		upper = last + "\x00"
+		upper, r.recent = last+"\x00", append(r.recent, last)
 	}
 	x.ranges = append(x.ranges, [2]string{lower, upper})
 }
@@ -228,15 +232,24 @@ func (r *modelDriver) invokeIn(x *modelTxn) {
 	}
 }
 
+// savepointIn sets savepoints, writes, and rolls back, so that keys are written several times between two savepoints.
 func (r *modelDriver) savepointIn(x *modelTxn) {
-	if r.one(2) {
-		x.savepoints = append(x.savepoints, maps.Clone(x.own))
-		if n, err := x.txn.Savepoint(); n != len(x.savepoints) || err != nil {
-			r.t.Errorf("savepoint %d, want %d: %v", n, len(x.savepoints), err)
+	for range 1 + r.rng.IntN(8) {
+		switch r.rng.IntN(3) {
+		case 0:
+			x.savepoints = append(x.savepoints, maps.Clone(x.own))
+			if n, err := x.txn.Savepoint(); n != len(x.savepoints) || err != nil {
+				r.t.Errorf("savepoint %d, want %d: %v", n, len(x.savepoints), err)
+			}
+		case 1:
+			r.rollbackTo(x, r.rng.IntN(len(x.savepoints)+2))
+		default:
+			r.setIn(x)
 		}
-		return
 	}
-	n := r.rng.IntN(len(x.savepoints) + 2)
+}
+
+func (r *modelDriver) rollbackTo(x *modelTxn, n int) {
 	err := x.txn.RollbackTo(n)
 	if n == 0 || n > len(x.savepoints) {
 		if !errors.Is(err, ErrNoSavepoint) {
