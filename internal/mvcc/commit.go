@@ -122,13 +122,10 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 		defer x.CloseSnapshot()
 	}
 	if err == nil {
-		err = x.prevalidate(ctx, w)
+		err = x.lockReady(ctx, w)
 	}
 	if err != nil {
 		return 0, x.orApplied(ctx, w.request, x.finish(ctx, err))
-	}
-	if err := x.lock(ctx, w); err != nil {
-		return 0, err
 	}
 	if invariants.Enabled {
 		x.assertAlone(true)

@@ -32,17 +32,11 @@ func (x *Session) prevalidate(ctx context.Context, w *Write) error {
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	if !x.store.engine.ResumeValidation(&w.reads.validation) {
-		if err := x.walk(ctx, w.reads, x.pauseIn(ctx)); err != nil {
-			return err
-		}
-	}
 	return x.validate(ctx, w.reads)
 }
 
 // pauseIn leaves the guard for a moment, so that a walk over many keys, which may read a page for each, keeps no memory
-// from reclamation. Only the first walk pauses. A later one, after a rotation, finds in memory what it reads, and with
-// pauses the next rotation could always overtake it.
+// from reclamation.
 func (x *Session) pauseIn(ctx context.Context) func() error {
 	return func() error {
 		x.slot.Leave()
@@ -62,10 +56,8 @@ func endOf(ctx context.Context) error {
 // validate checks that nothing in the read set has changed after the snapshot, and remembers up to
 // where it has looked. It may read pages. The caller has entered the guard, and stays in it until validateWindow.
 func (x *Session) validate(ctx context.Context, r *readSet) error {
-	if !x.store.engine.ResumeValidation(&r.validation) {
-		if err := x.walk(ctx, r, nil); err != nil {
-			return err
-		}
+	if err := x.walked(ctx, r); err != nil {
+		return err
 	}
 	x.reached(stepWalked)
 	for range validationRoundsMax {
@@ -78,6 +70,23 @@ func (x *Session) validate(ctx context.Context, r *readSet) error {
 		}
 	}
 	return nil
+}
+
+// walked walks until the validation can go on in the active generation, which the next rotation may overtake. The last walk has no pauses, so that
+// rotations do not matter.
+func (x *Session) walked(ctx context.Context, r *readSet) error {
+	for range validationRoundsMax {
+		if x.store.engine.ResumeValidation(&r.validation) {
+			return nil
+		}
+		if err := x.walk(ctx, r, x.pauseIn(ctx)); err != nil {
+			return err
+		}
+	}
+	if x.store.engine.ResumeValidation(&r.validation) {
+		return nil
+	}
+	return x.walk(ctx, r, nil)
 }
 
 // validateHere is validate for a write that only checks: it has no window, and nothing may be left to one.
@@ -100,7 +109,8 @@ func (x *Session) catchUp(ctx context.Context, r *readSet, end storage.LogPositi
 		conflict = x.notRead(r, key, newer)
 		return conflict == nil
 	}) {
-		return x.walk(ctx, r, nil)
+		r.validation = storage.Validation{}
+		return x.walked(ctx, r)
 	}
 	if conflict == nil {
 		r.checked = end.Epoch - 1
@@ -206,6 +216,13 @@ func (x *Session) unchanged(ctx context.Context, r *readSet, before keys.Epoch) 
 			}
 		}
 		key := r.key(p)
+		newest, err := x.reader.NewestSince(key, r.checked)
+		if err != nil {
+			return err
+		}
+		if newest == 0 {
+			continue
+		}
 		v, _, err := x.reader.Get(key, before-1)
 		if err != nil {
 			return err

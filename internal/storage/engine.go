@@ -338,18 +338,8 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	if first == nil && (v.active != full || !full.sealed()) {
 		return obstacle{}, nil // another writer has replaced it, or is between crossing the end and storing it
 	}
-	if err := e.Err(); err != nil {
-		return obstacle{}, err
-	}
-	if e.bulkLoads.sealed {
-		return obstacle{ready: e.memory.room}, nil // the next generation begins after the epoch of the bulk load
-	}
-	if e.fullLocked(v) {
-		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
-			return obstacle{}, *blocked
-		}
-		e.checkpoints.request()
-		return obstacle{ready: e.memory.room}, nil
+	if o, err := e.memoryObstacleLocked(v); o.ready != nil || err != nil {
+		return o, err
 	}
 	if first != nil && v.inTree > first.validated {
 		return obstacle{}, ErrRotating
@@ -384,6 +374,24 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
 	e.requestIfDue()
 	return obstacle{}, refused
+}
+
+// memoryObstacleLocked is what any rotation has to wait for before it may ask for a log segment.
+func (e *Engine) memoryObstacleLocked(v *view) (obstacle, error) {
+	if err := e.Err(); err != nil {
+		return obstacle{}, err
+	}
+	if e.bulkLoads.sealed {
+		return obstacle{ready: e.memory.room}, nil // the next generation begins after the epoch of the bulk load
+	}
+	if e.fullLocked(v) {
+		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
+			return obstacle{}, *blocked
+		}
+		e.checkpoints.request()
+		return obstacle{ready: e.memory.room}, nil
+	}
+	return obstacle{}, nil
 }
 
 // fullLocked reports whether there is no memory for another generation. With nothing to wait for, a generation of any size becomes immutable:

@@ -96,6 +96,12 @@ func (s *Segment) Reserve(bodyLen int) (Reservation, Outcome) {
 	return s.reserveUnits(length, uint64(recordSpace(length)/recordAlign))
 }
 
+// Fits reports whether Reserve would have room for a body now.
+func (s *Segment) Fits(bodyLen int) bool {
+	units := uint64(recordSpace(uint32(bodyLen)+recordHeaderSize) / recordAlign)
+	return uint(bodyLen) <= BodyBytesMax && !s.refused.Load() && s.tail.Load()&offsetMask+units <= s.limit
+}
+
 // Seal ends the segment before it is full. The outcome is Crossed, with the epoch at which the next segment
 // starts, or Full if the segment is already sealed.
 func (s *Segment) Seal() (Reservation, Outcome) {

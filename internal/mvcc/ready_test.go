@@ -1,0 +1,254 @@
+package mvcc
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// whileLatched runs do while another session holds the latch of a key, and a commit that comes meanwhile waits for it. It returns when the latch is
+// held; done is closed at the end.
+func whileLatched(t *testing.T, s *Store, of []byte, do func()) (done chan struct{}) {
+	t.Helper()
+	held, done := make(chan struct{}), make(chan struct{})
+	other := mustSession(t, s)
+	began := false
+	other.Permit(func() error {
+		if !began {
+			began = true
+			close(held)
+			time.Sleep(200 * time.Millisecond)
+			do()
+		}
+		return nil
+	})
+	go func() {
+		defer close(done)
+		defer other.Close()
+		w := Write{Durability: DurabilityAsync}
+		w.Set([]byte(besideInStripe(s, of)), nil)
+		if _, err := other.Commit(context.Background(), &w); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-held
+	return done
+}
+
+// otherStripes returns a function that makes keys with a prefix and a latch that no key of a write has.
+func otherStripes(s *Store, w *Write) func(prefix string) []byte {
+	held := make(map[int]bool)
+	for i := range w.Batch.Count() {
+		held[s.latches.stripe(w.Batch.Key(i))] = true
+	}
+	return func(prefix string) []byte {
+		for i := 0; ; i++ {
+			if key := fmt.Appendf(nil, "%s%d", prefix, i); !held[s.latches.stripe(keys.Append(nil, keys.SpaceUser, key))] {
+				return key
+			}
+		}
+	}
+}
+
+// TestACommitOfManyKeysWaitsForRoomWithoutLatches: others write its keys meanwhile, as long as the memtable has room for them. Memory becomes full before
+// the commit, or while it waits for its latches.
+func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
+	for _, latched := range []bool{false, true} {
+		t.Run(fmt.Sprint("latched ", latched), func(t *testing.T) {
+			fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+			o := tiny(fs)
+			o.Storage.MemoryBytes, o.Storage.StallMax = 6<<20, time.Hour
+			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+			s := mustOpen(t, o)
+			large := Write{Durability: DurabilityAsync}
+			for i := range 200 {
+				large.Set(fmt.Append(nil, "key", i), make([]byte, 3000))
+			}
+			filler := string(otherStripes(s, &large)("filler"))
+			release := fs.hold()
+			fill := func() {
+				for !s.engine.AwaitsMerge() {
+					mustPutAsync(t, s, filler, string(make([]byte, 10_000)))
+				}
+			}
+			filled := make(chan struct{})
+			if latched {
+				filled = whileLatched(t, s, []byte("key7"), fill)
+			} else {
+				fill()
+				close(filled)
+			}
+			stalls, done := s.Stats().Storage.Backpressure.Stalls, make(chan error, 1)
+			x := mustSession(t, s)
+			defer x.Close()
+			go func() {
+				_, err := x.Commit(context.Background(), &large)
+				done <- err
+			}()
+			<-filled
+			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			other := mustSession(t, s)
+			defer other.Close()
+			for i := range 200 {
+				w := Write{Durability: DurabilityAsync}
+				w.Set(fmt.Append(nil, "key", i), nil)
+				if _, err := other.Commit(ctx, &w); err != nil {
+					t.Errorf("key %d: %v", i, err)
+					break
+				}
+			}
+			if len(done) > 0 {
+				t.Error("the commit did not wait: this tests nothing")
+			}
+			release()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if got := get(t, s, "key199", 0); len(got) != 3000 {
+				t.Errorf("key199 is %q", got)
+			}
+		})
+	}
+}
+
+// TestNoPageIsReadAgainUnderLatches: a merge takes what a commit has validated, while it waits for its latches. The cache has room for few pages.
+func TestNoPageIsReadAgainUnderLatches(t *testing.T) {
+	const count = 4000
+	for _, c := range []struct {
+		name   string
+		latch  string
+		commit func(*Txn, *Write) error
+	}{
+		{"write set", "key000007", func(txn *Txn, w *Write) error {
+			for i := range w.Batch.Count() {
+				if err := txn.Set(keys.User(w.Batch.Key(i)), nil); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"read set of points", "other", func(txn *Txn, w *Write) error {
+			for i := range w.Batch.Count() {
+				if _, err := txn.Get(nil, keys.User(w.Batch.Key(i))); err != nil {
+					return err
+				}
+			}
+			return txn.Set([]byte("other"), nil)
+		}},
+		{"read set of ranges", "other", func(txn *Txn, w *Write) error {
+			for i := range w.Batch.Count() {
+				key := keys.User(w.Batch.Key(i))
+				cursor, err := txn.Scan(ScanOptions{Lower: key, Upper: append(key[:len(key):len(key)], 0)})
+				if err != nil {
+					return err
+				}
+				for cursor.Next() {
+				}
+				cursor.Close()
+				if err := cursor.Err(); err != nil {
+					return err
+				}
+			}
+			return txn.Set([]byte("other"), nil)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			files := vfs.NewFaulty(vfs.NewMem())
+			s := mustOpen(t, smallCache(files))
+			var all, beside Write
+			for i := range count {
+				key := fmt.Appendf(nil, "key%06d", i)
+				all.Set(key, nil)
+				mustPutAsync(t, s, string(key), string(make([]byte, 1000)))
+			}
+			mustCheckpoint(t, s)
+			all.Set([]byte("other"), nil)
+			other := otherStripes(s, &all)
+			for i := range count {
+				beside.Set(other(fmt.Sprintf("key%06d beside", i)), nil)
+			}
+			x := mustSession(t, s)
+			defer x.Close()
+			txn, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.commit(txn, &all); err != nil {
+				t.Fatal(err)
+			}
+			merged := whileLatched(t, s, []byte(c.latch), func() { // one of the keys of each leaf, all of which the tree has then
+				y := mustSession(t, s)
+				defer y.Close()
+				beside.Durability = DurabilityAsync
+				if _, err := y.Commit(t.Context(), &beside); err != nil {
+					t.Error(err)
+				}
+				mustCheckpoint(t, s)
+			})
+			reads := files.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow})
+			before := -1
+			x.Permit(func() error { // the latches are held
+				if before < 0 {
+					before = reads.Fired()
+				}
+				return nil
+			})
+			if _, err := txn.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-merged
+			if n := reads.Fired() - before; n > 16 || before < 100 {
+				t.Errorf("%d reads of the device while the latches are held, and %d before", n, before)
+			}
+		})
+	}
+}
+
+// smallCache are options of a store whose memtables have room for far more than its cache.
+func smallCache(files vfs.FS) Options {
+	return Options{Storage: storage.Options{
+		Dir: "db", FS: files, MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 4 << 20, SegmentBytes: 4 << 20, CheckpointBytes: 8 << 20,
+	}}
+}
+
+// TestAWindowReadsOnlyWhatWasWritten: between the reservation and the installation every later commit waits. If a merge has taken what was
+// committed since the validation, the window looks at the pages that have something newer, and not at those of all that was read.
+func TestAWindowReadsOnlyWhatWasWritten(t *testing.T) {
+	const count = 4000
+	files := vfs.NewFaulty(vfs.NewMem())
+	s := mustOpen(t, smallCache(files))
+	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
+	for i := range count {
+		mustPutAsync(t, s, string(key(i)), string(make([]byte, 1000)))
+	}
+	mustCheckpoint(t, s)
+	x := mustSession(t, s)
+	defer x.Close()
+	txn, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer txn.Rollback()
+	for i := range count {
+		if _, err := txn.Get(nil, key(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustPutAsync(t, s, "key000000 beside", "")
+	mustCheckpoint(t, s)
+	reads := files.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow})
+	txn.reads.sort()
+	x.slot.Enter()
+	err = x.unchanged(t.Context(), &txn.reads, s.engine.Reserved()+1)
+	x.slot.Leave()
+	if n := reads.Fired(); n > 32 || err != nil {
+		t.Errorf("%d reads of the device in the window, for %d keys that were read: %v", n, count, err)
+	}
+}
