@@ -257,6 +257,9 @@ func (r *modelDriver) request() *Request {
 		return nil
 	case r.one(3) && len(r.sent) > 0:
 		again := *r.sent[r.rng.IntN(len(r.sent))]
+		if r.one(8) {
+			again.Hash++ // another request has the id, if it was applied
+		}
 		return &again
 	}
 	n := r.rng.IntN(1200)
@@ -264,14 +267,6 @@ func (r *modelDriver) request() *Request {
 	made.Result = func() []byte { return make([]byte, n) }
 	r.sent = append(r.sent, made)
 	return made
-}
-
-// sameHash makes a request with the id of an earlier one the same request: that it may be another one is found by commits and invocations
-// alone so far (orApplied).
-func (r *modelDriver) sameHash(request *Request) {
-	if known, reused := r.m.repeated(request); reused {
-		request.Hash = known.sent.Hash
-	}
 }
 
 // conditions are mostly such that hold.
@@ -302,9 +297,6 @@ type modelWrite struct {
 }
 
 func (r *modelDriver) write(n int, request *Request) *modelWrite {
-	if request != nil && r.one(8) {
-		request.Hash++ // if the id was used before, another request has it
-	}
 	w := &modelWrite{changes: map[string]modelChange{}, sent: request}
 	w.Durability, w.Conditions = r.durability(), r.conditions()
 	w.Identify(request)

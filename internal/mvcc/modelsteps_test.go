@@ -100,7 +100,6 @@ func (r *modelDriver) deleteRange() {
 	if !r.one(3) {
 		o.Limit = 1 + r.rng.IntN(50)
 	}
-	r.sameHash(o.Request)
 	o.Result = func(out RangeDeleted) []byte { return fmt.Append(nil, out.Count) }
 	list := append(r.m.found(lower, upper, keys.MaxEpoch), r.keys(3)...)
 	r.note("delete range", "[%q, %q) limit %d, %d conditions, request %v", lower, upper, o.Limit, len(o.Conditions), o.Request != nil)

@@ -293,7 +293,6 @@ func (r *modelDriver) endTxn(x *modelTxn) {
 		return
 	}
 	request := r.request()
-	r.sameHash(request)
 	var list []string
 	for _, k := range slices.Concat(slices.Sorted(maps.Keys(x.own)), slices.Sorted(maps.Keys(x.reads))) {
 		if len(x.own) >= readBeforeMin || r.one(2) {

@@ -234,12 +234,16 @@ func (x *Session) newestRecord(r *Request) (v storage.Version, ok bool, err erro
 // RequestAheadMax is how far the time of an id may be ahead of the server's clock: the layer above refuses others.
 const RequestAheadMax = 5 * time.Minute
 
-// orApplied replaces a refusal by *AppliedError if another attempt of the request was applied meanwhile.
+// orApplied replaces a refusal by *AppliedError if another attempt of the request was applied meanwhile, or by ErrRequestReused if another
+// request with its id was.
 func (x *Session) orApplied(ctx context.Context, r *Request, err error) error {
 	if err == nil || r == nil || errors.As(err, new(*AppliedError)) || errors.As(err, new(*NotPermittedError)) {
 		return err
 	}
-	out, failed := x.Outcome(ctx, r)
+	out, failed := x.outcome(ctx, r, true)
+	if errors.Is(failed, ErrRequestReused) {
+		return failed
+	}
 	if failed == nil && (out.State == OutcomeApplied || out.State == OutcomeResultDropped) {
 		return &AppliedError{out}
 	}
@@ -248,13 +252,17 @@ func (x *Session) orApplied(ctx context.Context, r *Request, err error) error {
 
 // Outcome is what is known of a request; its hash is not compared. The answer is linearizable.
 func (x *Session) Outcome(ctx context.Context, r *Request) (Outcome, error) {
+	return x.outcome(ctx, r, false)
+}
+
+func (x *Session) outcome(ctx context.Context, r *Request, compare bool) (Outcome, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
 	w.Batch.Delete(keys.SpaceSystem, requestUser(nil, &r.ID)) // for the latch
 	if err := x.lock(ctx, w); err != nil {
 		return Outcome{}, err
 	}
-	out, err := x.lookUp(r, false)
+	out, err := x.lookUp(r, compare)
 	x.unlock()
 	return out, x.finish(ctx, err)
 }

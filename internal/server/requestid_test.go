@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -243,6 +245,30 @@ func TestWrongRequestIDsAreRefusedAndExecuteNothing(t *testing.T) {
 	out, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), RequestId: id, Durability: pb.Durability_DURABILITY_ASYNC})
 	if err != nil || !out.Deduplicated {
 		t.Fatalf("%v, %v", out, err)
+	}
+}
+
+// TestNoRequestTakesTheOutcomeOfAnother: whatever has executed an id, a request of another kind with the same id is refused, and executes nothing.
+func TestNoRequestTakesTheOutcomeOfAnother(t *testing.T) {
+	h := mustStart(t)
+	h.put(t, "range", "v")
+	h.put(t, "plain", "v")
+	kinds := identified(h, t)
+	for first, executed := range kinds {
+		id := newRequestID(t)
+		if _, err := executed(id); err != nil {
+			t.Fatalf("%s: %v", first, err)
+		}
+		before := h.contents(t)
+		for second, other := range kinds {
+			out, err := other(id)
+			if reason := fmt.Sprint(err, status.Convert(err).Proto()); first != second && !strings.Contains(reason, "REQUEST_ID_REUSED") {
+				t.Errorf("%s with the id of %s: %v, %v", second, first, out, err)
+			}
+		}
+		if after := h.contents(t); !maps.Equal(after, before) {
+			t.Errorf("after %s others with its id changed %v to %v", first, before, after)
+		}
 	}
 }
 
