@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"runtime"
 	"testing"
 	"time"
@@ -190,23 +191,26 @@ func TestRequestsTakeNoMoreThanTheyAreAdmittedWith(t *testing.T) {
 			t.Fatal(err)
 		}
 		counted := contentsOf(encoded).bytes(encoded, row.kind) + 1<<20 // of what else runs
-		c, err := h.takeExecutor()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.ctx, c.access = t.Context(), h.authorized(t, pb.KVService_BatchWrite_FullMethodName)
-		before := liveBytes()
-		kept, err := row.decode(c, encoded)
-		took := liveBytes() - before
-		if err != nil {
-			t.Fatal(err)
+		took := int64(math.MaxInt64)
+		for range 3 { // the buffers of a log segment that is prepared meanwhile are no part of the request
+			c, err := h.takeExecutor()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.ctx, c.access = t.Context(), h.authorized(t, pb.KVService_BatchWrite_FullMethodName)
+			before := liveBytes()
+			kept, err := row.decode(c, encoded)
+			took = min(took, liveBytes()-before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			runtime.KeepAlive(kept)
+			_, _ = c.outcome(ackWait{}, nil)
+			c.release()
 		}
 		if took > int64(counted) {
 			t.Errorf("%s: %d bytes of memory are counted as %d", row.name, took, counted)
 		}
-		runtime.KeepAlive(kept)
-		_, _ = c.outcome(ackWait{}, nil)
-		c.release()
 	}
 }
 
