@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -113,6 +114,50 @@ func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
 			}
 			if got := get(t, s, "key199", 0); len(got) != 3000 {
 				t.Errorf("key199 is %q", got)
+			}
+		})
+	}
+}
+
+// TestALargeCommitLeavesMemoryForOthers: beside what is not merged yet it would fill memory, and the next small commit would wait for its merge. So
+// it waits for the merges before it, but not for ever.
+func TestALargeCommitLeavesMemoryForOthers(t *testing.T) {
+	for _, merged := range []bool{true, false} {
+		t.Run(fmt.Sprint("merged ", merged), func(t *testing.T) {
+			fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+			o := tiny(fs)
+			o.Storage.MemoryBytes, o.Storage.StallMax = 8<<20, time.Hour
+			if !merged {
+				o.Storage.StallMax = 400 * time.Millisecond
+			}
+			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+			s := mustOpen(t, o)
+			release := sync.OnceFunc(fs.hold())
+			defer release()
+			for i := range 300 {
+				mustPutAsync(t, s, fmt.Sprint("small", i), string(make([]byte, 4000)))
+			}
+			large := Write{Durability: DurabilityAsync}
+			for i := range 200 {
+				large.Set(fmt.Append(nil, "key", i), make([]byte, 20_000))
+			}
+			stalls, done := s.Stats().Storage.Backpressure.Stalls, make(chan error, 1)
+			x := mustSession(t, s)
+			defer x.Close()
+			go func() {
+				_, err := x.Commit(context.Background(), &large)
+				done <- err
+			}()
+			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
+			if len(done) > 0 || s.engine.AwaitsMerge() {
+				t.Error("memory was full before, or the commit has not waited: this tests nothing")
+			}
+			if !merged {
+				eventually(t, "the commit goes on", func() bool { return len(get(t, s, "key199", 0)) == 20_000 })
+			}
+			release()
+			if err := <-done; err != nil {
+				t.Error(err)
 			}
 		})
 	}

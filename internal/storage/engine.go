@@ -397,7 +397,12 @@ func (e *Engine) memoryObstacleLocked(v *view) (obstacle, error) {
 // fullLocked reports whether there is no memory for another generation. With nothing to wait for, a generation of any size becomes immutable:
 // only then can it be merged.
 func (e *Engine) fullLocked(v *view) bool {
-	return !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && (len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0)
+	return !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && e.merges(v)
+}
+
+// merges reports whether a merge makes memory free.
+func (e *Engine) merges(v *view) bool {
+	return len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0
 }
 
 // AwaitsMerge reports whether a rotation would wait until generations are merged, because memory is full.
