@@ -3,9 +3,14 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
+	"github.com/epochkv/epochkv/internal/vfs"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // AwaitRoom waits until a record with body and some more bytes would find memory and a log segment at once, and reserves neither: other records may
@@ -60,4 +65,121 @@ func (e *Engine) obstacleOf(body *batch.Body, more int, beside bool) (obstacle, 
 		return obstacle{attempt.Done(), attempt, e.log.Oversized(size)}, nil
 	}
 	return obstacle{}, nil
+}
+
+// obstacle is what a rotation has to wait for. The zero value is none.
+type obstacle struct {
+	ready   <-chan struct{}  // delivers when the rotation should be tried again
+	segment *wal.Preparation // of the log segment that is not ready; nil if memory is full
+	large   bool             // the record needs a segment that is larger than the others
+}
+
+// final is the reason not to try again now, or nil.
+func (o obstacle) final() error {
+	if o.segment == nil {
+		return nil
+	}
+	err := o.segment.Err()
+	if errors.Is(err, vfs.ErrNoSpace) && o.segment.Oversized() && !o.large {
+		return nil // for the record of another writer
+	}
+	if errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, ErrFailed) || errors.Is(err, wal.ErrClosed) {
+		return fmt.Errorf("rotate: %w", err)
+	}
+	return nil
+}
+
+// timedOut is the error of a writer that has waited for Options.StallMax.
+func (o obstacle) timedOut(e *Engine) error {
+	if o.segment == nil {
+		e.counters.refused.Add(1)
+		return ErrMemoryFull
+	}
+	if cause := e.log.Stats().Preparing; cause != nil {
+		return fmt.Errorf("%w: %w", ErrNoSegment, cause)
+	}
+	return fmt.Errorf("%w: the device does not answer", ErrNoSegment)
+}
+
+// awaitRoom repeats the attempt until memory is not full and a log segment is ready.
+func (e *Engine) awaitRoom(ctx context.Context, attempt func() (obstacle, error)) error {
+	var deadline, yield <-chan time.Time
+	stalled, given := false, uint64(math.MaxUint64)
+	for {
+		o, err := attempt()
+		if o.ready == nil || err != nil {
+			return err
+		}
+		if deadline == nil {
+			deadline = time.After(e.options.StallMax)
+		}
+		if o.segment == nil && !stalled {
+			stalled = true
+			e.counters.stalls.Add(1)
+			start := time.Now()
+			defer func() { e.counters.stallNanos.Add(uint64(time.Since(start))) }()
+			yield = time.After(e.options.StallMax / 2)
+		}
+		select {
+		case <-o.ready:
+		case <-yield: // memory becomes free with a checkpoint, which a bulk load prevents, and for which what it rebuilds may be too much
+			e.yieldToCommits()
+			continue
+		case <-deadline:
+			return o.timedOut(e)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := o.final(); err != nil {
+			room := e.segmentToCome(err, o.large, &given)
+			if room == nil {
+				return err
+			}
+			select {
+			case <-room:
+			case <-deadline:
+				return err
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+}
+
+// memoryObstacleLocked is what any rotation has to wait for before it may ask for a log segment.
+func (e *Engine) memoryObstacleLocked(v *view) (obstacle, error) {
+	if err := e.Err(); err != nil {
+		return obstacle{}, err
+	}
+	if e.bulkLoads.sealed {
+		return obstacle{ready: e.memory.room}, nil // the next generation begins after the epoch of the bulk load
+	}
+	if e.fullLocked(v) {
+		if blocked := e.checkpoints.blocked.Load(); blocked != nil {
+			return obstacle{}, *blocked
+		}
+		e.checkpoints.request()
+		return obstacle{ready: e.memory.room}, nil
+	}
+	return obstacle{}, nil
+}
+
+// fullLocked reports whether there is no memory for another generation. With nothing to wait for, a generation of any size becomes immutable:
+// only then can it be merged.
+func (e *Engine) fullLocked(v *view) bool {
+	return !e.bulkLoads.switching && e.immutableBytesOf(v) > e.memory.immutableBytes.Load() && e.merges(v)
+}
+
+// merges reports whether a merge makes memory free.
+func (e *Engine) merges(v *view) bool {
+	return len(v.immutables) > 0 || e.memory.retired.bytes.Load() > 0
+}
+
+// AwaitsMerge reports whether a rotation would wait until generations are merged, because memory is full.
+func (e *Engine) AwaitsMerge() bool {
+	e.Reclaim() // what was merged before: the rotation would wait for that, too
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := e.view.Load()
+	return len(v.immutables) > 0 && e.fullLocked(v)
 }
