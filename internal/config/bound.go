@@ -55,9 +55,10 @@ const WatchResponseBytes = 64 * MiB
 const WatchBytes = KiB
 
 // WatchMemory is the part of the bound that is for watches: none of it is used before there is one.
-// Commits are decoded one by one, and the largest one may exceed --feed-memory.
+// Commits are decoded one by one, and the largest one may exceed --feed-memory. A value and what it has replaced may be sent beside the share
+// of watches, and be what is left of the response before, whose client did not take it in time.
 func (c *Config) WatchMemory() Size {
-	return max(c.Feed.Memory, c.Limits.BatchSize) + WatchResponseBytes + Size(c.Feed.Watches)*WatchBytes
+	return max(c.Feed.Memory, c.Limits.BatchSize) + WatchResponseBytes + Size(c.Feed.Watches)*WatchBytes + 4*c.Limits.ValueSize
 }
 
 // MemoryBound is the bound of the server's resident memory, whatever its clients do.

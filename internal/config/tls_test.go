@@ -58,13 +58,14 @@ func TestTLSIsPartOfTheMemoryBound(t *testing.T) {
 // TestWatchesArePartOfTheMemoryBound, with every option that bounds what they hold.
 func TestWatchesArePartOfTheMemoryBound(t *testing.T) {
 	c := Default()
-	if got, want := c.WatchMemory(), 64*MiB+64*MiB+100_000*KiB; got != want {
+	if got, want := c.WatchMemory(), 64*MiB+64*MiB+100_000*KiB+4*16*MiB; got != want {
 		t.Errorf("watches take %v, want %v", got, want)
 	}
 	more := c
 	more.Feed.Memory += 100 * MiB
 	more.Feed.Watches += 1024
-	if got := more.MemoryBound() - c.MemoryBound(); got != 101*MiB {
-		t.Errorf("100 MiB of --feed-memory and 1,024 watches add %v", got)
+	more.Limits.ValueSize += MiB
+	if got := more.MemoryBound() - c.MemoryBound(); got != 105*MiB {
+		t.Errorf("100 MiB of --feed-memory, 1,024 watches and 1 MiB of --max-value-size add %v", got)
 	}
 }

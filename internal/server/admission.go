@@ -40,7 +40,7 @@ const (
 	shareLargeReads
 	shareLargeWrites
 	shareScans   // from begin to end of the stream: two pages, one being filled and one being sent
-	shareWatches // large responses of watches, until the transport has sent them; see watchLine
+	shareWatches // large responses of watches, until the transport has sent them, but for one beside them; see watchLine
 	shareAnswers // from execution until the transport has sent them
 	shareCount
 )
@@ -211,7 +211,7 @@ func (a *admission) inflight() (requests int, bytes, answers int64) {
 		requests += int(word >> admissionShift)
 		bytes += int64(word & admissionBytes)
 	}
-	return requests, bytes, answers
+	return requests, bytes, answers + a.watches.beside.bytes()
 }
 
 // answersFull reports whether an answer of any size would be refused, for one connection or for

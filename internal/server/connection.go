@@ -128,8 +128,13 @@ func (c *connection) enter(sh share, own, bytes, free int64) bool {
 	return true
 }
 
-// holds reports whether the connection has bytes in a share.
-func (c *connection) holds(sh share) bool { return c != nil && c.held[sh].Load() > 0 }
+// bytes is what the connection has in a share.
+func (c *connection) bytes(sh share) int64 {
+	if c == nil {
+		return 0
+	}
+	return c.held[sh].Load()
+}
 
 func (c *connection) leave(sh share, bytes int64) {
 	if c != nil {

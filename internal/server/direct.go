@@ -88,6 +88,7 @@ func (s *Server) newDirect() *transport.Services {
 		PingInterval:     keepaliveClientMin,
 		HandOverAfter:    handOverAfter,
 		ProgressTimeout:  s.config.MessageTimeout,
+		LargeMessage:     int(s.receiving.large.limit / 2),
 		AcceptFailed:     s.acceptFailed,
 	}, (*directService)(s), services)
 	return services
@@ -200,9 +201,15 @@ func (c *directClient) Receive(bytes int) error {
 	if most := messageBytesMax(&c.server.config); bytes > most {
 		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
 	}
-	sh, of := c.receivingShare(bytes)
-	if !sh.add(of, int64(bytes)) {
-		c.server.receiving.refused.Add(1)
+	r, admitted := &c.server.receiving, false
+	if r.isBeside(int64(bytes)) {
+		admitted = r.beside.take(c, int64(bytes))
+	} else {
+		sh, of := c.receivingShare(bytes)
+		admitted = sh.add(of, int64(bytes))
+	}
+	if !admitted {
+		r.refused.Add(1)
 		return errOverloaded
 	}
 	return nil
@@ -212,6 +219,10 @@ func (c *directClient) Receive(bytes int) error {
 func (c *directClient) Received(bytes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if r := &c.server.receiving; r.isBeside(int64(bytes)) {
+		r.beside.leave(c, int64(bytes))
+		return
+	}
 	sh, of := c.receivingShare(bytes)
 	sh.release(of, int64(bytes))
 }

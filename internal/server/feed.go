@@ -18,6 +18,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // feedService implements FeedService.
@@ -169,15 +170,32 @@ func (w *watchStream) run(ctx context.Context) error {
 				return errShuttingDown
 			}
 		case <-tick.C:
-			most := stall
-			if w.holds.Load() && w.server.admission.watches.isAwaited() {
-				most = min(stall, w.server.config.MessageTimeout) // as for an answer that its client does not take
-			}
-			if since := w.sending.Load(); since != 0 && w.server.clock.now()-time.Duration(since) >= most {
-				return &watchStalledError{timeout: most}
+			if err := w.stalled(); err != nil {
+				transport.LimitRest(ctx)
+				return err
 			}
 		}
 	}
+}
+
+// stalled is the error of a client that takes nothing for too long; or, while it has room for which others wait, too slowly, as for messages and
+// answers that make no progress.
+func (w *watchStream) stalled() error {
+	now, since := w.server.clock.now(), w.sending.Load()
+	if since == 0 {
+		return nil
+	}
+	most, timeout := w.server.config.Feed.StallTimeout, w.server.config.MessageTimeout
+	if w.turn.holds.Load() && w.server.admission.watches.isAwaited() {
+		most = min(most, timeout)
+		if turn := w.turn.since.Load(); turn != 0 && now-time.Duration(turn) >= transport.LargeParts*timeout {
+			return &watchStalledError{timeout: transport.LargeParts * timeout}
+		}
+	}
+	if now-time.Duration(since) >= most {
+		return &watchStalledError{timeout: most}
+	}
+	return nil
 }
 
 // receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, and closes the

@@ -167,11 +167,12 @@ func TestPreviousValuesTakeNoMemoryForWhatIsNotWanted(t *testing.T) {
 // TestALargePreviousValueIsChargedWithItsValue: a stream that has no memory for a large value and what it has replaced takes neither.
 func TestALargePreviousValueIsChargedWithItsValue(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Retention, c.Limits.InflightBytes = time.Minute, 64*config.MiB })
-	const size = 3 << 20
+	const size = 3 << 19
 	h.put(t, "k", string(make([]byte, size)))
 	first := h.get(t, "k").Epoch
 	h.put(t, "k", string(make([]byte, size)))
-	held := h.admission.watches.enter(new(connection), 1<<20, nil) // room for one of the two values is left
+	l := &h.admission.watches // room for one of the two values is left in the share
+	held := takenWatches{l.enter(new(connection), 16<<20, nil), l.enter(new(connection), 512<<10, nil)}
 	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: first}})
 	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
 	if n := h.feed.feed.Stats().Events; n != 0 {

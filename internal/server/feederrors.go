@@ -45,7 +45,7 @@ func (e *historyGoneError) Unwrap() error { return e.cause }
 type watchStalledError struct{ timeout time.Duration }
 
 func (e *watchStalledError) Error() string {
-	return fmt.Sprintf("the client took nothing of the stream for %v; watch again with the last resume token", e.timeout)
+	return fmt.Sprintf("the client took too little of the stream in %v; watch again with the last resume token", e.timeout)
 }
 
 // classifyWatch classifies the errors of watches.

@@ -47,7 +47,7 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 // sends progress, and checks the rights to the watches. It reports false if the watch has ended: then the stream has no room.
 func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (ok bool, err error) {
 	w.release() // a stream that waits for room has none
-	w.room = w.server.admission.watches.enter(w.conn, bytes, &w.holds)
+	w.room = w.server.admission.watches.enter(w.conn, bytes, &w.turn.holds)
 	defer func() {
 		if !ok {
 			w.release()
@@ -78,6 +78,7 @@ func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (o
 func (w *watchStream) release() {
 	w.room.leave()
 	w.room = nil
+	w.turn.since.Store(0)
 }
 
 // isOpen reports whether a watch of the stream has not ended.

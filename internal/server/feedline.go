@@ -6,10 +6,13 @@ import (
 	"sync/atomic"
 )
 
-// watchLine gives streams of watches room for large responses in their share, first come, first served. A stream is overtaken only
-// while its own connection has room of the share and gets no more: its client may take nothing, and the others do not wait for that.
+// watchLine gives streams of watches room for large responses. In their share a stream gets room at once if it leaves at least as much
+// free as its connection then has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
+// first come, first served, one for each connection in turn. So no stream waits for what the clients of others do not take, as long as the share
+// has room for it, and one that needs much is not kept waiting by many that need little.
 type watchLine struct {
 	admission *admission
+	beside    largeSlot // its owner is a watchRoom
 
 	mu      sync.Mutex // guards what follows; before the mutex of no other
 	waiting []*watchRoom
@@ -44,14 +47,31 @@ func (r *watchRoom) leave() {
 	l := r.line
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	switch {
+	case !r.has:
+		l.waiting = slices.DeleteFunc(l.waiting, func(one *watchRoom) bool { return one == r })
+	case l.beside.leave(r, int64(r.bytes)):
+		l.yieldLocked(r.conn)
+	default:
+		l.admission.leave(r.conn, shareWatches, r.bytes)
+	}
 	if r.has {
 		r.has = false
 		r.tell(false)
-		l.admission.leave(r.conn, shareWatches, r.bytes)
-	} else {
-		l.waiting = slices.DeleteFunc(l.waiting, func(one *watchRoom) bool { return one == r })
 	}
 	l.serveLocked()
+}
+
+// yieldLocked puts the streams of a connection, which has had its turn, after those of others.
+func (l *watchLine) yieldLocked(conn *connection) {
+	var own []*watchRoom
+	l.waiting = slices.DeleteFunc(l.waiting, func(r *watchRoom) bool {
+		if r.conn == conn {
+			own = append(own, r)
+		}
+		return r.conn == conn
+	})
+	l.waiting = append(l.waiting, own...)
 }
 
 func (r *watchRoom) tell(has bool) {
@@ -60,23 +80,24 @@ func (r *watchRoom) tell(has bool) {
 	}
 }
 
-// serveLocked gives room to the first of the line, and to those after it, up to one for which the share has none.
+// serveLocked gives room to the streams for which there is some.
 func (l *watchLine) serveLocked() {
-	for i := 0; i < len(l.waiting); {
-		r := l.waiting[i]
-		holds := r.conn.holds(shareWatches)
-		switch {
-		case l.admission.tryEnter(r.conn, shareWatches, 0, r.bytes):
-			r.has = true
-			r.tell(true)
-			close(r.given)
-			l.waiting = slices.Delete(l.waiting, i, i+1)
-		case holds:
-			i++
-		default:
-			return
+	l.waiting = slices.DeleteFunc(l.waiting, func(r *watchRoom) bool {
+		inShare := l.fitsLocked(r) && l.admission.tryEnter(r.conn, shareWatches, 0, r.bytes)
+		if !inShare && !l.beside.take(r, int64(r.bytes)) {
+			return false
 		}
-	}
+		r.has = true
+		r.tell(true)
+		close(r.given)
+		return true
+	})
+}
+
+// fitsLocked reports whether the share has room for a stream.
+func (l *watchLine) fitsLocked(r *watchRoom) bool {
+	w := &l.admission.words[shareWatches]
+	return r.conn.bytes(shareWatches)+int64(r.bytes) <= w.limit.free(w.word.Load()+uint64(r.bytes))
 }
 
 // isAwaited reports whether some stream waits.

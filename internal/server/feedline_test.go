@@ -21,102 +21,124 @@ func newTestLine(bytes uint64) *watchLine {
 	return &a.watches
 }
 
-// TestRoomForWatchesIsGivenInTurn: a stream that needs much is not overtaken by others that need little, however many come.
+// TestRoomForWatchesIsGivenInTurn: a stream that needs much of the share is not kept waiting by others that need little, however many come.
 func TestRoomForWatchesIsGivenInTurn(t *testing.T) {
 	l := newTestLine(1 << 20)
+	beside := l.enter(new(connection), 900<<10, nil)
 	var small []*watchRoom
 	next := func() { small = append(small, l.enter(new(connection), 100<<10, nil)) }
 	for range 5 {
 		next()
 	}
-	large := l.enter(new(connection), 900<<10, nil)
-	for range 20 { // there is always one more, and never room for the large one beside all of them
+	large := l.enter(new(connection), 400<<10, nil)
+	for range 20 { // there is always one more, and never room in the share for the large one beside all of them
 		next()
+		if i := slices.IndexFunc(small, func(r *watchRoom) bool { return !r.hasRoom() }); i >= 0 {
+			t.Fatalf("stream %d waits although the share has room for it", i)
+		}
 		small[0].leave()
 		small = small[1:]
-		if large.hasRoom() {
-			break
-		}
-		if i := slices.IndexFunc(small[min(5, len(small)):], (*watchRoom).hasRoom); i >= 0 {
-			t.Fatalf("the stream that came %d after the large one has overtaken it", i)
-		}
 	}
+	if large.hasRoom() {
+		t.Fatal("room beside more than is free")
+	}
+	beside.leave()
 	if !large.hasRoom() {
 		t.Fatal("a stream that needs much has got no room")
 	}
 	large.leave()
-	for i, r := range small {
-		if i < 10 && !r.hasRoom() {
-			t.Errorf("stream %d has no room", i)
-		}
+	for _, r := range small {
 		r.leave()
 		r.leave()
 	}
-	if l.isAwaited() || l.admission.words[shareWatches].word.Load() != 0 {
-		t.Fatal("the line is not empty")
+	l.mustBeEmpty(t)
+}
+
+func (l *watchLine) mustBeEmpty(t *testing.T) {
+	t.Helper()
+	if _, _, answers := l.admission.inflight(); l.isAwaited() || answers != 0 {
+		t.Fatalf("the line is not empty: %d bytes", answers)
 	}
 }
 
-// TestAnOversizedResponseGetsTheShareAlone: a value and its previous value may be larger than the share.
-func TestAnOversizedResponseGetsTheShareAlone(t *testing.T) {
+// TestAnOversizedResponseGetsThePlaceBesideTheShare, whatever the share has, and whatever its size is: a value and its previous value may be
+// larger than the share. Smaller ones pass those that wait for the place.
+func TestAnOversizedResponseGetsThePlaceBesideTheShare(t *testing.T) {
 	l := newTestLine(1 << 20)
 	small := l.enter(new(connection), 100<<10, nil)
-	large, after := l.enter(new(connection), 5<<20, nil), l.enter(new(connection), 100<<10, nil)
-	if large.hasRoom() || after.hasRoom() {
-		t.Fatal("room beside another response")
+	large, second := l.enter(new(connection), 5<<20, nil), l.enter(new(connection), 600<<10, nil)
+	after := l.enter(new(connection), 100<<10, nil)
+	if !large.hasRoom() || second.hasRoom() {
+		t.Fatal("of two large responses not one has the place")
 	}
-	small.leave()
-	if !large.hasRoom() || after.hasRoom() {
-		t.Fatal("the large response is not alone in the share")
+	if !after.hasRoom() {
+		t.Fatal("a small response waits for a large one")
+	}
+	if _, _, answers := l.admission.inflight(); answers != 5<<20+200<<10 {
+		t.Fatalf("%d bytes are counted", answers)
 	}
 	large.leave()
-	if !after.hasRoom() {
+	if !second.hasRoom() {
 		t.Fatal("no room after it")
 	}
-	after.leave()
+	for _, r := range []*watchRoom{small, second, after} {
+		r.leave()
+	}
+	l.mustBeEmpty(t)
+}
+
+// TestConnectionsHaveThePlaceBesideTheShareInTurn, however many streams they have.
+func TestConnectionsHaveThePlaceBesideTheShareInTurn(t *testing.T) {
+	l := newTestLine(1 << 20)
+	enter := func(c *connection) *watchRoom { return l.enter(c, 2<<20, nil) }
+	one, two, third := new(connection), new(connection), new(connection)
+	rooms := []*watchRoom{enter(one), enter(one), enter(one), enter(two), enter(two), enter(third)}
+	for turn, want := range []int{0, 3, 5, 1, 4, 2} {
+		if i := slices.IndexFunc(rooms, func(r *watchRoom) bool { return r.has }); i != want {
+			t.Fatalf("turn %d: stream %d has the place, want %d", turn, i, want)
+		}
+		rooms[want].leave()
+	}
+	l.mustBeEmpty(t)
 }
 
 // TestAStreamThatLeavesTheLineIsNotAwaited, nor keeps what it was given.
 func TestAStreamThatLeavesTheLineIsNotAwaited(t *testing.T) {
 	l := newTestLine(1 << 20)
 	held := l.enter(new(connection), 900<<10, nil)
-	first, second := l.enter(new(connection), 900<<10, nil), l.enter(new(connection), 100<<10, nil)
+	first, second := l.enter(new(connection), 900<<10, nil), l.enter(new(connection), 800<<10, nil)
 	if second.hasRoom() {
 		t.Fatal("overtaken")
 	}
-	first.leave()
-	if !second.hasRoom() {
+	if first.leave(); !l.isAwaited() {
+		t.Fatal("the stream behind it has left the line, too")
+	}
+	if held.leave(); !second.hasRoom() {
 		t.Fatal("a stream that has left is awaited")
 	}
 	third := l.enter(new(connection), 900<<10, nil)
-	held.leave()
+	second.leave()
 	if third.leave(); l.isAwaited() { // whether it has room or not
 		t.Fatal("a stream that has left is in the line")
 	}
-	second.leave()
-	if word := l.admission.words[shareWatches].word.Load(); word != 0 {
-		t.Fatalf("%x", word)
-	}
+	l.mustBeEmpty(t)
 }
 
-// TestNoStreamWaitsForTheClientOfAnother: a connection that has so much of the share that it gets no more does not keep the others
-// waiting, and is next when it has nothing any more.
+// TestNoStreamWaitsForTheClientOfAnother: each, also the first, leaves as much free as it has, and the next one finds room.
 func TestNoStreamWaitsForTheClientOfAnother(t *testing.T) {
 	l := newTestLine(1 << 20)
 	deaf := new(connection)
-	held := l.enter(deaf, 400<<10, nil)
-	more := l.enter(deaf, 400<<10, nil)
-	if !held.hasRoom() || more.hasRoom() {
-		t.Fatal("a connection got more than it leaves to others")
+	rooms := []*watchRoom{l.enter(deaf, 512<<10, nil), l.enter(deaf, 512<<10, nil), l.enter(deaf, 100<<10, nil), l.enter(new(connection), 512<<10, nil)}
+	for i, want := range []bool{true, true, false, false} { // the second has the place beside the share
+		if rooms[i].hasRoom() != want {
+			t.Fatalf("stream %d has room: %v", i, !want)
+		}
 	}
-	other := l.enter(new(connection), 300<<10, nil)
-	if !other.hasRoom() {
-		t.Fatal("a stream waits for the client of another")
+	if rooms = append(rooms, l.enter(new(connection), 256<<10, nil)); !rooms[4].hasRoom() {
+		t.Fatal("a stream waits for the clients of others")
 	}
-	held.leave()
-	if !more.hasRoom() {
-		t.Fatal("no room")
+	for _, r := range rooms {
+		r.leave()
 	}
-	other.leave()
-	more.leave()
+	l.mustBeEmpty(t)
 }

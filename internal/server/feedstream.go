@@ -33,7 +33,7 @@ type watchStream struct {
 	requests chan *pb.WatchRequest // the sender's own; nil once the client has ended its half of the stream
 
 	sending atomic.Int64 // since when a response is being sent, or the client takes nothing of it, by the server's clock; 0: none is
-	holds   atomic.Bool  // room has it: see watchLine
+	turn    watchTurn
 
 	// The sender's own.
 	watches map[uint64]*streamWatch // by the client's id
@@ -48,6 +48,12 @@ type watchStream struct {
 	asked   bool       // the client waits for progress of some watch
 	due     time.Time  // before it no watch has to send progress, but for those that were asked
 	looked  time.Time  // when that was looked at last
+}
+
+// watchTurn says that the stream has room: see watchLine.
+type watchTurn struct {
+	holds atomic.Bool
+	since atomic.Int64 // when it began to send with it, by the server's clock; 0: it has not
 }
 
 // watchRights are the rights to the watches of a stream as they were last checked.
@@ -265,9 +271,13 @@ func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.Watc
 // sendMessage sends an encoder of a response, and returns when the client's windows have taken it: before the feed is asked for more.
 func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
 	sw.access.sent(out)
-	w.sending.Store(max(int64(w.server.clock.now()), 1))
+	now := max(int64(w.server.clock.now()), 1)
+	if w.turn.holds.Load() {
+		w.turn.since.CompareAndSwap(0, now)
+	}
+	w.sending.Store(now)
 	defer w.sending.Store(0)
-	if w.holds.Load() && size > w.server.feed.responseBytes() {
+	if w.turn.holds.Load() && size > w.server.feed.responseBytes() {
 		if err := w.sendLarge(ctx, out, size); err != nil {
 			return err
 		}

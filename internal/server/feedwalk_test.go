@@ -320,7 +320,7 @@ func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
 		}
 		h.put(t, "more", string(make([]byte, 100_000)))
 	}
-	held := h.admission.watches.enter(new(connection), int(h.admission.words[shareWatches].limit.bytes), nil)
+	held := h.fillWatches()
 	w := mustWatch(t, h, &pb.CreateWatch{OnGap: pb.OnGap_ON_GAP_DIFF, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: begin}})
 	w.recv()
 	time.Sleep(time.Until(leased.Add(3500 * time.Millisecond)))

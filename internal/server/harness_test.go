@@ -165,6 +165,9 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 		if small, large := s.receiving.small.reserved.Load(), s.receiving.large.reserved.Load(); small != 0 || large != 0 {
 			t.Errorf("%d bytes of small and %d of large messages are counted for ever", small, large)
 		}
+		if s.receiving.beside.bytes() != 0 {
+			t.Error("the place for a large message is taken for ever")
+		}
 		if n := s.direct.waiting.held.Load(); n != 0 {
 			t.Errorf("%d bytes of answers that wait are counted for ever", n)
 		}

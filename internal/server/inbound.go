@@ -166,8 +166,11 @@ func (in *inbound) taken(stream uint32, bytes int64) {
 	if answer := bytes == 0; answer {
 		m.answered = true
 		keep := int64(0)
-		if m.prefixLen == grpcPrefixBytes && m.length() >= receivedBytesMin {
-			keep = min(m.large, m.length())
+		if n := m.known(); !in.receiving.isBeside(n) {
+			in.leavePlace(m)
+			if n >= receivedBytesMin {
+				keep = min(m.large, n)
+			}
 		}
 		in.receiving.large.release(&in.large, m.large-keep)
 		m.large = keep
@@ -252,7 +255,7 @@ func (in *inbound) endOfPayload() error {
 
 // proceed records that more bytes have arrived on a stream.
 func (in *inbound) proceed(m *receivedStream, bytes int64) {
-	if m.gained += bytes; m.gained >= progressBytes || !m.incomplete() {
+	if m.gained += bytes; m.gained >= in.receiving.progress(m.known()) || !m.incomplete() {
 		m.gained, m.step = 0, in.receiving.step.Load()
 	}
 }

@@ -179,7 +179,7 @@ func TestMessagesInSmallFramesEndTheirConnection(t *testing.T) {
 // same.
 func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
 	for _, size := range []int{60 << 10, 200 << 10} {
-		limit := int64(size) * 5 / 2
+		limit := int64(size)*3 + 64
 		r := newReceiving(1)
 		r.large.limit, r.small.limit = limit, limit
 		one, other, third := newFollowed(t, r), newFollowed(t, r), newFollowed(t, r)

@@ -15,7 +15,11 @@ import (
 func (h *harness) fillLargeShare(t *testing.T) {
 	t.Helper()
 	h.receiving.large.reserved.Add(h.receiving.large.limit)
-	t.Cleanup(func() { h.receiving.large.reserved.Add(-h.receiving.large.limit) })
+	h.receiving.beside.take(h, 1)
+	t.Cleanup(func() {
+		h.receiving.large.reserved.Add(-h.receiving.large.limit)
+		h.receiving.beside.drop(h)
+	})
 }
 
 // TestLaterMessagesAreRefusedWithTheirReason: a message that is refused on a stream that has carried

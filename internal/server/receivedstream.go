@@ -13,6 +13,7 @@ type receivedStream struct {
 	prefixLen int
 	left      int64 // bytes of the message to come
 	large     int64 // bytes reserved as large
+	beside    bool  // a message has the place beside the share of large ones
 	waiting   int64 // the cost of the small messages, including bytes not yet received
 	raw       int64 // received bytes of the small messages
 	small     int64 // bytes reserved as small: waiting, except for less than smallStep
@@ -32,9 +33,17 @@ func (m *receivedStream) incomplete() bool { return !m.closed && (m.prefixLen > 
 // length is the length that the prefix declares.
 func (m *receivedStream) length() int64 { return int64(binary.BigEndian.Uint32(m.prefix[1:])) }
 
+// known is the length of the message that is being received; 0: it is not known.
+func (m *receivedStream) known() int64 {
+	if m.prefixLen < grpcPrefixBytes {
+		return 0
+	}
+	return m.length()
+}
+
 // smallLeft is the number of bytes of a small message that are not yet received.
 func (m *receivedStream) smallLeft() int64 {
-	if m.prefixLen < grpcPrefixBytes || m.length() >= receivedBytesMin {
+	if n := m.known(); n == 0 || n >= receivedBytesMin {
 		return 0
 	}
 	return m.left
@@ -56,6 +65,13 @@ func (in *inbound) admit(m *receivedStream) error {
 	m.left = m.length()
 	if m.left > in.receiving.messageBytes {
 		return &mvcc.LimitError{What: "batch bytes", Limit: int(in.receiving.messageBytes), Got: int(m.left)}
+	}
+	if in.receiving.isBeside(m.left) {
+		if !m.beside && !in.receiving.beside.take(in, m.left) {
+			return errOverloaded
+		}
+		m.beside = true
+		return nil
 	}
 	if more := m.left - m.large; m.left >= receivedBytesMin {
 		if more <= 0 {
@@ -88,6 +104,13 @@ func (in *inbound) reserve(m *receivedStream) bool {
 	return true
 }
 
+func (in *inbound) leavePlace(m *receivedStream) {
+	if m.beside {
+		m.beside = false
+		in.receiving.beside.drop(in)
+	}
+}
+
 // shrink releases the reservation for small messages that the server has taken.
 func (in *inbound) shrink(m *receivedStream) {
 	keep := m.waiting
@@ -102,6 +125,7 @@ func (in *inbound) shrink(m *receivedStream) {
 
 // reset releases all reservations of a stream.
 func (in *inbound) reset(m *receivedStream) {
+	in.leavePlace(m)
 	in.receiving.large.release(&in.large, m.large)
 	in.receiving.small.release(&in.small, m.small)
 	*m = receivedStream{}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // receiving bounds the memory of messages that are being received, wait to be decoded, or are
@@ -19,13 +20,16 @@ import (
 //     overhead of small frames. The server has taken messages when it widens the stream's window,
 //     answers, or ends the stream.
 //
-// A message that is alone in a share is admitted whatever its size.
+// A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others. A message of more
+// than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out.
 //
 // An incomplete message must make progress. A client that sends less than progressBytes of it
 // within the configured time, although the windows allow more, has its stream ended. The same
-// happens if the message is complete and the client does not end its request.
+// happens if the message is complete and the client does not end its request. A message beside the share must come faster: see
+// transport.LargeParts.
 type receiving struct {
 	large, small receivingShare
+	beside       largeSlot      // for a message of more than half of large
 	streams      receivingShare // counts streams, in steps
 	beyond       atomic.Int64   // streams of operators that the limit does not carry
 	messageBytes int64          // of the largest message that gRPC takes
@@ -90,11 +94,10 @@ func (r *receiving) init(inflight, streams, messageBytes int64) {
 	r.large.limit, r.small.limit, r.streams.limit = inflight/4, inflight/2, streams
 }
 
-// add reserves bytes for a connection that has reserved *conn bytes, unless a limit is reached. A connection that has bytes gets more only
-// if afterwards at least as many are free as it has.
+// add reserves bytes for a connection that has reserved *conn bytes: if afterwards at least as many are free as it has, or if no others are reserved.
 func (s *receivingShare) add(conn *int64, bytes int64) bool {
 	all := s.reserved.Add(bytes)
-	if all > s.limit && all != bytes || *conn > 0 && *conn+bytes > s.limit-all {
+	if *conn+bytes > s.limit-all && all != bytes {
 		s.reserved.Add(-bytes)
 		return false
 	}
@@ -107,6 +110,19 @@ func (s *receivingShare) release(conn *int64, bytes int64) {
 		*conn -= bytes
 		s.reserved.Add(-bytes)
 	}
+}
+
+// isBeside reports whether a message of so many bytes needs the place beside the share of large messages.
+func (r *receiving) isBeside(bytes int64) bool {
+	return bytes >= receivedBytesMin && bytes > r.large.limit/2
+}
+
+// progress is how much of a message of so many bytes must arrive in the configured time.
+func (r *receiving) progress(bytes int64) int64 {
+	if r.isBeside(bytes) {
+		return max(progressBytes, bytes/transport.LargeParts)
+	}
+	return progressBytes
 }
 
 // streamsOfOne is how many streams a connection may have while it is the only one that has more than its own.

@@ -101,8 +101,7 @@ func TestRefusedMessagesHaveTheirReason(t *testing.T) {
 	_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 64<<20)})
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
 
-	h.receiving.large.reserved.Add(h.receiving.large.limit)
-	defer h.receiving.large.reserved.Add(-h.receiving.large.limit)
+	h.fillLargeShare(t)
 	value := make([]byte, 1<<20)
 	_, err = h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: value})
 	f := failureOf(t, err)

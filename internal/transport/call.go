@@ -37,6 +37,7 @@ type call struct {
 	trailer  metadata.MD
 	inbox
 	mustProgress bool    // what is pending counts against a client that takes nothing; see RequireProgress
+	restLimited  bool    // what is pending must be taken within one progress timeout; see LimitRest
 	crowded      int     // a goroutine that sends waits until less than this is pending; 0: none does
 	lent         *[]byte // buffer of what the stream has pending; nil if that was copied
 }

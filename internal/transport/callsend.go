@@ -143,6 +143,16 @@ func RequireProgress(ctx context.Context) {
 	}
 }
 
+// LimitRest lets what the stream of a context has pending, once its handler has returned, end with it unless the client takes all of that within one
+// progress timeout: nothing counts it any more.
+func LimitRest(ctx context.Context) {
+	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream); ok {
+		t.conn.mu.Lock()
+		defer t.conn.mu.Unlock()
+		t.restLimited = true
+	}
+}
+
 // waitForOthers waits until few enough bytes are pending for another message. A small one is counted by
 // nothing but the number of streams.
 func (k *call) waitForOthers(small bool) error {

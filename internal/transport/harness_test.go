@@ -168,6 +168,7 @@ func testOptions() Options {
 	return Options{
 		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
 		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond, ProgressTimeout: 30 * time.Second,
+		LargeMessage: 64 << 20,
 		AcceptFailed: func(error) {},
 	}
 }

@@ -59,6 +59,7 @@ type Options struct {
 	PingInterval     time.Duration // clients that ping more often lose their connection
 	HandOverAfter    time.Duration // a request that is executed for longer no longer holds up its connection
 	ProgressTimeout  time.Duration // a message that arrives, or an answer that is sent, must proceed in it
+	LargeMessage     int           // bytes: a message of more must have come within LargeParts times ProgressTimeout
 	AcceptFailed     func(error)   // is told that no connection could be accepted for a moment
 }
 

@@ -1,0 +1,202 @@
+package server
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/transport"
+)
+
+// withTransports runs a test with each of the transports.
+func withTransports(t *testing.T, test func(t *testing.T, with func(*config.Config))) {
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		t.Run(string(transport), func(t *testing.T) { test(t, func(c *config.Config) { c.Transport = transport }) })
+	}
+}
+
+// putOf begins a put of a message of so many bytes, of which little comes.
+func (c *rawClient) putOf(stream uint32, bytes int64) {
+	c.begin(stream, methodPut, "120S")
+	c.send(frame(frameData, 0, stream, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(bytes)), make([]byte, 3000)...)))
+}
+
+// TestAHalfSentMessageKeepsNoOthersOut: one of the greatest length has the place beside the share, so that only another as large is refused.
+func TestAHalfSentMessageKeepsNoOthersOut(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		put := func(size int64) error {
+			_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size), Durability: pb.Durability_DURABILITY_ASYNC})
+			return err
+		}
+		c := h.dialRaw(t)
+		c.putOf(1, int64(messageBytesMax(&h.config)))
+		eventually(t, "it has the place", func() bool { return h.receiving.beside.bytes() > 0 })
+		for _, size := range []int64{receivedBytesMin, 1 << 20, h.receiving.large.limit/2 - 1<<10} {
+			if err := put(size); err != nil {
+				t.Errorf("%d bytes beside a half-sent message: %v", size, err)
+			}
+		}
+		large := h.receiving.large.limit/2 + 1
+		failureOf(t, put(large)).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the place is free", func() bool { return h.receiving.beside.bytes() == 0 })
+		if err := put(large); err != nil {
+			t.Errorf("after it: %v", err)
+		}
+	})
+}
+
+// TestHalfSentMessagesLeaveRoom: the first message of a connection leaves as much free as it takes, too.
+func TestHalfSentMessagesLeaveRoom(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		one, two, half := h.dialRaw(t), h.dialRaw(t), h.receiving.large.limit/2
+		one.putOf(1, half)
+		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half })
+		two.putOf(1, half)
+		if got := two.reasonOf(t, 1); got != "OVERLOADED" {
+			t.Errorf("the other half: %q", got)
+		}
+		two.putOf(3, half/2)
+		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half+half/2 })
+		h.put(t, "k", string(make([]byte, 1<<20)))
+	})
+}
+
+// TestALargeMessageMustComeFaster: others wait for its place, so each of four parts must come within --message-timeout. Of a message in the share a
+// little must.
+func TestALargeMessageMustComeFaster(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		const timeout = 2 * time.Second
+		h := mustStart(t, with, func(c *config.Config) { c.MessageTimeout = timeout })
+		sends := func(length int64) (reason string) { // what is asked for of others, twice in the time
+			c := h.dialRaw(t)
+			c.putOf(1, length)
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			defer func() { <-stopped }()
+			defer close(stop)
+			go func() {
+				defer close(stopped)
+				part := frame(frameData, 0, 1, make([]byte, 16<<10))
+				for range 3 * progressBytes >> 14 {
+					for range 2 {
+						if _, err := c.Write(part); err != nil {
+							return
+						}
+					}
+					select {
+					case <-stop:
+						return
+					case <-time.After(timeout / (progressBytes >> 14)):
+					}
+				}
+			}()
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			return c.reasonOf(t, 1)
+		}
+		began := time.Now()
+		if got := sends(4*transport.LargeParts*progressBytes + h.receiving.large.limit/2); got != "MESSAGE_INCOMPLETE" {
+			t.Errorf("a large message that comes slowly: %q", got)
+		}
+		large := time.Since(began)
+		began = time.Now()
+		if got := sends(h.receiving.large.limit / 2); got != "MESSAGE_INCOMPLETE" {
+			t.Errorf("a message whose rest does not come: %q", got)
+		}
+		if other := time.Since(began); large > 2*timeout || other < 3*timeout {
+			t.Errorf("a large one ended after %v, and one in the share, which came three times as long, after %v", large, other)
+		}
+	})
+}
+
+// deafWatch is a client of a watch from an epoch on that takes nothing by itself.
+func (h *harness) deafWatch(t *testing.T, prefix string, after uint64) *rawClient {
+	t.Helper()
+	c := h.dialRaw(t)
+	create, err := proto.Marshal(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{
+		Ranges: []*pb.KeyRange{prefixRange(prefix)}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: after},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.begin(1, pb.FeedService_Watch_FullMethodName, "120S")
+	c.send(frame(frameData, 0, 1, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(create))), create...)))
+	return c
+}
+
+// TestWatchesThatTakeNothingKeepNoSmallerResponsesWaiting: the largest one has the place beside the share, and others leave room in it.
+func TestWatchesThatTakeNothingKeepNoSmallerResponsesWaiting(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		share := int(h.admission.words[shareWatches].limit.bytes)
+		e := h.put(t, "large", string(make([]byte, 16<<20)))
+		h.put(t, "half", string(make([]byte, share/2-1<<10)))
+		for i, prefix := range []string{"large", "large", "half", "half"} {
+			h.deafWatch(t, prefix, e-1)
+			eventually(t, "it has room, or waits", func() bool {
+				l := &h.admission.watches
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return len(l.waiting) == i/2+i%2 && l.beside.bytes() > 0
+			})
+		}
+		w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("k")}})
+		w.recv()
+		for range 3 {
+			h.put(t, "k", string(make([]byte, 400<<10)))
+			if got := w.recv().GetChanges().GetCommits(); len(got) != 1 || len(got[0].Events[0].Value) != 400<<10 {
+				t.Fatal("the operation has not come")
+			}
+		}
+		if n := h.feed.streams.Load(); n != 5 {
+			t.Errorf("%d streams are left", n)
+		}
+	})
+}
+
+// TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the time.
+func TestAWatchThatTakesItsResponseSlowlyEnds(t *testing.T) {
+	const timeout = time.Second
+	h := mustStart(t, withDirect, func(c *config.Config) { c.MessageTimeout = timeout })
+	e := h.put(t, "large", string(make([]byte, 16<<20)))
+	slow := h.deafWatch(t, "large", e-1)
+	began := time.Now()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	defer func() { <-stopped }()
+	defer close(stop)
+	go func() { // takes as much as it must, for a minute if it may
+		defer close(stopped)
+		more := bytes.Join([][]byte{windowOf(0, 2*sentStep), windowOf(1, 2*sentStep)}, nil)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(timeout / 4):
+			}
+			if _, err := slow.Write(more); err != nil {
+				return
+			}
+		}
+	}()
+	eventually(t, "it has the place", func() bool { return h.admission.watches.beside.bytes() > 0 })
+	w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e - 1}})
+	w.recv()
+	if got := w.recv().GetChanges().GetCommits(); len(got) != 1 {
+		t.Fatal("the operation has not come")
+	}
+	if took := time.Since(began); took < 3*timeout {
+		t.Errorf("another had the place after %v", took)
+	}
+	if got := slow.reasonOf(t, 1); got != "reset: CANCEL" { // it goes on too slowly for the reason to come after the rest
+		t.Errorf("the slow one ended with %q", got)
+	}
+}
