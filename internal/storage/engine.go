@@ -49,7 +49,7 @@ type Engine struct {
 	pages    *pagesource.Cached
 	prefetch *pagesource.Prefetcher // nil in the baseline without prefetch
 	pruner   *pruner
-	repaired []string // what Open found damaged and made anew
+	repairs  repairs
 
 	// mu is held while a view is replaced, and guards what a rotation uses. No commit that does not rotate takes it, and
 	// no read. Lock order: checkpoints.mu, reserve.mu, memory.retired.mu, mu.
@@ -63,6 +63,12 @@ type Engine struct {
 	throttling  throttling // delays writers while checkpoints lag
 	rebuilds    rebuilds
 	counters    counters
+}
+
+// repairs are what Open found damaged and made anew.
+type repairs struct {
+	made      []string       // constant after Open
+	unwritten []func() error // what makes it durable; see writeRepaired
 }
 
 // memory is the memory of memtables: its budget, the tables to come, and those that only old readers use.

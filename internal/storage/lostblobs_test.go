@@ -232,8 +232,8 @@ func TestAnOlderTableCostsNoOtherPage(t *testing.T) {
 		l.mustClose()
 		l.lose(lost.kind, lost.level)
 		l.mustOpen()
-		if len(l.engine.repaired) != lost.repaired {
-			t.Fatalf("repaired: %v", l.engine.repaired)
+		if len(l.engine.repairs.made) != lost.repaired {
+			t.Fatalf("repaired: %v", l.engine.repairs.made)
 		}
 		l.checkSound()
 		l.work(6)

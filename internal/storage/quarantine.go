@@ -353,10 +353,17 @@ func (e *Engine) openQuarantine() error {
 	q.used, q.newer = quarantineFile(&state), newer
 	q.files = quarantine.NewFiles(e.fs, e.options.Dir, paths, q.used, versions)
 	if fault != nil {
-		e.repaired = append(e.repaired, fmt.Sprintf("a copy of the quarantine was written anew from the other one: %v", fault))
-		if err := quarantine.Restore(e.fs, paths[q.used-1]); err != nil && !errors.Is(err, vfs.ErrNoSpace) {
-			return err
-		}
+		e.repairs.made = append(e.repairs.made, fmt.Sprintf("a copy of the quarantine was written anew from the other one: %v", fault))
+		damaged := q.used
+		e.repairs.unwritten = append(e.repairs.unwritten, func() error {
+			if q.used != damaged { // by a merge of the replay
+				return nil
+			}
+			if err := quarantine.Restore(e.fs, paths[damaged-1]); !errors.Is(err, vfs.ErrNoSpace) {
+				return err
+			}
+			return nil
+		})
 	}
 	q.now, err = newQuarantined(versions)
 	return err

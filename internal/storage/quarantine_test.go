@@ -545,8 +545,8 @@ func TestDamagedQuarantineFile(t *testing.T) {
 			t.Fatalf("byte %d: verify: %v, %+v", at, err, report)
 		}
 		q.mustOpen()
-		if len(q.engine.repaired) != 1 {
-			t.Fatalf("byte %d: repaired %q", at, q.engine.repaired)
+		if len(q.engine.repairs.made) != 1 {
+			t.Fatalf("byte %d: repaired %q", at, q.engine.repairs.made)
 		}
 		q.check(keys.Epoch(q.visible.Load()), q.want)
 		q.mustClose()

@@ -21,12 +21,18 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	}
 	state := e.pager.State()
 	e.useFeatureLevel()
+	if err := e.checkNewest(ctx, &state); err != nil {
+		return Recovery{}, err
+	}
 	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, commitTime: commitTime(&state), lastReported: time.Now()}
 	found, err := wal.Recover(e.fs, e.options.Dir, state.Epoch, logProof(&state), r.apply)
 	if err != nil {
 		return Recovery{}, errors.Join(blameSuperblock(&e.pager.Reader, err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repaired, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found), Tree: state.Epoch, TreeTime: commitTime(&state)}
+	if err := e.writeRepaired(); err != nil {
+		return Recovery{}, errors.Join(TranslateError(err), r.free())
+	}
+	recovery := Recovery{Repaired: e.repairs.made, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found), Tree: state.Epoch, TreeTime: commitTime(&state)}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -110,15 +116,29 @@ func (e *Engine) openTree() error {
 	return TranslateError(e.openTables())
 }
 
-// openTables opens the structures next to the tree in the data file, and repairs what can be
-// repaired.
+// checkNewest reads the whole log if a newer superblock than the opened one may be unreadable, and refuses to start unless the log reaches back. Only then
+// the store may be changed: the next checkpoint takes the place of that superblock, which the next start may be able to read. Later would be
+// too late, because a replay merges before it has come to the end of the log.
+func (e *Engine) checkNewest(ctx context.Context, state *pager.State) error {
+	if !e.pager.SuperblockMissing() {
+		return nil
+	}
+	_, err := wal.Replay(e.fs, e.options.Dir, state.Epoch, logProof(state), func(keys.Epoch, []byte) error { return context.Cause(ctx) })
+	if err == nil {
+		return nil
+	}
+	return blameSuperblock(&e.pager.Reader, err)
+}
+
+// openTables opens the structures next to the tree in the data file, and repairs in memory what can be
+// repaired: see writeRepaired.
 func (e *Engine) openTables() (err error) {
 	for _, fault := range e.pager.SuperblockFaults() {
 		if e.pager.SuperblocksRepaired() > 0 {
-			e.repaired = append(e.repaired, fmt.Sprintf("a superblock was written anew from its copy: %v", fault))
+			e.repairs.made = append(e.repairs.made, fmt.Sprintf("a superblock was written anew from its copy: %v", fault))
 		}
 	}
-	tables, state := len(e.repaired), e.pager.State()
+	tables, state := len(e.repairs.made), e.pager.State()
 	e.checkpoints.mapExact = mapIsExact(&state) || e.pager.Checkpoint() == newFileCheckpoint
 	if e.blobs, err = e.openBlobs(); err != nil {
 		return err
@@ -133,8 +153,8 @@ func (e *Engine) openTables() (err error) {
 		return err
 	}
 	e.rebuilds.requestFor(e.checkpoints.skippedPages)
-	if len(e.repaired) > tables {
-		return e.writeRepaired()
+	if len(e.repairs.made) > tables {
+		e.repairs.unwritten = append(e.repairs.unwritten, func() error { return e.writeState(e.pager.State()) })
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}
-	e.repaired = append(e.repaired, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
+	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
 	return blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef)
 }
 
@@ -120,7 +120,7 @@ func (e *Engine) rebuildMap() error {
 	if damage == nil {
 		return nil
 	}
-	e.repaired = append(e.repaired, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
+	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
 	e.checkpoints.mapExact = false
 	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
 		defer func() { e.checkpoints.mapExact = complete && err == nil }()
@@ -171,9 +171,17 @@ func (e *Engine) reach(id page.ID, level int, each func(page.ID) error) (complet
 	return complete, nil
 }
 
-// writeRepaired makes a checkpoint of the same state with the rebuilt tables. On a full disk the
-// next checkpoint does it.
-func (e *Engine) writeRepaired() error { return e.writeState(e.pager.State()) }
+// writeRepaired writes what openTables has repaired, once the log has been read: a start that is refused changes nothing. It makes a checkpoint of the
+// same state with the rebuilt tables. On a full disk the next checkpoint does it.
+func (e *Engine) writeRepaired() error {
+	for _, write := range e.repairs.unwritten {
+		if err := write(); err != nil {
+			return err
+		}
+	}
+	e.repairs.unwritten = nil
+	return nil
+}
 
 // writeState makes another state of the same pages durable, if the disk has room for it.
 func (e *Engine) writeState(state pager.State) error {

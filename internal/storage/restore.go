@@ -46,6 +46,9 @@ func Restore(ctx context.Context, o Options, records func(apply func(c wal.Commi
 	if err := e.openTree(); err != nil {
 		return Restored{}, err
 	}
+	if err := e.writeRepaired(); err != nil {
+		return Restored{}, err
+	}
 	e.useFeatureLevel()
 	state := e.pager.State()
 	r := replayer{ctx: ctx, engine: e, root: rootOf(state), after: state.Epoch, newest: state.Epoch, term: termOf(&state), commitTime: commitTime(&state), segments: []wal.SegmentInfo{}}
