@@ -201,7 +201,8 @@ func (c *directClient) Receive(bytes int) error {
 	if most := messageBytesMax(&c.server.config); bytes > most {
 		return &mvcc.LimitError{What: "batch bytes", Limit: most, Got: bytes}
 	}
-	r, admitted := &c.server.receiving, false
+	var admitted bool
+	r := &c.server.receiving
 	if r.isBeside(int64(bytes)) {
 		admitted = r.beside.take(c, int64(bytes))
 	} else {
