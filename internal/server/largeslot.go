@@ -17,12 +17,6 @@ func (s *largeSlot) take(owner any, bytes int64) bool {
 	return s.held.Load() == nil && s.held.CompareAndSwap(nil, &largeHeld{owner, bytes})
 }
 
-// change changes the size of what is in the slot. It reports false if that is something else.
-func (s *largeSlot) change(owner any, from, to int64) bool {
-	h := s.held.Load()
-	return h != nil && *h == largeHeld{owner, from} && s.held.CompareAndSwap(h, &largeHeld{owner, to})
-}
-
 // leave frees the slot. It reports false if something else is in it, or nothing.
 func (s *largeSlot) leave(owner any, bytes int64) bool {
 	h := s.held.Load()
@@ -34,12 +28,6 @@ func (s *largeSlot) drop(owner any) {
 	if h := s.held.Load(); h != nil && h.owner == owner {
 		s.held.CompareAndSwap(h, nil)
 	}
-}
-
-// isOf reports whether the slot is the owner's.
-func (s *largeSlot) isOf(owner any) bool {
-	h := s.held.Load()
-	return h != nil && h.owner == owner
 }
 
 // bytes is the size of what is in the slot.
