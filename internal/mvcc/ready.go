@@ -3,18 +3,25 @@ package mvcc
 import (
 	"context"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/storage"
 )
 
 // lockTriesMax bounds how often a commit gives back its latches to begin again. Others take what it needs each time only by chance.
 const lockTriesMax = 16
 
-// lockReady takes the latches of a commit when nothing is left for which it would have to wait, or read many pages, while it holds them: all writers of
-// other keys in the same stripes would wait for that, too, and if it has many keys, these are nearly all writers. Before, it waits for room in memory and
-// in the log, and validates what it has read. If others have taken the room when it has its latches, or a merge has taken what was validated, it gives the
-// latches back and does so again.
+// lockReady takes the latches of a commit that will neither wait nor read many pages while it holds them. Writers of other keys in the same stripes
+// would wait for that, too: nearly all writers, if the commit has many keys.
+//
+// Before it takes them, it waits for room in memory and in the log, and validates what the commit has read. When it has them, others may have taken the
+// room, or a merge what was validated. Then it gives the latches back, and begins again.
 func (x *Session) lockReady(ctx context.Context, w *Write) error {
+	var need *storage.Demand
+	if w.needsRoom() {
+		need = x.demand(w)
+	}
 	for try := 1; ; try++ {
-		if err := x.awaitRoom(ctx, w); err != nil {
+		if err := x.awaitRoom(ctx, need); err != nil {
 			return err
 		}
 		if err := x.prevalidate(ctx, w); err != nil {
@@ -23,47 +30,45 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 		if err := x.lock(ctx, w); err != nil {
 			return err
 		}
-		if try == lockTriesMax || x.isReady(w) {
+		if try == lockTriesMax || x.isReady(w, need) {
 			return nil
 		}
 		x.unlock()
 	}
 }
 
-// locksMany reports whether many other writers may wait for the latches of a commit.
-func (w *Write) locksMany() bool {
-	return w.Batch.Count()+len(w.Conditions)+len(w.derived.ends) >= readBeforeMin && w.load == nil
+// needsRoom reports whether a commit waits for room before it takes its latches: it writes, and many other writers may wait for the latches.
+func (w *Write) needsRoom() bool {
+	return w.load == nil && w.Batch.Count() > 0 && w.Batch.Count()+len(w.Conditions)+len(w.derived.ends) >= readBeforeMin
 }
 
-// needsRoom reports whether a commit waits for room before it takes its latches.
-func (w *Write) needsRoom() bool { return w.locksMany() && w.Batch.Count() > 0 }
+// demand is about what the record of a commit will need, with what the commit computes while it holds its latches.
+func (x *Session) demand(w *Write) *storage.Demand {
+	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()} // the deletions of an InvokeAll are placeholders
+	if d.More = len(x.buffers.invoked); w.Batch.WithMetadata() > 0 {                 // entries of the expiry queue, attachments
+		d.More += w.Batch.Size()
+	}
+	for i := range w.ops {
+		d.More += len(w.ops[i].Operand)
+	}
+	return d
+}
 
-func (x *Session) awaitRoom(ctx context.Context, w *Write) error {
-	if !w.needsRoom() {
+// awaitRoom waits for room; nil needs none.
+func (x *Session) awaitRoom(ctx context.Context, need *storage.Demand) error {
+	if need == nil {
 		return nil
 	}
 	began := time.Now()
-	err := x.store.engine.AwaitRoom(ctx, w.body, x.growth(w))
+	err := x.store.engine.AwaitRoom(ctx, need)
 	x.committing.memory += time.Since(began)
 	return err
 }
 
-// growth is about how many bytes a commit adds to its record, and to the memtable, while it holds its latches.
-func (x *Session) growth(w *Write) int {
-	bytes := len(x.buffers.invoked)
-	for i := range w.ops {
-		bytes += len(w.ops[i].Operand)
-	}
-	if w.Batch.WithMetadata() > 0 { // entries of the expiry queue, attachments
-		bytes += w.Batch.Size()
-	}
-	return bytes
-}
-
 // isReady reports whether what lockReady did is still true, now that the latches are held.
-func (x *Session) isReady(w *Write) bool {
+func (x *Session) isReady(w *Write, need *storage.Demand) bool {
 	s := x.store
-	if w.needsRoom() && !s.engine.HasRoom(w.body, x.growth(w)) {
+	if need != nil && !s.engine.HasRoom(need) {
 		return false
 	}
 	if w.firstWins && w.Batch.Count() >= readBeforeMin && s.engine.TreeEpoch() > w.snapshot && s.latches.newest(&x.committing.held) > w.snapshot {

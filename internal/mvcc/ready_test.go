@@ -56,6 +56,39 @@ func otherStripes(s *Store, w *Write) func(prefix string) []byte {
 	}
 }
 
+// startCommit commits in a session of its own, and sends how that ends.
+func startCommit(t *testing.T, s *Store, w *Write) chan error {
+	t.Helper()
+	x, done := mustSession(t, s), make(chan error, 1)
+	go func() {
+		defer x.Close()
+		_, err := x.Commit(context.Background(), w)
+		done <- err
+	}()
+	return done
+}
+
+// TestOnlyDeletionsHaveTheLogsReserve: on a full disk a large record of deletions takes the place of the reserve. The deletions of an InvokeAll are placeholders.
+func TestOnlyDeletionsHaveTheLogsReserve(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	for name, c := range map[string]struct {
+		fill  func(*Write)
+		frees bool
+	}{
+		"deletion":   {func(*Write) {}, true},
+		"invocation": {func(w *Write) { w.ops = []Invoke{{Kind: InvokeMax, Key: []byte("k")}} }, false},
+		"put":        {func(w *Write) { w.Set([]byte("other"), nil) }, false},
+	} {
+		var w Write
+		w.Delete([]byte("k"))
+		if c.fill(&w); x.demand(&w).Frees != c.frees {
+			t.Errorf("%s: frees: %t", name, !c.frees)
+		}
+	}
+}
+
 // TestACommitOfManyKeysWaitsForRoomWithoutLatches: others write its keys meanwhile, as long as the memtable has room for them. Memory becomes full before
 // the commit, or while it waits for its latches.
 func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
@@ -84,13 +117,7 @@ func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
 				fill()
 				close(filled)
 			}
-			stalls, done := s.Stats().Storage.Backpressure.Stalls, make(chan error, 1)
-			x := mustSession(t, s)
-			defer x.Close()
-			go func() {
-				_, err := x.Commit(context.Background(), &large)
-				done <- err
-			}()
+			stalls, done := s.Stats().Storage.Backpressure.Stalls, startCommit(t, s, &large)
 			<-filled
 			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -141,13 +168,7 @@ func TestALargeCommitLeavesMemoryForOthers(t *testing.T) {
 			for i := range 200 {
 				large.Set(fmt.Append(nil, "key", i), make([]byte, 20_000))
 			}
-			stalls, done := s.Stats().Storage.Backpressure.Stalls, make(chan error, 1)
-			x := mustSession(t, s)
-			defer x.Close()
-			go func() {
-				_, err := x.Commit(context.Background(), &large)
-				done <- err
-			}()
+			stalls, done := s.Stats().Storage.Backpressure.Stalls, startCommit(t, s, &large)
 			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
 			if len(done) > 0 || s.engine.AwaitsMerge() {
 				t.Error("memory was full before, or the commit has not waited: this tests nothing")

@@ -210,7 +210,7 @@ func (e *Engine) RequestDurable(epoch keys.Epoch) { e.log.RequestFlush(epoch) }
 // ErrFailed, and the cause of the context's end. After an error the next call retries. ErrRotating means that nothing was reserved, because the tree
 // has commits after the epoch validated, which a validation of the record would have to look for in pages.
 func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.Body, validated keys.Epoch) (reserved bool, err error) {
-	if !e.oversized(body) {
+	if !e.oversized(body.Size()) {
 		return false, e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), nil) })
 	}
 	first := &opening{validated: validated, frees: body.OnlyDeletes(), secure: func(mem *memtable.Table) error { return e.secure(mem, w, body) }}
@@ -250,10 +250,8 @@ type opening struct {
 	reserve   func(*generation) error
 }
 
-// oversized reports whether a record takes more than half of a segment.
-func (e *Engine) oversized(body *batch.Body) bool {
-	return int64(body.Size()) > e.options.SegmentBytes/2
-}
+// oversized reports whether a record with a body of so many bytes takes more than half of a segment.
+func (e *Engine) oversized(bytes int) bool { return int64(bytes) > e.options.SegmentBytes/2 }
 
 // advanceGeneration makes one attempt, or returns what the attempt has to wait for; it waits for no device. With first it
 // replaces the active generation even if that is not full, and lets first use the new one before other writers see it.

@@ -151,7 +151,7 @@ func (e *Engine) reserveIn(g *generation, w *Writer, body *batch.Body) (keys.Epo
 	w.generation, w.inserter.Ordered = g, true
 	claim, outcome := wal.Reservation{}, wal.Full
 	switch {
-	case g.sealed() || e.oversized(body):
+	case g.sealed() || e.oversized(body.Size()):
 	case int64(g.mem.Bytes()) >= e.memory.memtableBytes:
 		claim, outcome = g.segment.Seal()
 	default:

@@ -141,7 +141,7 @@ func newSpaceCheck() *chan struct{} {
 // is no room for its pages (ShortageError): no checkpoint could merge it.
 func (e *Engine) AwaitReserve(ctx context.Context, w *Writer, body *batch.Body) error {
 	large := int64(0)
-	if e.oversized(body) {
+	if e.oversized(body.Size()) {
 		large, w.covered = int64(body.Size()), e.reserve.enabled
 	}
 	_, taken := e.log.Reserve()
