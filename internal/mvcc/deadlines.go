@@ -58,8 +58,7 @@ func hasDeadline(w *Write, i int) bool {
 // newestMetadata is the metadata of the newest version of the key in x.key, whose latch is held and which is one of those that readBefore may
 // have kept. It does not read the value.
 func (x *Session) newestMetadata(i int) (f metadata.Fields, err error) {
-	if before := x.keptBefore(i); before != nil {
-		x.section = append(x.section[:0], before.section(x.buffers.invoked)...)
+	if _, _, _, kept := x.recall(i, x.buffers.invoked); kept {
 		return x.Metadata()
 	}
 	x.slot.Enter()

@@ -199,17 +199,17 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			x.assertRead(ops[i].Key)
 		}
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
-		before := x.keptBefore(i)
-		old, found, epoch, err := x.newestValue(before, &buf, read)
-		if err != nil {
-			return err
-		}
-		read += len(old)
-		if before == nil { // else it was admitted
+		old, found, epoch, kept := x.recall(i, buf)
+		if !kept {
+			var err error
+			if old, found, epoch, err = x.newestValue(&buf, read); err != nil {
+				return err
+			}
 			if small, err = x.admitSmall(small, len(old)); err != nil {
 				return err
 			}
 		}
+		read += len(old)
 		had, err := x.Metadata()
 		if err != nil {
 			return ofKey(err, x.key)
@@ -236,14 +236,10 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, unless it was kept before, and appends its value to buf. Its metadata is in
-// Metadata. The caller passes the number of bytes of values that were read before.
-func (x *Session) newestValue(before *readVersion, buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
+// newestValue reads the newest version of the key in x.key, and appends its value to buf. Its metadata is in Metadata. The
+// caller passes the number of bytes of values that were read before.
+func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.section = x.section[:0]
-	if before != nil {
-		x.keepSection(before.section(*buf))
-		return before.valueIn(*buf), before.found, before.epoch, nil
-	}
 	x.slot.Enter()
 	defer x.slot.Leave()
 	v, ok, err := x.reader.Newest(x.key)

@@ -71,21 +71,20 @@ type readVersion struct {
 	read, found      bool       // it was read, and has a value
 }
 
-func (r *readVersion) section(buf []byte) []byte { return buf[r.from:r.value:r.value] }
-
-func (r *readVersion) valueIn(buf []byte) []byte { return buf[r.value:r.end:r.end] }
-
-// keptBefore is what readBefore has kept of an operation, whose key is x.key and latched; nil if it is not, or not the newest version.
-func (x *Session) keptBefore(i int) *readVersion {
+// recall is the version that readBefore has kept of an operation, whose key is x.key and latched; its metadata is in Metadata. It reports kept if
+// there is one, and it is the newest version of the key. Buf begins as sessionBuffers.invoked does.
+func (x *Session) recall(i int, buf []byte) (value []byte, found bool, epoch keys.Epoch, kept bool) {
 	if i >= len(x.buffers.before) || !x.buffers.before[i].read {
-		return nil
+		return nil, false, 0, false
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
 	if !x.unchangedSince(x.at) {
-		return nil
+		return nil, false, 0, false
 	}
-	return &x.buffers.before[i]
+	r := &x.buffers.before[i]
+	x.section = append(x.section[:0], buf[r.from:r.value]...)
+	return buf[r.value:r.end:r.end], r.found, r.epoch, true
 }
 
 // keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. For values so many bytes of small

@@ -75,18 +75,15 @@ func (x *Session) validate(ctx context.Context, r *readSet) error {
 // walked walks until the validation can go on in the active generation, which the next rotation may overtake. The last walk has no pauses, so that
 // rotations do not matter.
 func (x *Session) walked(ctx context.Context, r *readSet) error {
-	for range validationRoundsMax {
-		if x.store.engine.ResumeValidation(&r.validation) {
-			return nil
+	for tries := 0; !x.store.engine.ResumeValidation(&r.validation); tries++ {
+		if tries == validationRoundsMax {
+			return x.walk(ctx, r, nil)
 		}
 		if err := x.walk(ctx, r, x.pauseIn(ctx)); err != nil {
 			return err
 		}
 	}
-	if x.store.engine.ResumeValidation(&r.validation) {
-		return nil
-	}
-	return x.walk(ctx, r, nil)
+	return nil
 }
 
 // validateHere is validate for a write that only checks: it has no window, and nothing may be left to one.

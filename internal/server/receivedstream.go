@@ -104,6 +104,7 @@ func (in *inbound) reserve(m *receivedStream) bool {
 	return true
 }
 
+// leavePlace gives up the place beside the share, if a message of the stream has it.
 func (in *inbound) leavePlace(m *receivedStream) {
 	if m.beside {
 		m.beside = false

@@ -116,9 +116,9 @@ func (e *Engine) openTree() error {
 	return TranslateError(e.openTables())
 }
 
-// checkNewest reads the whole log if a newer superblock than the opened one may be unreadable, and refuses to start unless the log reaches back. Only then
-// the store may be changed: the next checkpoint takes the place of that superblock, which the next start may be able to read. Later would be
-// too late, because a replay merges before it has come to the end of the log.
+// checkNewest refuses to start if a newer superblock than the opened one may be unreadable, and the log does not reach back to the opened one. It reads the
+// whole log for that. Nothing may be written before: the next checkpoint takes the place of the newer superblock, which the next start may be
+// able to read, and a replay merges before it has come to the end of the log.
 func (e *Engine) checkNewest(ctx context.Context, state *pager.State) error {
 	if !e.pager.SuperblockMissing() {
 		return nil
