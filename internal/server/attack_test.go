@@ -50,12 +50,16 @@ func liveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// putLarge writes n values of so many bytes.
+// putLarge writes n values of so many bytes, the last of them durably: the log's buffers and files have grown when it returns.
 func (h *harness) putLarge(t testing.TB, n, size int) {
 	t.Helper()
+	durability := pb.Durability_DURABILITY_ASYNC
 	for i := range n {
+		if i == n-1 {
+			durability = pb.Durability_DURABILITY_SYNC
+		}
 		_, err := h.kv.Put(testContext(t), &pb.PutRequest{
-			Key: fmt.Appendf(nil, "large/%03d", i), Value: bytes.Repeat([]byte("v"), size), Durability: pb.Durability_DURABILITY_ASYNC,
+			Key: fmt.Appendf(nil, "large/%03d", i), Value: bytes.Repeat([]byte("v"), size), Durability: durability,
 		})
 		if err != nil {
 			t.Fatal(err)

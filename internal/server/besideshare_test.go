@@ -11,6 +11,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
@@ -163,11 +164,31 @@ func TestWatchesThatTakeNothingKeepNoSmallerResponsesWaiting(t *testing.T) {
 	})
 }
 
+// commitInStore puts a value without a message, which a short --message-timeout could end.
+func (h *harness) commitInStore(t *testing.T, key string, value []byte) uint64 {
+	t.Helper()
+	x, err := h.store.Session()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	var w mvcc.Write
+	w.Set([]byte(key), value)
+	e, err := x.Commit(testContext(t), &w)
+	if err == nil {
+		err = h.store.Wait(testContext(t), e, mvcc.DurabilitySync)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint64(e)
+}
+
 // TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the time.
 func TestAWatchThatTakesItsResponseSlowlyEnds(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 2 * time.Second
 	h := mustStart(t, withDirect, func(c *config.Config) { c.MessageTimeout = timeout })
-	e := h.put(t, "large", string(make([]byte, 16<<20)))
+	e := h.commitInStore(t, "large", make([]byte, 16<<20))
 	slow := h.deafWatch(t, "large", e-1)
 	began := time.Now()
 	stop, stopped := make(chan struct{}), make(chan struct{})
