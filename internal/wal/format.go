@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -192,14 +193,7 @@ func decodeHeader(file string, src []byte) (h header, started bool, err error) {
 	return h, true, nil
 }
 
-func allZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
-}
+func allZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
 // recordSpace is the space that a record of the given length takes.
 func recordSpace(length uint32) uint32 { return (length + recordAlign - 1) &^ (recordAlign - 1) }
