@@ -42,7 +42,7 @@ func modelOptions(fs vfs.FS) mvcc.Options {
 	return mvcc.Options{
 		Storage: storage.Options{
 			Dir: "db", FS: fs, PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 32 << 10, SegmentBytes: 32 << 10,
-			CheckpointBytes: 64 << 10, CheckpointWorkers: 2,
+			CheckpointBytes: 64 << 10, CheckpointWorkers: 2, StartPatience: time.Millisecond,
 		},
 		SyncInterval: time.Hour, GCInterval: time.Millisecond,
 	}

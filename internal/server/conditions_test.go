@@ -25,11 +25,12 @@ func TestEachTroubleIsACondition(t *testing.T) {
 		t.Fatalf("a healthy server has %v", found)
 	}
 	for name, ail := range map[string]func(s *mvcc.Stats){
-		"memory-full":    func(s *mvcc.Stats) { s.Storage.Backpressure.Refused++ },
-		"writes-stalled": func(s *mvcc.Stats) { s.Storage.Backpressure.StallTime++ },
-		"disk-low":       func(s *mvcc.Stats) { s.Storage.Disk.Free = 1 << 20 },
-		"clock-differs":  func(s *mvcc.Stats) { s.ClockDifference = -6 * time.Second },
-		"old-snapshot":   func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
+		"memory-full":      func(s *mvcc.Stats) { s.Storage.Backpressure.Refused++ },
+		"writes-stalled":   func(s *mvcc.Stats) { s.Storage.Backpressure.StallTime++ },
+		"disk-low":         func(s *mvcc.Stats) { s.Storage.Disk.Free = 1 << 20 },
+		"clock-differs":    func(s *mvcc.Stats) { s.ClockDifference = -6 * time.Second },
+		"start-incomplete": func(s *mvcc.Stats) { s.Storage.Damage.Incomplete++ },
+		"old-snapshot":     func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
 	} {
 		now := healthy()
 		ail(&now)

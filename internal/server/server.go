@@ -326,6 +326,9 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 	for _, what := range r.Repaired {
 		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
 	}
+	for _, what := range r.Incomplete {
+		log.Error("the device failed reads while damage of the data file was repaired: large values that were not found answer DATA_LOSS and are kept; check the device, then restart the server, which repairs again", "repair", what)
+	}
 	s.announceBootstrap(log)
 	log.Info("serving", "listen", s.Address(), "http", s.HTTPAddress(),
 		"recovered_records", r.Records, "epoch", uint64(r.Epoch), "next_epoch", uint64(r.Next), "took", s.clock.opening)

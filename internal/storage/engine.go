@@ -65,10 +65,11 @@ type Engine struct {
 	counters    counters
 }
 
-// repairs are what Open found damaged and made anew.
+// repairs are what Open found damaged and made anew, all of it or in part.
 type repairs struct {
-	made      []string       // constant after Open
-	unwritten []func() error // what makes it durable; see writeRepaired
+	made       []string       // constant after Open
+	incomplete []string       // made anew in part, because the device failed reads; constant after Open
+	unwritten  []func() error // what makes it durable; see writeRepaired
 }
 
 // memory is the memory of memtables: its budget, the tables to come, and those that only old readers use.

@@ -29,6 +29,8 @@ const (
 	// steps when the disk is full.
 	reserveMergeBytesMax = 64 << 20
 	defaultStallMax      = 10 * time.Second
+
+	defaultStartPatience = 4 * time.Second
 )
 
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
@@ -57,6 +59,9 @@ func (o *Options) setDefaults() {
 	o.setSizes()
 	if o.StallMax == 0 {
 		o.StallMax = defaultStallMax
+	}
+	if o.StartPatience == 0 {
+		o.StartPatience = defaultStartPatience
 	}
 	if o.FeatureLevel == 0 {
 		o.FeatureLevel = keys.FeatureLevelNewest

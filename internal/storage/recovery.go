@@ -16,7 +16,7 @@ import (
 // recover replays the log after the epoch of the tree into memtables (see replayer), and opens a
 // new segment after it.
 func (e *Engine) recover(ctx context.Context) (Recovery, error) {
-	if err := errors.Join(removeSortFiles(e.fs, e.options.Dir), e.openTree()); err != nil {
+	if err := errors.Join(removeSortFiles(e.fs, e.options.Dir), e.openTree(ctx)); err != nil {
 		return Recovery{}, err
 	}
 	state := e.pager.State()
@@ -32,7 +32,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	if err := e.writeRepaired(); err != nil {
 		return Recovery{}, errors.Join(TranslateError(err), r.free())
 	}
-	recovery := Recovery{Repaired: e.repairs.made, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found), Tree: state.Epoch, TreeTime: commitTime(&state)}
+	recovery := Recovery{Repaired: e.repairs.made, Incomplete: e.repairs.incomplete, Records: found.Records, Bytes: found.Bytes, Epoch: found.Last, Next: found.Next(), CommitTime: r.commitTime, Skipped: skipped(&found), Tree: state.Epoch, TreeTime: commitTime(&state)}
 	if torn := found.Torn; torn != nil {
 		recovery.TornFile, recovery.TornAt, recovery.TornSize = torn.File, torn.Offset, torn.Bytes
 	}
@@ -94,13 +94,15 @@ func (e *Engine) recordLogSegment() error {
 }
 
 // openTree opens the data file, or creates it.
-func (e *Engine) openTree() error {
+func (e *Engine) openTree(ctx context.Context) error {
 	e.pages = new(pagesource.Cached)
-	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, OnAbort: e.pages.Revoke, RebuildMap: true})
+	patience := patience{ctx: ctx, left: e.options.StartPatience, first: e.options.StartPatience / firstPauseShare}
+	p, err := openOrCreate(&e.options, pager.Options{PageSize: e.options.PageSize, OnFree: e.pages.Invalidate, OnAbort: e.pages.Revoke, RebuildMap: true, ReadAgain: patience.again})
 	if err != nil {
 		return TranslateError(err)
 	}
 	e.pager = p
+	defer p.ReadAgain(nil)
 	state := p.State()
 	if err := checkFeatureLevel(&state); err != nil {
 		return TranslateError(err)
@@ -153,7 +155,7 @@ func (e *Engine) openTables() (err error) {
 		return err
 	}
 	e.rebuilds.requestFor(e.checkpoints.skippedPages)
-	if len(e.repairs.made) > tables {
+	if len(e.repairs.made) > tables && len(e.repairs.incomplete) == 0 {
 		e.repairs.unwritten = append(e.repairs.unwritten, func() error { return e.writeState(e.pager.State()) })
 	}
 	return nil

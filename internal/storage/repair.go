@@ -7,6 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -37,8 +38,19 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 	if !errors.Is(err, pager.ErrCorrupt) {
 		return store, err
 	}
-	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", err))
-	return blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef)
+	cause := err
+	if store, err = blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef); err != nil {
+		return nil, err
+	}
+	if store.Doubtful() {
+		e.repairs.incomplete = append(e.repairs.incomplete, fmt.Sprintf("the indirection table was rebuilt from blob pages and references (%v)", cause))
+		return store, nil
+	}
+	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", cause))
+	if blob.AsksForRebuild(e.pager.Blobs()) && e.pager.MapDamage() == nil {
+		e.pager.DistrustMap(fmt.Errorf("pages may be live for nothing: %w", cause))
+	}
+	return store, nil
 }
 
 // mayBeLive reports whether a page is live; if the allocation map is damaged, all pages of the state may be.
@@ -46,13 +58,13 @@ func (e *Engine) mayBeLive(id page.ID) bool {
 	return id < e.pager.PageCount() && (e.pager.MapDamage() != nil || e.pager.IsLive(id))
 }
 
-// eachLivePage reads the intact pages of the state, and reports whether these are all of its pages. It
+// eachLivePage reads the intact pages of the state except those in but, and reports whether these are all of its pages. It
 // reads the whole file if the allocation map is damaged, too.
-func (e *Engine) eachLivePage(each func(id page.ID, buf []byte)) (complete bool, err error) {
+func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte)) (complete bool, err error) {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
 	complete = e.pager.MapDamage() == nil
 	for id := range e.pager.PageCount() {
-		if !e.mayBeLive(id) {
+		if !e.mayBeLive(id) || but.Has(int(id)) {
 			continue
 		}
 		switch err := pagesource.Read(&e.pager.Reader, id, buf); {
@@ -120,9 +132,11 @@ func (e *Engine) rebuildMap() error {
 	if damage == nil {
 		return nil
 	}
-	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
 	e.checkpoints.mapExact = false
-	return e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
+	before := e.pager.Unreadable()
+	doubtful := e.blobs.Doubtful()
+	if err := e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
+		defer func() { doubtful = doubtful || e.pager.Unreadable() != before }() // the pages of the map itself do not count
 		defer func() { e.checkpoints.mapExact = complete && err == nil }()
 		complete, err = e.blobs.Reach(each)
 		if err != nil {
@@ -143,7 +157,16 @@ func (e *Engine) rebuildMap() error {
 			complete = complete && whole
 		}
 		return complete, nil
-	})
+	}); err != nil {
+		return err
+	}
+	if !doubtful {
+		e.repairs.made = append(e.repairs.made, fmt.Sprintf("the allocation map was rebuilt from the tree: %v", damage))
+		return nil
+	}
+	e.repairs.incomplete = append(e.repairs.incomplete, fmt.Sprintf("the allocation map was rebuilt from the tree (%v)", damage))
+	e.blobs.RebuildAgain()
+	return nil
 }
 
 // reach calls each for every page of a subtree. It reads inner nodes only: the pages that they name

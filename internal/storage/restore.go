@@ -43,7 +43,7 @@ func Restore(ctx context.Context, o Options, records func(apply func(c wal.Commi
 	if segments, err := wal.Segments(o.FS, o.Dir); err != nil || len(segments) > 0 {
 		return Restored{}, errors.Join(err, fmt.Errorf("storage: %s has a log: nothing can be restored there", o.Dir))
 	}
-	if err := e.openTree(); err != nil {
+	if err := e.openTree(ctx); err != nil {
 		return Restored{}, err
 	}
 	if err := e.writeRepaired(); err != nil {

@@ -90,6 +90,7 @@ type BulkLoadStats struct {
 type DamageStats struct {
 	Reads        uint64 // reads of damaged pages
 	Repaired     int    // superblocks and tables that Open rebuilt because they were damaged
+	Incomplete   int    // tables that Open rebuilt only in part, because the device failed reads
 	SkippedPages int    // damaged pages that checkpoints skip
 	RebuiltNodes uint64 // damaged inner nodes that were rebuilt
 }
@@ -129,7 +130,7 @@ func (e *Engine) Stats() Stats {
 			Reads: e.checkpoints.vacuum.read.Load(), Passes: e.checkpoints.vacuum.passes.Load(),
 		},
 		BulkLoads: BulkLoadStats{Finished: e.bulkLoads.finished.Load(), Keys: e.bulkLoads.keys.Load(), Bytes: e.bulkLoads.bytes.Load()},
-		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repairs.made), SkippedPages: len(v.repairTree.Pages()), RebuiltNodes: e.rebuilds.done.Load()},
+		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repairs.made), Incomplete: len(e.repairs.incomplete), SkippedPages: len(v.repairTree.Pages()), RebuiltNodes: e.rebuilds.done.Load()},
 	}
 	s.Checkpoints.Newest = e.pager.Checkpoint()
 	if q := v.quarantine; q != nil {

@@ -27,6 +27,7 @@ type Options struct {
 	CheckpointWorkers int           // goroutines that merge; half the processors, all while writers wait
 	DiskReserve       int64         // disk space that is kept for deletions and checkpoints; 0: none; DiskReserveDerived
 	StallMax          time.Duration // how long a write waits for memory before it is refused; 10 s
+	StartPatience     time.Duration // how long a start tries pages again that the device fails to read; 4 s
 	ChangeLog         ChangeLog     // what is kept of the log for readers of changes; nothing
 
 	Obtain    func(bytes uint64) error // asked before a memtable takes memory from the system; for tests, which refuse it; may be nil
@@ -52,7 +53,8 @@ type Recovery struct {
 
 	Skipped []keys.EpochRange // of which commits may have been seen that do not exist: after this unclean end, and those of the log that was read
 
-	Repaired []string // what was damaged and could be made anew, with the reason
+	Repaired   []string // what was damaged and could be made anew, with the reason
+	Incomplete []string // what was damaged and could be made anew only in part, because the device failed reads: the next start makes it anew again
 
 	Checkpoints  int   // made during the replay, because the log held more than memory
 	MemtablePeak int64 // most bytes that memtables took meanwhile

@@ -53,6 +53,8 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Quarantine.Versions) }),
 	engineWhenAny("repaired_at_start", "Superblocks, allocation maps and indirection tables that the last start found damaged and repaired without loss; none if there was nothing to repair.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Repaired) }),
+	engineWhenAny("incomplete_at_start", "Allocation maps and indirection tables that the last start could not rebuild completely, because the device failed reads; none if there were none. The next start rebuilds them again.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Incomplete) }),
 	engineCounter("rebuilt_nodes_total", "Inner nodes of the tree that could not be read and were rebuilt from the pages below them.",
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.RebuiltNodes) }),
 	engineFromStart("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),

@@ -369,7 +369,7 @@ func (b *Batch) Finish(ctx context.Context, limit page.ID) error {
 	if err := b.writeTable(limit); err != nil {
 		return err
 	}
-	b.ck.SetBlobs(b.state)
+	b.ck.SetBlobs(b.s.stored(b.state))
 	return nil
 }
 

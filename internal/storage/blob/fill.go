@@ -116,6 +116,13 @@ func (f *fill) exclude(id page.ID) {
 	f.put(id, uint16(live))
 }
 
+// pin keeps a blob page live that has fragments that are not in the table and may be needed. One byte more than its fragments
+// take keeps it from becoming empty, and from passing checkFragments, so that no batch moves its fragments and frees it.
+func (f *fill) pin(id page.ID) {
+	f.exclude(id)
+	f.put(id, uint16(f.of(id)+1))
+}
+
 func (f *fill) bucketOf(live int) int { return (f.capacity - live) * buckets / f.capacity }
 
 // best is the fullest page that certainly has room for cost bytes and is worth filling.

@@ -39,7 +39,7 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 }
 
 // Repair opens the blobs of a state whose indirection table is damaged, so that the store can be used
-// again. pages calls its argument for the live pages of the state, and reports whether it could read all
+// again. pages calls its argument for the live pages of the state except those in but, and reports whether it could read all
 // of them; live reports whether a page is one of them. refs calls its argument for each reference of the
 // trees, and reports whether it could read all of them. If it could not, Repair keeps every blob that a
 // live page holds. The next batch writes the whole table.
@@ -49,24 +49,34 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // may belong to other blobs now. So each value is then read and compared with its reference, and a blob
 // of which no copy is the one that its leaf refers to counts as lost: nothing is freed for it, ever. The same
 // is done where one checkpoint has written two copies.
-func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (complete bool, err error), live func(page.ID) bool,
+//
+// A page that the device fails to read may be intact, and readable later. If there is one, the table is doubtful: Repair gives
+// up nothing (see doubt), and the table is to be rebuilt again (see RebuildAgain). The pages of the table itself do not count.
+func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, buf []byte)) (complete bool, err error), live func(page.ID) bool,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
-	certain := false
+	state := p.Blobs()
+	leaves := (&Store{pageSize: p.PageSize()}).leaves(state.Slots)
+	stored := p.PartialArray(pager.ArrayIndirectionTable, state.Table, leaves, live)
+	var own bitset.Set
+	stored.Pages(func(id page.ID) { own.Add(int(id)) })
+	certain, before := false, p.Unreadable()
 	s, err := Rebuild(p, func(each func(id page.ID, buf []byte)) (err error) {
-		certain, err = pages(each)
+		certain, err = pages(&own, each)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.state = p.Blobs()
-	s.rebuilt = true
-	s.storedTable = p.PartialArray(pager.ArrayIndirectionTable, s.state.Table, s.leaves(s.state.Slots), live)
+	s.state, s.rebuilt, s.storedTable = state, true, stored
 	used := &repair{s: s, src: s.Direct(), certain: certain, live: live}
 	complete, err := refs(used.ref)
 	if err != nil {
 		return nil, err
+	}
+	if p.Unreadable() != before {
+		complete = false
+		used.doubt()
 	}
 	for id := used.fragments.Next(0); id >= 0 && uint64(id) < s.state.Slots; id = used.fragments.Next(id + 1) {
 		if s.table.locationOf(uint64(id)) == 0 {
@@ -92,11 +102,61 @@ func Repair(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) (comp
 	if complete {
 		s.state.Bytes, s.state.OverflowPages = used.bytes, used.overflowPages
 	}
+	if s.doubtful {
+		if err := s.pinPages(func(each func(page.ID, []byte)) (bool, error) { return pages(&own, each) }); err != nil {
+			return nil, err
+		}
+	}
 	s.state.BlobPages = uint64(s.fill.pages)
 	s.copies = nil // the table is complete
 	s.fill.begin()
 	s.publishStats()
 	return s, nil
+}
+
+// doubt keeps every id in use. An id without a fragment may have one on a page that the device failed to read. If pages are missing, a
+// fragment to which no leaf refers that could be read may be an older copy: its id loses the location, so that nothing is freed for it.
+func (r *repair) doubt() {
+	r.s.doubtful, r.s.again = true, true
+	for id := range r.s.state.Slots {
+		if r.s.table.locationOf(id) == 0 || !r.certain && !r.fragments.Has(int(id)) {
+			r.s.table.set(id, locationMissing)
+		}
+	}
+}
+
+// pinPages pins the blob pages that have fragments that are not in the table, and those that can no longer be read: the next
+// rebuild may need them.
+func (s *Store) pinPages(pages func(each func(id page.ID, buf []byte)) (complete bool, err error)) error {
+	var known bitset.Set
+	if _, err := pages(func(id page.ID, buf []byte) {
+		if s.hasNoOther(id, buf) {
+			known.Add(int(id))
+		}
+	}); err != nil {
+		return err
+	}
+	for id := range page.ID(len(s.fill.regions) * regionPages) {
+		if s.fill.of(id) > 0 && !known.Has(int(id)) {
+			s.fill.pin(id)
+		}
+	}
+	return nil
+}
+
+// hasNoOther reports whether a blob page has no other fragments than those in the table, and of ids that are not in use.
+func (s *Store) hasNoOther(id page.ID, buf []byte) bool {
+	n, err := fragmentCount(buf)
+	for slot := 0; slot < n && err == nil; slot++ {
+		var r slotFragment
+		if r, err = fragmentAt(buf, slot, n); err != nil || r.id >= s.state.Slots {
+			continue
+		}
+		if at := s.table.locationOf(r.id); at.page() != id || at.slot() != slot {
+			return false
+		}
+	}
+	return err == nil
 }
 
 // repair collects the blobs that a state refers to.
@@ -190,14 +250,14 @@ func (r *repair) compare(to page.Ref, c *choice) error {
 }
 
 // Reach calls each for every page that the blobs and their table take, as far as they can be read, and
-// reports whether all of them could be read.
+// reports whether these are all: all of them could be read, and the table is not doubtful.
 func (s *Store) Reach(each func(page.ID) error) (complete bool, err error) {
 	s.storedTable.Pages(func(id page.ID) {
 		if err == nil {
 			err = each(id)
 		}
 	})
-	complete = true
+	complete = !s.doubtful
 	src := s.Direct()
 	for id := page.ID(0); err == nil && id < page.ID(len(s.fill.regions)*regionPages); id++ {
 		if s.fill.of(id) == 0 {

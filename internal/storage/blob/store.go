@@ -28,6 +28,9 @@ type Store struct {
 	state       pager.BlobState
 	rebuilt     bool // the stored table is damaged: the next batch writes all of it
 
+	doubtful bool // the device failed reads while the table was rebuilt: see Repair
+	again    bool // the stored table asks the next Open for another rebuild: see RebuildAgain
+
 	copies *copies // of a store that Rebuild made; constant
 }
 
@@ -52,6 +55,9 @@ type Stats struct {
 // Open reads the indirection table of the newest state of p.
 func Open(p *pager.Reader) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Blobs()}
+	if AsksForRebuild(s.state) {
+		return nil, p.Corrupt(s.state.Table.Page, "the indirection table was rebuilt while the device failed reads, and is incomplete")
+	}
 	s.fill.capacity = capacity(s.pageSize)
 	fragments, err := s.readTable()
 	if err != nil {
@@ -67,6 +73,24 @@ func Open(p *pager.Reader) (*Store, error) {
 	s.publishStats()
 	return s, nil
 }
+
+// AsksForRebuild reports whether the table of a state is to be rebuilt: see RebuildAgain.
+func AsksForRebuild(state pager.BlobState) bool { return state.Blobs > state.Slots }
+
+// RebuildAgain makes the states of later batches ask for another rebuild of the table when they are opened. Such a state counts more blobs than
+// ids, which is impossible otherwise: earlier versions of the program take it for damage of the table, and rebuild the table as well.
+func (s *Store) RebuildAgain() { s.again = true }
+
+// stored is a state as the superblock has it.
+func (s *Store) stored(state pager.BlobState) pager.BlobState {
+	if s.again {
+		state.Blobs = state.Slots + 1
+	}
+	return state
+}
+
+// Doubtful reports whether the device failed reads while Repair rebuilt the table, so that blobs may be missing from it.
+func (s *Store) Doubtful() bool { return s.doubtful }
 
 func (s *Store) readTable() (fragments uint64, err error) {
 	end := s.pager.PageCount()

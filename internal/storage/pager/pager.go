@@ -30,6 +30,8 @@ type Options struct {
 	OnAbort func(page.ID)
 	// RebuildMap lets Open succeed although the allocation map is damaged: see MapDamage and RebuildMap.
 	RebuildMap bool
+	// ReadAgain is as if set with Reader.ReadAgain before the first page after the superblocks is read.
+	ReadAgain func(failed int) bool
 
 	// Format is the version of the format of a file that Create makes, from FormatOldest to FormatNewest. Zero is the oldest.
 	Format uint32
@@ -146,6 +148,7 @@ func open(f vfs.File, opts Options) (*Pager, error) {
 	if p.onAbort == nil {
 		p.onAbort = p.onFree
 	}
+	p.ReadAgain(opts.ReadAgain)
 	p.newest.Store(&sb)
 	p.reusable.Store(new(reuse))
 	p.building.Store(sb.checkpoint)

@@ -40,6 +40,9 @@ type Reader struct {
 	building atomic.Uint64              // newest checkpoint number that a page in the file may carry
 
 	reads, damaged atomic.Uint64 // pages that were read; pages that a read refused
+	unreadable     atomic.Uint64 // reads that the device failed, after the last attempt
+
+	again atomic.Pointer[func(failed int) bool] // see ReadAgain
 }
 
 // superblockFindings is what was found wrong with superblocks when the file was opened.
@@ -77,6 +80,19 @@ func (r *Reader) Blobs() BlobState { return r.current().blobs }
 
 // PageCount is the number of pages up to the last live one.
 func (r *Reader) PageCount() page.ID { return r.current().pageCount }
+
+// Unreadable is the number of reads that the device failed, the last attempt included. The pages may be intact.
+func (r *Reader) Unreadable() uint64 { return r.unreadable.Load() }
+
+// ReadAgain sets the function that decides, after the device has failed a number of reads of a page, whether the page is read once more; nil for
+// never. The goroutine that reads the page calls it, and it may wait.
+func (r *Reader) ReadAgain(again func(failed int) bool) {
+	if again == nil {
+		r.again.Store(nil)
+		return
+	}
+	r.again.Store(&again)
+}
 
 // PagesRead is the number of pages that were read so far.
 func (r *Reader) PagesRead() uint64 { return r.reads.Load() }
@@ -122,10 +138,25 @@ func (r *Reader) ReadPage(id page.ID, buf []byte) error {
 		return r.corrupt(id, "no page has this id")
 	}
 	r.reads.Add(1)
-	if n, err := r.file.ReadAt(buf[:r.pageSize], r.offset(id)); err != nil {
-		return r.readFailed(id, n, err)
+	n, err := r.file.ReadAt(buf[:r.pageSize], r.offset(id))
+	if err != nil {
+		err = r.retry(id, buf, n, err)
+	}
+	if err != nil {
+		return err
 	}
 	return r.check(id, buf)
+}
+
+// retry reads page id again as long as the device fails and ReadAgain allows it. n and err are the result of the first read.
+func (r *Reader) retry(id page.ID, buf []byte, n int, err error) error {
+	again := r.again.Load()
+	for failed := 1; again != nil && errors.Is(err, vfs.ErrDevice) && (*again)(failed); failed++ {
+		if n, err = r.file.ReadAt(buf[:r.pageSize], r.offset(id)); err == nil {
+			return nil
+		}
+	}
+	return r.readFailed(id, n, err)
 }
 
 // Read is one page of a batch.
@@ -153,9 +184,10 @@ func (r *Reader) ReadPages(reads []Read) error {
 	_ = r.file.ReadBatch(reqs) // each request has its own error
 	var first error
 	for i := range reads {
-		if err := reqs[i].Err; err != nil {
-			reads[i].Err = r.readFailed(reads[i].ID, 0, err)
-		} else {
+		if reads[i].Err = reqs[i].Err; reads[i].Err != nil {
+			reads[i].Err = r.retry(reads[i].ID, reads[i].Buf, 0, reads[i].Err)
+		}
+		if reads[i].Err == nil {
 			reads[i].Err = r.check(reads[i].ID, reads[i].Buf)
 		}
 		if first == nil {
@@ -172,6 +204,7 @@ func (r *Reader) readFailed(id page.ID, n int, err error) error {
 		return r.corrupt(id, fmt.Sprintf("the file ends at %d", size))
 	}
 	if errors.Is(err, vfs.ErrDevice) {
+		r.unreadable.Add(1)
 		return r.corrupt(id, fmt.Sprintf("the device cannot read it: %v", err))
 	}
 	return fmt.Errorf("pager: reading page %d (%d bytes read): %w", id, n, err)
