@@ -136,6 +136,16 @@ const SystemRemoved = 'x'
 // EpochRange are epochs from First through Last.
 type EpochRange struct{ First, Last Epoch }
 
+// RemovedRecord is the record that epochs were removed or lost: its key in SpaceSystem, without the keyspace, and its value.
+func RemovedRecord(r EpochRange) (key, value []byte) {
+	return RemovedKey(r.Last), binary.LittleEndian.AppendUint64(nil, uint64(r.First))
+}
+
+// RemovedKey is the key of RemovedRecord.
+func RemovedKey(last Epoch) []byte {
+	return binary.BigEndian.AppendUint64([]byte{SystemRemoved}, uint64(last))
+}
+
 // ownedHeaderBytes is where the owner begins in the internal key of an owned record.
 const ownedHeaderBytes = 1 + 1 + 8
 

@@ -18,8 +18,11 @@ import (
 // watch that comes back to one of those, and a read at it, is refused needlessly.
 const removedMax = 1000
 
+// removedMany is how many records that are not needed any more make it worth while to remove them.
+const removedMany = 100
+
 // openRemoved reads the records of the epochs that clients may have seen and that do not exist any more, because a repair of the log
-// removed them or a crash lost them, and adds those that recovery has met: their skip records are in the log for a while only. Without
+// removed them or a crash lost them, and adds those that recovery has met and not recorded itself: their skip records are in the log for a while only. Without
 // them, the state at such an epoch would be another one than that which clients have seen, and the difference since it would leave out
 // what was undone.
 func (s *Store) openRemoved(ctx context.Context) error {
@@ -67,7 +70,7 @@ func (t *timeline) forget(visible keys.Epoch) {
 }
 
 // changedRanges makes the records of some ranges what they should be: the first epoch by the last one, and zero for a record that
-// should not exist. It is empty if no record has to be added.
+// should not exist. It is empty if no record has to be added, and few should not exist.
 func changedRanges(known map[keys.Epoch]keys.Epoch, wanted []keys.EpochRange) map[keys.Epoch]keys.Epoch {
 	changes, added := map[keys.Epoch]keys.Epoch{}, false
 	for last := range known {
@@ -80,7 +83,7 @@ func changedRanges(known map[keys.Epoch]keys.Epoch, wanted []keys.EpochRange) ma
 			changes[r.Last], added = r.First, true
 		}
 	}
-	if !added {
+	if !added && len(changes) < removedMany {
 		return nil
 	}
 	return changes
@@ -96,9 +99,10 @@ func (s *Store) recordRemoved(ctx context.Context, x *Session) error {
 	w.SetOwn()
 	for last, first := range t.unrecorded {
 		if first == 0 {
-			w.Batch.DeleteRecord(keys.SpaceSystem, removedKey(last))
+			w.Batch.DeleteRecord(keys.SpaceSystem, keys.RemovedKey(last))
 		} else {
-			w.Batch.SetRecord(keys.SpaceSystem, removedKey(last), binary.LittleEndian.AppendUint64(nil, uint64(first)))
+			key, value := keys.RemovedRecord(keys.EpochRange{First: first, Last: last})
+			w.Batch.SetRecord(keys.SpaceSystem, key, value)
 		}
 	}
 	if _, err := x.commitDurably(ctx, w); err != nil {
@@ -135,10 +139,6 @@ func (s *Store) refuseRemoved(e keys.Epoch) error {
 	gone := s.snapshotGone(e)
 	gone.Missing = missing
 	return gone
-}
-
-func removedKey(last keys.Epoch) []byte {
-	return binary.BigEndian.AppendUint64([]byte{keys.SystemRemoved}, uint64(last))
 }
 
 // Removed reports whether the state after an epoch, and so many operations of the next commit, has commits that do not exist any

@@ -259,3 +259,29 @@ func TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs(t *testing.T) {
 		}
 	})
 }
+
+// TestRecordsOfLostEpochsThatNothingNeedsAreRemoved: the replay records what each crash has lost, also where no older epoch can be read.
+func TestRecordsOfLostEpochsThatNothingNeedsAreRemoved(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	most := 0
+	for crash := range removedMany + 20 {
+		s := mustOpen(t, o)
+		mustPut(t, s, "k", "v")
+		records := 0
+		err := s.probe.ScanSystem(t.Context(), []byte{keys.SystemRemoved}, []byte{keys.SystemRemoved + 1}, func([]byte, []byte, keys.Epoch) bool {
+			records++
+			return true
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most = max(most, records); records > removedMany || crash > removedMany && records > 20 {
+			t.Fatalf("%d records after %d crashes", records, crash)
+		}
+		o.Storage.FS = o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
+		_ = s.Close()
+	}
+	if most < removedMany-1 {
+		t.Errorf("at most %d records", most)
+	}
+}

@@ -57,10 +57,33 @@ type ReplayProgress struct {
 // replayReportEvery is the time between two progress reports. A shorter replay reports nothing.
 const replayReportEvery = 2 * time.Second
 
-func (r *replayer) apply(c wal.Commit) error {
-	err := r.insert(c.Epoch, c.Body)
+func (r *replayer) apply(c wal.Commit) (err error) {
+	if c.Skipped != 0 {
+		err = r.recordSkipped(&c)
+	} else {
+		err = r.insert(c.Epoch, c.Body)
+		r.newest = c.Epoch
+	}
 	r.term = c.Term
 	return err
+}
+
+// recordSkipped puts a record of what a crash has lost where its skip record is in the log. What merges that takes the record with it, so that the log can
+// give the skip record up. What a repair of the log has removed, which the tree may have in part, is left to the owner of the engine.
+func (r *replayer) recordSkipped(c *wal.Commit) error {
+	state := r.engine.pager.State()
+	repaired := c.Epoch-c.Skipped >= wal.EpochWindow || r.newest < logProof(&state).Durable
+	if repaired || featureLevel(&state) < keys.FeatureLevelHistory {
+		return nil
+	}
+	var b batch.Builder
+	key, value := keys.RemovedRecord(keys.EpochRange{First: c.Skipped, Last: c.Epoch})
+	b.SetRecord(keys.SpaceSystem, key, value)
+	body, err := b.Finish()
+	if err != nil {
+		return err
+	}
+	return r.insert(c.Epoch, body.Bytes())
 }
 
 func (r *replayer) insert(epoch keys.Epoch, body []byte) error {
@@ -70,7 +93,6 @@ func (r *replayer) insert(epoch keys.Epoch, body []byte) error {
 	if err := r.progress(epoch); err != nil {
 		return err
 	}
-	r.newest = epoch
 	if len(body) == 0 {
 		return nil // a no-op record
 	}

@@ -339,10 +339,11 @@ func (e *Engine) openReserve() {
 // firstGeneration is the active generation of a store that was just opened. If the disk is too full for a segment, the
 // generation is sealed and has none: the first write that is accepted tries again. Segments whose commits are all in the
 // tree are removed first. They may be left from short runs, and no checkpoint would recycle them if there is nothing to
-// merge. Segments without a commit, which runs that were killed have left, are removed, too, before the last file of the reserve becomes one.
+// merge. Segments without a commit, which runs that were killed have left, are removed, too, before the last file of the reserve becomes one: the records of
+// what the runs have lost, which are all that there is to merge, have been merged then.
 func (e *Engine) firstGeneration(found *wal.Recovery, merged bool) (*generation, error) {
 	first := found.Next()
-	if kept, _ := e.log.Reserve(); merged && kept < e.options.logReserve() {
+	if merged && e.reserveTaken() {
 		if err := e.releaseEmptySegments(found); err != nil {
 			return nil, err
 		}
@@ -364,22 +365,30 @@ func (e *Engine) firstGeneration(found *wal.Recovery, merged bool) (*generation,
 	return g, nil
 }
 
+// reserveTaken reports whether the log's part of the reserve is not complete.
+func (e *Engine) reserveTaken() bool {
+	kept, _ := e.log.Reserve()
+	return kept < e.options.logReserve()
+}
+
 // releaseEmptySegments says in the data file that the tree has all epochs of the log, which has no commit after those in the tree. Then the log needs only
 // its newest segment.
 func (e *Engine) releaseEmptySegments(found *wal.Recovery) error {
 	state := e.pager.State()
-	if found.Last <= state.Epoch {
+	if found.Last < state.Epoch || !e.pager.Certain() {
 		return nil
 	}
-	state.Epoch = found.Last
-	setNewestEpoch(&state, 0)
-	setEpochHistory(&state, found.Term(), commitTime(&state))
-	setLogSegment(&state, e.log.NewestDurableHeader())
-	if err := e.commitState(state); err != nil {
-		if errors.Is(err, vfs.ErrNoSpace) {
-			return nil
+	if found.Last > state.Epoch { // the log has nothing to merge, not even a record of what was lost
+		state.Epoch = found.Last
+		setNewestEpoch(&state, 0)
+		setEpochHistory(&state, found.Term(), commitTime(&state))
+		setLogSegment(&state, e.log.NewestDurableHeader())
+		if err := e.commitState(state); err != nil {
+			if errors.Is(err, vfs.ErrNoSpace) {
+				return nil
+			}
+			return err
 		}
-		return err
 	}
 	return e.log.TruncateBefore(state.Epoch + 1)
 }

@@ -60,7 +60,7 @@ func (c *chained) live() error {
 	case 2:
 		faulty.Inject(vfs.Rule{Op: vfs.OpWrite, Nth: 1 + c.rng.IntN(30), Fault: vfs.Torn})
 	}
-	rec, err := Recover(faulty, testDir, c.after, Proof{Lineage: c.lineage}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
+	rec, err := Recover(faulty, testDir, c.after, Proof{Lineage: c.lineage}, onlyCommits(c.recovered))
 	if err != nil {
 		if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
 			return err
@@ -92,4 +92,14 @@ func (c *chained) recovered(e keys.Epoch, body []byte) error {
 		return fmt.Errorf("epoch %d: %w", e, errWrongBody)
 	}
 	return nil
+}
+
+// onlyCommits passes on what is no skip record.
+func onlyCommits(fn func(keys.Epoch, []byte) error) func(Commit) error {
+	return func(c Commit) error {
+		if c.Skipped != 0 {
+			return nil
+		}
+		return fn(c.Epoch, c.Body)
+	}
 }

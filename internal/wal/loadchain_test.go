@@ -93,10 +93,10 @@ func (c *loadChain) inject(faulty *vfs.Faulty) {
 
 // open recovers the log. It returns no log if the run ends in its start, which is allowed.
 func (c *loadChain) open(fs vfs.FS) (a *appender, holder *Holder, next keys.Epoch, err error) {
-	rec, err := Recover(fs, testDir, c.after, Proof{Segment: c.segment}, func(one Commit) error {
-		c.acknowledged[one.Epoch] = true
-		return c.compare(one.Epoch, one.Body)
-	})
+	rec, err := Recover(fs, testDir, c.after, Proof{Segment: c.segment}, onlyCommits(func(e keys.Epoch, body []byte) error {
+		c.acknowledged[e] = true
+		return c.compare(e, body)
+	}))
 	if errors.Is(err, ErrCorrupt) || errors.Is(err, errWrongBody) {
 		return nil, nil, 0, err
 	}

@@ -61,7 +61,7 @@ func (c *repairChain) step() error {
 		if page != nil {
 			fs.Inject(*page)
 		}
-		rec, err := Recover(fs, testDir, c.after, Proof{Lineage: c.lineage}, func(one Commit) error { return c.recovered(one.Epoch, one.Body) })
+		rec, err := Recover(fs, testDir, c.after, Proof{Lineage: c.lineage}, onlyCommits(c.recovered))
 		if err == nil {
 			c.acked = rec.Last // damage at the very end cannot be told from a torn record
 			return c.start(fs, rec)

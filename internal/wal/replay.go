@@ -113,7 +113,12 @@ type preallocatedFile struct {
 // segment is missing that a close record names, or if the log ends before what the data file proves. A file of
 // another lineage is a LineageError.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
-	return replay(fs, dataDir, after, proof, func(c Commit) error { return fn(c.Epoch, c.Body) })
+	return replay(fs, dataDir, after, proof, func(c Commit) error {
+		if c.Skipped != 0 {
+			return nil
+		}
+		return fn(c.Epoch, c.Body)
+	})
 }
 
 // Commit is a replayed record.
@@ -121,6 +126,9 @@ type Commit struct {
 	Epoch keys.Epoch
 	Term  keys.Term
 	Body  []byte // a batch body, empty for a no-op record; valid during the call only
+
+	// Skipped is not zero if this is no commit: no commit has the epochs from here to Epoch, which a skip record says.
+	Skipped keys.Epoch
 }
 
 func replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(Commit) error) (Recovery, error) {
@@ -379,9 +387,13 @@ func (r *replayer) within(s *SegmentInfo, next keys.Epoch) keys.Epoch {
 func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoch, err error) {
 	switch one.flags {
 	case flagSkip:
-		if next, err = skipTo(s, at, one); err == nil {
-			r.rec.Last = max(r.rec.Last, next-1)
-			r.rec.Skipped = append(r.rec.Skipped, keys.EpochRange{First: one.epoch, Last: next - 1})
+		if next, err = skipTo(s, at, one); err != nil {
+			return 0, err
+		}
+		r.rec.Last = max(r.rec.Last, next-1)
+		r.rec.Skipped = append(r.rec.Skipped, keys.EpochRange{First: one.epoch, Last: next - 1})
+		if next-1 > r.after && !s.limited(next-1) {
+			err = r.fn(Commit{Epoch: next - 1, Term: r.term, Skipped: one.epoch})
 		}
 		return next, err
 	case flagTerm:
@@ -394,7 +406,7 @@ func (r *replayer) record(s *SegmentInfo, at int64, one *record) (next keys.Epoc
 	if err := r.join(); err != nil {
 		return 0, err
 	}
-	if err := r.fn(Commit{one.epoch, r.term, body}); err != nil {
+	if err := r.fn(Commit{Epoch: one.epoch, Term: r.term, Body: body}); err != nil {
 		return 0, fmt.Errorf("wal: replay of epoch %d: %w", one.epoch, err)
 	}
 	r.rec.Records++

@@ -9,7 +9,7 @@ import (
 )
 
 // Recover is Replay for a caller that continues the log: the records that it passes to fn are on the device,
-// and not only in the kernel's page cache.
+// and not only in the kernel's page cache. fn also gets the skip records.
 func Recover(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(Commit) error) (Recovery, error) {
 	if err := resync(fs, dataDir); err != nil {
 		return Recovery{}, err
