@@ -41,15 +41,22 @@ func newStartFaults(t *testing.T) *startFaults {
 		f.put(t, s, i, i+1)
 	}
 	mustClose(t, s)
+	f.pages = page.ID(len(readFile(t, f.fs, dataFile)) / f.o.Storage.PageSize)
+	f.tables = f.ofType(t, page.TypeArray)
+	return f
+}
+
+// ofType are the intact pages of a type.
+func (f *startFaults) ofType(t *testing.T, want page.Type) (ids []page.ID) {
+	t.Helper()
 	file := readFile(t, f.fs, dataFile)
-	f.pages = page.ID(len(file) / f.o.Storage.PageSize)
 	for id := page.ID(2); id < f.pages; id++ {
 		p := file[int(id)*f.o.Storage.PageSize:][:f.o.Storage.PageSize]
-		if page.Check(p, id) == nil && page.ReadHeader(p).Type == page.TypeArray {
-			f.tables = append(f.tables, id)
+		if page.Check(p, id) == nil && page.ReadHeader(p).Type == want {
+			ids = append(ids, id)
 		}
 	}
-	return f
+	return ids
 }
 
 // put stores one of four kinds of values: in the leaf, in a blob page, in two of them, and in overflow pages.
@@ -298,20 +305,11 @@ func TestAnIncompleteStartGivesTheSpaceBack(t *testing.T) {
 func TestIDsOfHiddenValuesAreNotUsedAgain(t *testing.T) {
 	f := newStartFaults(t)
 	stored, hidden := f.want, 0
-	file := readFile(t, f.fs.Crash(1, vfs.SurviveProcess), dataFile)
-	ofType := func(want page.Type) (ids []page.ID) {
-		for id := page.ID(2); id < f.pages; id++ {
-			if p := file[int(id)*f.o.Storage.PageSize:][:f.o.Storage.PageSize]; page.Check(p, id) == nil && page.ReadHeader(p).Type == want {
-				ids = append(ids, id)
-			}
-		}
-		return ids
-	}
 	var rules []vfs.Rule
-	for _, id := range append(ofType(page.TypeLeaf), f.tables...) {
+	for _, id := range append(f.ofType(t, page.TypeLeaf), f.tables...) {
 		rules = append(rules, f.unreadable(id))
 	}
-	for i, id := range ofType(page.TypeBlobs) {
+	for i, id := range f.ofType(t, page.TypeBlobs) {
 		f.want = maps.Clone(stored)
 		rng := rand.New(rand.NewPCG(uint64(i), 6))
 		left, s := f.start(t, f.fs, func(s *mvcc.Store) {

@@ -22,7 +22,7 @@ const removedMax = 1000
 const removedMany = 100
 
 // openRemoved reads the records of the epochs that clients may have seen and that do not exist any more, because a repair of the log
-// removed them or a crash lost them, and adds those that recovery has met and not recorded itself: their skip records are in the log for a while only. Without
+// removed them or a crash lost them. It adds those that recovery has met and not recorded itself: their skip records are in the log for a while only. Without
 // them, the state at such an epoch would be another one than that which clients have seen, and the difference since it would leave out
 // what was undone.
 func (s *Store) openRemoved(ctx context.Context) error {

@@ -46,10 +46,7 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 	e.holdChangeLog()
 	e.bulkLoads.loaded.open(found.Last)
 	r.seal(found.Last + 1)
-	if found.Records == 0 && e.reserveTaken() { // see firstGeneration
-		err = r.mergeIfPossible()
-	}
-	if err := errors.Join(err, r.complete()); err != nil {
+	if err := r.complete(); err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	recovery.Checkpoints, recovery.MemtablePeak = r.merges, r.peak

@@ -136,8 +136,10 @@ func (e *Engine) rebuildMap() error {
 	before := e.pager.Unreadable()
 	doubtful := e.blobs.Doubtful()
 	if err := e.pager.RebuildMap(func(each func(page.ID) error) (complete bool, err error) {
-		defer func() { doubtful = doubtful || e.pager.Unreadable() != before }() // the pages of the map itself do not count
-		defer func() { e.checkpoints.mapExact = complete && err == nil }()
+		defer func() {
+			doubtful = doubtful || e.pager.Unreadable() != before // the pages of the map itself do not count
+			e.checkpoints.mapExact = complete && err == nil
+		}()
 		complete, err = e.blobs.Reach(each)
 		if err != nil {
 			return false, err

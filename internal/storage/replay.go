@@ -68,8 +68,8 @@ func (r *replayer) apply(c wal.Commit) (err error) {
 	return err
 }
 
-// recordSkipped puts a record of what a crash has lost where its skip record is in the log. What merges that takes the record with it, so that the log can
-// give the skip record up. What a repair of the log has removed, which the tree may have in part, is left to the owner of the engine.
+// recordSkipped puts a record of what a crash lost into the memtable. The merge that lets the log go, and the skip record with it, takes the record along.
+// What a repair of the log removed, which the tree may have in part, is left to the owner of the engine.
 func (r *replayer) recordSkipped(c *wal.Commit) error {
 	state := r.engine.pager.State()
 	repaired := c.Epoch-c.Skipped >= wal.EpochWindow || r.newest < logProof(&state).Durable
@@ -165,12 +165,14 @@ func (r *replayer) makeRoom() error {
 
 // complete gives the cache its memory back. After a repair of the log the tree may have newer versions than the log, from
 // an interrupted merge in steps. Reads take what a memtable has for newer, so the log is merged before the first one, or, on
-// a full disk, a memtable gets what the tree has (keepAhead).
+// a full disk, a memtable gets what the tree has (keepAhead). Records of what crashes lost are merged, if there is nothing else and the disk may be full, so
+// that the log can give up their segments (firstGeneration).
 func (r *replayer) complete() error {
 	e := r.engine
 	state := e.pager.State()
 	used, ahead := r.used(), r.newest < logProof(&state).Durable
-	if used > e.memory.immutableBytes.Load() || ahead {
+	onlyLost := r.newest == 0 && e.reserveTaken()
+	if used > e.memory.immutableBytes.Load() || ahead || onlyLost {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
 		}

@@ -339,8 +339,8 @@ func (e *Engine) openReserve() {
 // firstGeneration is the active generation of a store that was just opened. If the disk is too full for a segment, the
 // generation is sealed and has none: the first write that is accepted tries again. Segments whose commits are all in the
 // tree are removed first. They may be left from short runs, and no checkpoint would recycle them if there is nothing to
-// merge. Segments without a commit, which runs that were killed have left, are removed, too, before the last file of the reserve becomes one: the records of
-// what the runs have lost, which are all that there is to merge, have been merged then.
+// merge. Segments without a commit, which runs that were killed have left, are removed, too, before the last file of the reserve becomes one. The tree has the
+// records of what those runs lost (complete).
 func (e *Engine) firstGeneration(found *wal.Recovery, merged bool) (*generation, error) {
 	first := found.Next()
 	if merged && e.reserveTaken() {
@@ -372,7 +372,7 @@ func (e *Engine) reserveTaken() bool {
 }
 
 // releaseEmptySegments says in the data file that the tree has all epochs of the log, which has no commit after those in the tree. Then the log needs only
-// its newest segment.
+// its newest segment. A superblock that a crash may lose needs the others.
 func (e *Engine) releaseEmptySegments(found *wal.Recovery) error {
 	state := e.pager.State()
 	if found.Last < state.Epoch || !e.pager.Certain() {
@@ -383,10 +383,9 @@ func (e *Engine) releaseEmptySegments(found *wal.Recovery) error {
 		setNewestEpoch(&state, 0)
 		setEpochHistory(&state, found.Term(), commitTime(&state))
 		setLogSegment(&state, e.log.NewestDurableHeader())
-		if err := e.commitState(state); err != nil {
-			if errors.Is(err, vfs.ErrNoSpace) {
-				return nil
-			}
+		if err := e.commitState(state); errors.Is(err, vfs.ErrNoSpace) {
+			return nil
+		} else if err != nil {
 			return err
 		}
 	}

@@ -93,13 +93,3 @@ func (c *chained) recovered(e keys.Epoch, body []byte) error {
 	}
 	return nil
 }
-
-// onlyCommits passes on what is no skip record.
-func onlyCommits(fn func(keys.Epoch, []byte) error) func(Commit) error {
-	return func(c Commit) error {
-		if c.Skipped != 0 {
-			return nil
-		}
-		return fn(c.Epoch, c.Body)
-	}
-}

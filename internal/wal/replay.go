@@ -113,12 +113,17 @@ type preallocatedFile struct {
 // segment is missing that a close record names, or if the log ends before what the data file proves. A file of
 // another lineage is a LineageError.
 func Replay(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof, fn func(e keys.Epoch, body []byte) error) (Recovery, error) {
-	return replay(fs, dataDir, after, proof, func(c Commit) error {
+	return replay(fs, dataDir, after, proof, onlyCommits(fn))
+}
+
+// onlyCommits leaves out skip records.
+func onlyCommits(fn func(e keys.Epoch, body []byte) error) func(Commit) error {
+	return func(c Commit) error {
 		if c.Skipped != 0 {
 			return nil
 		}
 		return fn(c.Epoch, c.Body)
-	})
+	}
 }
 
 // Commit is a replayed record.
@@ -127,7 +132,7 @@ type Commit struct {
 	Term  keys.Term
 	Body  []byte // a batch body, empty for a no-op record; valid during the call only
 
-	// Skipped is not zero if this is no commit: no commit has the epochs from here to Epoch, which a skip record says.
+	// Skipped is not zero for a skip record: no commit has the epochs from Skipped through Epoch.
 	Skipped keys.Epoch
 }
 

@@ -60,9 +60,10 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 	stored := p.PartialArray(pager.ArrayIndirectionTable, state.Table, leaves, live)
 	var own bitset.Set
 	stored.Pages(func(id page.ID) { own.Add(int(id)) })
+	others := func(each func(id page.ID, buf []byte)) (complete bool, err error) { return pages(&own, each) }
 	certain, before := false, p.Unreadable()
 	s, err := Rebuild(p, func(each func(id page.ID, buf []byte)) (err error) {
-		certain, err = pages(&own, each)
+		certain, err = others(each)
 		return err
 	})
 	if err != nil {
@@ -103,7 +104,7 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 		s.state.Bytes, s.state.OverflowPages = used.bytes, used.overflowPages
 	}
 	if s.doubtful {
-		if err := s.pinPages(func(each func(page.ID, []byte)) (bool, error) { return pages(&own, each) }); err != nil {
+		if err := s.pinPages(others); err != nil {
 			return nil, err
 		}
 	}
