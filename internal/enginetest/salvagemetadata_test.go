@@ -20,7 +20,7 @@ func TestSalvageKeepsDeadlinesAndLeases(t *testing.T) {
 	write := func(from, to int, value string) {
 		t.Helper()
 		s := mustReopen(t, o)
-		s.GuardLeases(func(uint64, int) error { return nil })
+		s.GuardLeases(mvcc.LeaseGuard{Admit: func(uint64, int) error { return nil }, Room: func(uint64) int { return 1 << 20 }})
 		x := mustSession(t, s)
 		for i := from; i < to; i++ {
 			key, e := fmt.Sprintf("k%03d", i), inspect.Salvaged{Value: fmt.Appendf(nil, "%d %s", i, value)}
@@ -82,7 +82,7 @@ func TestSalvageKeepsDeadlinesAndLeases(t *testing.T) {
 		t.Fatal(err)
 	}
 	want["log"] = inspect.Salvaged{Value: []byte("only")}
-	s.GuardLeases(func(uint64, int) error { return nil })
+	s.GuardLeases(mvcc.LeaseGuard{Admit: func(uint64, int) error { return nil }, Room: func(uint64) int { return 1 << 20 }})
 	x := mustSession(t, s)
 	w := mvcc.Write{Durability: mvcc.DurabilitySync}
 	w.SetWithMetadata([]byte("log too"), []byte("value"), &metadata.Fields{ExpiresAt: 1 << 50, Lease: 3})

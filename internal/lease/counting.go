@@ -58,6 +58,17 @@ func (m *Manager) admitKeysLocked(e *entry, n int) error {
 	return nil
 }
 
+// room is how many keys admit would attach to a lease now, or more if it would refuse any.
+func (m *Manager) room(id ID) int {
+	e, err := m.find(id)
+	if err != nil {
+		return m.options.Keys
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return m.options.Keys - e.attached.most
+}
+
 func (c *counting) add(e *entry) {
 	c.mu.Lock()
 	c.line = append(c.line, e)

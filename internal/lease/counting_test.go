@@ -227,12 +227,12 @@ func TestCountSeesWhatWasAdmittedBefore(t *testing.T) {
 	e, _ := h.find(1)
 	x := h.store.OwnSession()
 	counted := make(chan error, 1)
-	h.store.GuardLeases(func(id uint64, n int) error {
+	h.store.GuardLeases(mvcc.LeaseGuard{Room: func(id uint64) int { return h.room(ID(id)) }, Admit: func(id uint64, n int) error {
 		err := h.admit(ID(id), n)
 		go func() { counted <- h.count(context.Background(), x, e) }()
 		time.Sleep(20 * time.Millisecond) // the count begins
 		return err
-	})
+	}})
 	h.mustPut("k", "", 1)
 	if err := <-counted; err != nil || e.attached.most < 1 {
 		t.Fatalf("%d attachments, %v", e.attached.most, err)

@@ -147,7 +147,10 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("read the leases: %w", err)
 	}
-	store.GuardLeases(func(id uint64, keys int) error { return m.admit(ID(id), keys) })
+	store.GuardLeases(mvcc.LeaseGuard{
+		Admit: func(id uint64, keys int) error { return m.admit(ID(id), keys) },
+		Room:  func(id uint64) int { return m.room(ID(id)) },
+	})
 	return m, nil
 }
 

@@ -17,12 +17,12 @@ func TestRevocationFindsThePutThatWasCheckedBefore(t *testing.T) {
 	defer h.stop()
 	h.mustGrant(1, time.Hour)
 	checked, proceed := make(chan struct{}), make(chan struct{})
-	h.store.GuardLeases(func(id uint64, keys int) error {
+	h.store.GuardLeases(mvcc.LeaseGuard{Room: func(id uint64) int { return h.room(ID(id)) }, Admit: func(id uint64, keys int) error {
 		err := h.admit(ID(id), keys)
 		close(checked)
 		<-proceed
 		return err
-	})
+	}})
 	put, revoked := make(chan error, 1), make(chan error, 1)
 	go func() { put <- h.put("k", "", 1) }()
 	<-checked

@@ -19,17 +19,19 @@ import (
 
 // derivation is what a Write computes under its latches.
 type derivation struct {
-	latches  []byte       // internal keys of Latch, one after the other
-	ends     []int        // where each of them ends
-	leases   []leasedKeys // that the batch named when the latches were taken
-	under    func(*Latched) error
-	queued   bool      // the operations of an InvokeAll have changed the expiry queue themselves
-	released time.Time // when the latches were released, if there is a function under
-	soonest  uint64    // earliest deadline that the commit adds to the expiry queue; zero if there is none
+	latches    []byte       // internal keys of Latch, one after the other
+	ends       []int        // where each of them ends
+	leases     []leasedKeys // that the batch named when the latches were taken
+	unattached unattachedCount
+	under      func(*Latched) error
+	queued     bool      // the operations of an InvokeAll have changed the expiry queue themselves
+	released   time.Time // when the latches were released, if there is a function under
+	soonest    uint64    // earliest deadline that the commit adds to the expiry queue; zero if there is none
 }
 
 func (d *derivation) reset() {
 	d.latches, d.ends, d.leases, d.under, d.queued, d.soonest = d.latches[:0], d.ends[:0], d.leases[:0], nil, false, 0
+	d.unattached.wanted, d.unattached.at = false, 0
 }
 
 // Latch makes the commit take the latch of an internal key that it does not write.

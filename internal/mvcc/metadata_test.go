@@ -118,7 +118,7 @@ func checkQueue(t testing.TB, s *Store) (stale int) {
 // TestMetadataIsReadBackFromEveryPlace: memtable, leaf and blob; a write without metadata removes it.
 func TestMetadataIsReadBackFromEveryPlace(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
-	s.GuardLeases(func(uint64, int) error { return nil })
+	s.GuardLeases(withRoom(nil))
 	x := mustSession(t, s)
 	defer x.Close()
 	f := metadata.Fields{ExpiresAt: far, Lease: 7}
@@ -321,7 +321,7 @@ func TestLimitsCountTheValueAndNotItsMetadata(t *testing.T) {
 	longest := storage.KeyBytesMax(defaultPageSize) - keys.OwnedBytes
 	o.Limits.ValueBytes, o.Limits.BatchBytes = 1000, 1000+longest
 	s := mustOpen(t, o)
-	s.GuardLeases(func(uint64, int) error { return nil })
+	s.GuardLeases(withRoom(nil))
 	x := mustSession(t, s)
 	defer x.Close()
 	for _, c := range []struct {

@@ -14,7 +14,7 @@ const lockTriesMax = 16
 // would wait for that, too: nearly all writers, if the commit has many keys.
 //
 // Before it takes them, it waits for room in memory and in the log, and validates what the commit has read. When it has them, others may have taken the
-// room, or a merge what was validated. Then it gives the latches back, and begins again.
+// room, or a merge what was validated, or a lease may be full, and it has to count which keys are attached. Then it gives the latches back, and begins again.
 func (x *Session) lockReady(ctx context.Context, w *Write) error {
 	var need *storage.Demand
 	if w.needsRoom() {
@@ -25,6 +25,9 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 			return err
 		}
 		if err := x.prevalidate(ctx, w); err != nil {
+			return err
+		}
+		if err := x.countUnattached(ctx, w); err != nil {
 			return err
 		}
 		if err := x.lock(ctx, w); err != nil {
@@ -69,6 +72,9 @@ func (x *Session) awaitRoom(ctx context.Context, need *storage.Demand) error {
 func (x *Session) isReady(w *Write, need *storage.Demand) bool {
 	s := x.store
 	if need != nil && !s.engine.HasRoom(need) {
+		return false
+	}
+	if !x.knowsAttached(w) {
 		return false
 	}
 	if w.firstWins && w.Batch.Count() >= readBeforeMin && s.engine.TreeEpoch() > w.snapshot && s.latches.newest(&x.committing.held) > w.snapshot {

@@ -37,7 +37,7 @@ type Store struct {
 	expirer       *expirer
 	timeline      timeline
 	lifecycle     lifecycle
-	leaseCheck    atomic.Pointer[func(lease uint64, keys int) error] // of GuardLeases
+	leaseGuard    atomic.Pointer[LeaseGuard]
 }
 
 // ownSessionsMax is how many sessions beside those of clients may commit at once: of bulk loads, the probe, the request window, the
