@@ -14,5 +14,5 @@ if ! git ls-tree -r --name-only "$base" api 2>/dev/null | grep -q '\.proto$'; th
 	echo "buf-breaking: $base has no contract to break"
 	exit 0
 fi
-go tool -modfile=tools/go.mod buf breaking --against ".git#commit=$(git rev-parse "$base")"
+go run -modfile=tools/go.mod github.com/bufbuild/buf/cmd/buf breaking --against ".git#commit=$(git rev-parse "$base")"
 echo "buf-breaking: compatible with $base"

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go tool -modfile=tools/go.mod deadcode ./... |
+go run -modfile=tools/go.mod golang.org/x/tools/cmd/deadcode ./... |
 	sed -E 's/:[0-9]+:[0-9]+: unreachable func: / /' |
 	awk '
 		NR == FNR {

@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/fresh" "$work/committed"
-go tool -modfile=tools/go.mod buf generate --output "$work/fresh"
-go tool -modfile=tools/go.mod buf generate --template buf.gen.hot.yaml --output "$work/fresh"
+go run -modfile=tools/go.mod github.com/bufbuild/buf/cmd/buf generate --output "$work/fresh"
+go run -modfile=tools/go.mod github.com/bufbuild/buf/cmd/buf generate --template buf.gen.hot.yaml --output "$work/fresh"
 # Hand-written Go stands beside the generated; only generated files are compared, missing and left-over ones included.
 find api -name '*.pb.go' -exec cp --parents {} "$work/committed" \;
 diff -r "$work/committed" "$work/fresh"

@@ -18,15 +18,11 @@ func TestCompletionOffersNamesAndIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	epoch, err := c.Put(t.Context(), []byte("key"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	id, err := c.GrantLeaseOnce(t.Context(), time.Hour, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	hold, err := c.TakeHold(t.Context(), "test", client.Moment{Epoch: epoch}, time.Hour)
+	hold, err := c.TakeHold(t.Context(), "test", client.Moment{}, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -140,6 +140,7 @@ var (
 	throughput = regexp.MustCompile(`in [0-9.]+ s \(.*\)`)
 	uptime     = regexp.MustCompile(`uptime( +)[0-9a-z.]+|"uptime":( ?)"[0-9.]+s"`)
 	commitTime = regexp.MustCompile(`[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]{12}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z`)
+	oldest     = regexp.MustCompile(`(oldest readable epoch is) \d+`) // without a retention: when versions were removed last
 	holdID     = regexp.MustCompile(`\b[0-9]{16}\b`)
 	platform   = regexp.MustCompile(`go1[.0-9]+ [a-z]+/[a-z0-9]+`)
 )
@@ -189,6 +190,7 @@ func (s *script) kvctl(args []string) string {
 		}
 		return "TIME"
 	})
+	printed = oldest.ReplaceAllString(printed, "$1 N")
 	printed = holdID.ReplaceAllString(printed, "ID")
 	return platform.ReplaceAllString(printed, "GO PLATFORM")
 }

@@ -14,6 +14,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestAnswersAreCountedWhileTheyGrow: of many answers of small values that are made at once, none becomes as large as an answer may be before it is
@@ -127,6 +128,7 @@ func TestALargeValueOfAScanIsCountedBeforeItIsRead(t *testing.T) {
 // TestDeletionsOfARangeAreCountedWhileTheyGrow: a request of some bytes makes a batch as large as any, and so do invocations in a transaction. While
 // large writes have no room for it, it is refused before it has become so large, and changes nothing.
 func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const keyCount, room = 20_000, 1 << 20 // a deletion takes some hundred bytes
 	const parts, value = 200, 8 << 10      // of the range, and the value of a key in each
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes, c.Limits.BatchSize = 16*config.MiB, 16*config.MiB })

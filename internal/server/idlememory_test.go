@@ -10,6 +10,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // What is not counted must not stay: streams may be idle for hours, and sessions are pooled for good.
@@ -54,6 +55,7 @@ func batchWithDeadlines(puts int) *pb.BatchWriteRequest {
 
 // TestIdleTransactionsKeepLittle: a stream of transactions keeps neither the last message nor the values that its last invocation has read.
 func TestIdleTransactionsKeepLittle(t *testing.T) {
+	testseed.SkipUnderRace(t) // it measures memory
 	write := txnPutRequest("k", string(bytes.Repeat([]byte("w"), idleValue)))
 	for name, requests := range map[string][]*pb.TransactRequest{
 		"a write without a transaction":   {write},
@@ -77,6 +79,7 @@ func TestIdleTransactionsKeepLittle(t *testing.T) {
 
 // TestIdlePipelinesKeepNoAnswer: a pipeline keeps neither the last answer nor the operands of its last request.
 func TestIdlePipelinesKeepNoAnswer(t *testing.T) {
+	testseed.SkipUnderRace(t) // it measures memory
 	read, compare := unlikely(nil), unlikely(make([]byte, idleValue))
 	read.ReturnOld = true
 	key := []byte("large/000")
@@ -106,6 +109,7 @@ func TestIdlePipelinesKeepNoAnswer(t *testing.T) {
 
 // TestPooledExecutorsKeepNothingOfRequests: neither operands and the values that they met, nor the values of conditions.
 func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
+	testseed.SkipUnderRace(t) // it measures memory
 	conditions := func() []*pb.Precondition {
 		return []*pb.Precondition{{Key: []byte("none"), Condition: &pb.Precondition_ValueEquals{ValueEquals: make([]byte, idleValue)}}}
 	}
