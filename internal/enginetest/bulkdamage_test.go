@@ -2,14 +2,17 @@ package enginetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -154,6 +157,55 @@ func TestBulkLoadSurvivesTheLossOfTheNewestSuperblock(t *testing.T) {
 	}
 	defer func() { _ = s.Close() }()
 	mustHold(t, s, map[string]string{"before": "1", "a": "loaded", "b": "loaded"})
+}
+
+// TestAStartThatCannotReadTheNewestSuperblockLosesNothing: a crash during a bulk load may leave it in the newest superblock alone. A start for which
+// the device fails to read that, and which goes on without the load, would give out its epochs: the next start would not replay them.
+func TestAStartThatCannotReadTheNewestSuperblockLosesNothing(t *testing.T) {
+	refused := 0
+	for n := int64(1); ; n++ {
+		fs := vfs.NewMem()
+		s := mustOpen(t, tiny(fs))
+		mustPut(t, s, "before", "1")
+		mustCheckpoint(t, s)
+		fs.CrashAt(fs.Mutations() + n)
+		_, loaded := load(s, map[string]string{"a": "loaded", "b": "loaded"})
+		left, pageSize := fs.Crash(1, vfs.SurviveNone), s.Stats().Storage.PageSize
+		_ = s.Close()
+		faulty := vfs.NewFaulty(left)
+		o := tiny(faulty)
+		o.Storage.StartPatience = time.Millisecond
+		var rules []*vfs.Injected
+		for _, offset := range newestSuperblock(t, left, pageSize) {
+			rules = append(rules, faulty.Inject(vfs.Rule{Op: vfs.OpRead, Fault: vfs.Unreadable, Bytes: int(offset)}))
+		}
+		s, err := mvcc.Open(o)
+		for _, r := range rules {
+			r.Remove()
+		}
+		if err != nil {
+			if refused++; !errors.Is(err, pager.ErrSuperblockUnreadable) {
+				t.Fatalf("%d writes: %v", n, err)
+			}
+			s = mustOpen(t, o)
+		}
+		mustPut(t, s, "after", "2")
+		left = left.Crash(1, vfs.SurviveNone)
+		_ = s.Close()
+		s = mustOpen(t, tiny(left))
+		want := map[string]string{"before": "1", "after": "2"}
+		if loaded == nil {
+			want["a"], want["b"] = "loaded", "loaded"
+		}
+		mustHold(t, s, want)
+		mustClose(t, s)
+		if loaded == nil {
+			break
+		}
+	}
+	if refused == 0 {
+		t.Error("no start was refused")
+	}
 }
 
 // damageNewestSuperblock turns a bit in the newest superblock and in its copy.

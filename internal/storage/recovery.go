@@ -176,6 +176,9 @@ func TranslateError(err error) error {
 	if foreign, ok := errors.AsType[*wal.LineageError](err); ok {
 		return &CorruptionError{File: foreign.File, Reason: foreign.Reason(), Remedy: foreign.Remedy()}
 	}
+	if errors.Is(err, pager.ErrSuperblockUnreadable) {
+		return fmt.Errorf("%w; start again when the device reads it; if it never will, %s", err, fileRemedy)
+	}
 	for _, whole := range []error{pager.ErrTruncated, pager.ErrNotDataFile, pager.ErrSuperblocks, pager.ErrSuperblockMissing} {
 		if errors.Is(err, whole) {
 			return &CorruptionError{File: dataName, Reason: err.Error(), Remedy: fileRemedy}

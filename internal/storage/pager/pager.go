@@ -30,7 +30,7 @@ type Options struct {
 	OnAbort func(page.ID)
 	// RebuildMap lets Open succeed although the allocation map is damaged: see MapDamage and RebuildMap.
 	RebuildMap bool
-	// ReadAgain is as if set with Reader.ReadAgain before the first page after the superblocks is read.
+	// ReadAgain is as if set with Reader.ReadAgain before the superblocks are read.
 	ReadAgain func(failed int) bool
 
 	// Format is the version of the format of a file that Create makes, from FormatOldest to FormatNewest. Zero is the oldest.
@@ -133,9 +133,12 @@ func Open(fsys vfs.FS, name string, opts Options) (*Pager, error) {
 }
 
 func open(f vfs.File, opts Options) (*Pager, error) {
-	survey, err := surveySuperblocks(f)
+	survey, err := surveySuperblocks(patientFile{f, opts.ReadAgain})
 	if err != nil {
 		return nil, err
+	}
+	if survey.unreadable != nil {
+		return nil, survey.unreadable
 	}
 	sb := survey.newest
 	if opts.PageSize != 0 && opts.PageSize != sb.pageSize {

@@ -2,6 +2,8 @@ package pager
 
 import (
 	"fmt"
+
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // Certain reports whether the newest superblock is certainly on the device: see MakeCertain.
@@ -27,12 +29,20 @@ func (p *Pager) MakeCertain() error {
 // it needs would be truncated. So the same bytes are written to the same pages again, and synced. The
 // pages that the superblock names were synced before it was written for the first time.
 //
+// A newer superblock may be damaged, with its copy. If it could be read again later, it would name pages that the
+// checkpoints from here on, of which the first has the same number, have overwritten. So its places are overwritten
+// with the same sync.
+//
 // A full device leaves the state as it is, and the next checkpoint tries again. The caller has set open.
 func (p *Pager) rewriteSuperblock() error {
 	if p.resynced.Load() {
 		return nil
 	}
-	err := p.writeSuperblock(p.current(), p.current().locations()...)
+	sb := p.current()
+	err := p.writeSuperblock(sb, sb.locations()...)
+	if err == nil && p.missing {
+		err = p.overwriteSuccessor(sb)
+	}
 	if err == nil {
 		err = p.sync(p.file.Sync, p.failed)
 	}
@@ -41,4 +51,15 @@ func (p *Pager) rewriteSuperblock() error {
 	}
 	p.resynced.Store(true)
 	return nil
+}
+
+// overwriteSuccessor overwrites the slot and the copy of the successor of sb.
+func (p *Pager) overwriteSuccessor(sb *superblock) error {
+	if sb.nextCopy != 0 { // the page may have the same superblock until the successor is there: see encode
+		if err := p.writeSuperblock(sb, sb.nextCopy); err != nil {
+			return err
+		}
+	}
+	_, err := p.file.WriteAt(vfs.AlignedBuffer(p.pageSize), p.offset(1-sb.slot()))
+	return err
 }

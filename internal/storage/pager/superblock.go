@@ -82,6 +82,8 @@ var (
 	// ErrSuperblockMissing means that the newest superblock and its copy are damaged, and that pages of the
 	// state before it have been reused since.
 	ErrSuperblockMissing = errors.New("pager: the newest superblock and its copy are damaged, and the state before it is gone")
+	// ErrSuperblockUnreadable means that the device fails to read a page that may hold a newer superblock than those that were read.
+	ErrSuperblockUnreadable = errors.New("pager: the device fails to read what may be the newest superblock; nothing was changed")
 	// ErrPageSize means that the file does not have the expected page size.
 	ErrPageSize = errors.New("pager: data file has another page size")
 	// ErrTruncated means that the file is shorter than its superblock says.

@@ -1,6 +1,7 @@
 package pager
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"maps"
@@ -24,6 +25,12 @@ func edit(t *testing.T, mem *vfs.Mem, change func(data []byte)) {
 	change(data)
 	_, err = f.WriteAt(data, 0)
 	must(t, errors.Join(err, f.Close()))
+}
+
+func wholeFile(t *testing.T, mem *vfs.Mem) (whole []byte) {
+	t.Helper()
+	edit(t, mem, func(data []byte) { whole = bytes.Clone(data) })
+	return whole
 }
 
 // TestRefusedFileNamesItsReason: each reason has its own error.
@@ -147,12 +154,90 @@ func TestUnreadableSuperblockIsNotSkipped(t *testing.T) {
 		if rule.Fired() == 0 {
 			return
 		}
-		if err == nil && y.p.State().Epoch != 1 && !y.p.SuperblockMissing() {
+		if err == nil && y.p.State().Epoch != 1 {
 			t.Fatalf("read %d failed: opened at epoch %d", nth, y.p.State().Epoch)
 		}
 		if err != nil && strings.Contains(err.Error(), "wrote the map") {
 			t.Errorf("read %d failed: %v", nth, err)
 		}
+	}
+}
+
+// TestOpenWaitsForANewestSuperblockThatMayBeThere: the device fails to read the slot of the newest superblock and its copy, or the one that is not
+// damaged. A file that was refused has not changed, and reads are tried again first.
+func TestOpenWaitsForANewestSuperblockThatMayBeThere(t *testing.T) {
+	const size = 4096
+	for damaged := range 3 {
+		mem, want, newest, _ := spread(t, size)
+		unreadable := newest[:]
+		if damaged > 0 {
+			flipIn(t, mem, size, 800, newest[damaged-1])
+			unreadable = newest[2-damaged : 3-damaged]
+		}
+		before, faulty := wholeFile(t, mem), vfs.NewFaulty(mem)
+		var rules []*vfs.Injected
+		for _, id := range unreadable {
+			rules = append(rules, faulty.Inject(vfs.Rule{Op: vfs.OpRead, Fault: vfs.Unreadable, Bytes: int(id) * size}))
+		}
+		if _, err := openToy(faulty); !errors.Is(err, ErrSuperblockUnreadable) || !errors.Is(err, vfs.ErrDevice) {
+			t.Fatalf("place %d is damaged: %v", damaged, err)
+		}
+		if !bytes.Equal(before, wholeFile(t, mem)) {
+			t.Error("the file has changed")
+		}
+		tries := 0
+		p, err := Open(faulty, toyFile, Options{ReadAgain: func(int) bool {
+			if tries++; tries == 3 {
+				for _, r := range rules {
+					r.Remove()
+				}
+			}
+			return true
+		}})
+		must(t, err)
+		if tries < 3 || p.SuperblockMissing() {
+			t.Errorf("place %d is damaged: %d tries, %v", damaged, tries, p.SuperblockDamage())
+		}
+		must(t, p.Close())
+		y, err := openToy(mem)
+		must(t, err)
+		if !maps.Equal(y.contents(), want) {
+			t.Errorf("place %d is damaged: %v", damaged, y.contents())
+		}
+		must(t, y.p.Close())
+	}
+}
+
+// TestASuperblockThatWasGivenUpDoesNotComeBack: slot and copy of the newest superblock were read with another bit, and the state before it went on. Its
+// next checkpoint, which a crash ends, has the same number, and overwrites its pages.
+func TestASuperblockThatWasGivenUpDoesNotComeBack(t *testing.T) {
+	const size = 512
+	mem := vfs.NewMem()
+	y := createToy(t, mem, size)
+	must(t, y.checkpoint(1, []int{0}, nil, 1))
+	before := y.contents()
+	must(t, y.checkpoint(2, []int{0}, nil, 2))
+	newest := *y.p.current()
+	must(t, y.p.Close())
+	flipIn(t, mem, size, 800, newest.slot(), newest.copy)
+	y, err := openToy(mem)
+	must(t, err)
+	ck, err := y.p.Begin()
+	must(t, err)
+	left := mem.Crash(1, vfs.SurviveNone)
+	ck.Abort()
+	_ = y.p.Close()
+	mem = left
+	flipIn(t, mem, size, 800, newest.slot(), newest.copy)
+	y, err = openToy(mem)
+	must(t, err)
+	if !maps.Equal(y.contents(), before) {
+		t.Errorf("checkpoint %d, %v", y.p.Checkpoint(), y.contents())
+	}
+	must(t, y.p.Close())
+	flipIn(t, mem, size, 800, newest.copy)
+	if y, err = openToy(mem); err != nil || y.p.SuperblockMissing() {
+		t.Errorf("it is not certain that checkpoint %d is the newest: %v", y.p.Checkpoint(), err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package pager
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,7 +20,8 @@ import (
 // older page, no successor is durable. If neither does, a successor may have been durable and may be
 // damaged twice. Then the rest of the file decides: a page of checkpoint k+2 or later proves that k+1 was
 // durable, and that pages of k have been freed. Without such a page everything that k reaches is intact,
-// and the log tells whether it still reaches back to k.
+// and the log tells whether it still reaches back to k. None of that is decided while the device fails to
+// read one of these pages: it may hold the successor, with a bulk load that the log does not have.
 type superblockSurvey struct {
 	file     vfs.File
 	size     int64
@@ -29,6 +31,8 @@ type superblockSurvey struct {
 	older   *superblock       // its predecessor in the other slot, if it is readable anywhere
 	faults  []superblockFault // pages that do not hold what belongs there
 	certain bool              // newest is the newest that was ever durable
+
+	unreadable error // why the device failed to read a page that would tell; nil if it is certain, or damaged for good
 }
 
 // superblockFault is a damaged superblock or copy.
@@ -83,10 +87,7 @@ func surveySuperblocks(f vfs.File) (*superblockSurvey, error) {
 		return nil, err
 	}
 	if !s.certain {
-		if err := s.searchWholeFile(); err != nil {
-			return nil, err
-		}
-		if s.certain, err = s.isCertain(errs); err != nil {
+		if err := s.searchWholeFile(errs); err != nil {
 			return nil, err
 		}
 	}
@@ -166,10 +167,15 @@ func isKnown(found []*superblock, c *superblock) bool {
 	return false
 }
 
+// successor has the number of the checkpoint after the newest superblock.
+func (s *superblockSurvey) successor() *superblock {
+	return &superblock{checkpoint: s.newest.checkpoint + 1}
+}
+
 // isCertain reports whether one of the two pages for the successor of the newest superblock holds an
 // intact page. That page is then older.
 func (s *superblockSurvey) isCertain(errs [superblocks]error) (bool, error) {
-	if errs[(s.newest.slot()+1)%superblocks] == nil {
+	if errs[s.successor().slot()] == nil {
 		return true, nil
 	}
 	if s.newest.nextCopy == 0 {
@@ -202,8 +208,8 @@ func (s *superblockSurvey) readPage(id page.ID, buf []byte) error {
 
 // searchWholeFile decides whether the newest superblock can be used although it is not certain that it is
 // the newest. It also finds copies that no superblock names yet.
-func (s *superblockSurvey) searchWholeFile() error {
-	found, newestPage, err := s.eachCopy()
+func (s *superblockSurvey) searchWholeFile(errs [superblocks]error) error {
+	found, newestPage, unreadable, err := s.eachCopy()
 	if err != nil {
 		return err
 	}
@@ -217,24 +223,34 @@ func (s *superblockSurvey) searchWholeFile() error {
 	if err := s.choose(mine); err != nil {
 		return err
 	}
+	if s.certain, err = s.isCertain(errs); err != nil {
+		return err
+	}
+	if slotErr := errs[s.successor().slot()]; !s.certain && (unreadable != nil || errors.Is(slotErr, vfs.ErrDevice)) {
+		s.unreadable = fmt.Errorf("%s: %w: %w", s.file.Name(), ErrSuperblockUnreadable, cmp.Or(unreadable, slotErr))
+	}
 	if newestPage > s.newest.checkpoint+1 {
-		return fmt.Errorf("%s: %w: the newest superblock that can be read is that of checkpoint %d, and the file holds pages of checkpoint %d",
+		missing := fmt.Errorf("%s: %w: the newest superblock that can be read is that of checkpoint %d, and the file holds pages of checkpoint %d",
 			s.file.Name(), ErrSuperblockMissing, s.newest.checkpoint, newestPage)
+		return errors.Join(s.unreadable, missing)
 	}
 	return nil
 }
 
-// eachCopy reads the whole file after the slots. It returns the superblocks in it, and the newest
-// checkpoint that wrote any page.
-func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, err error) {
+// eachCopy reads the whole file after the slots. It returns the superblocks in it, the newest checkpoint that wrote any page, and
+// why the device failed to read a page.
+func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, unreadable, err error) {
 	buf := vfs.AlignedBuffer(s.pageSize)
 	for id := page.ID(superblocks); int64(id+1)*int64(s.pageSize) <= s.size; id++ {
 		err := s.readPage(id, buf)
+		if errors.Is(err, vfs.ErrDevice) {
+			unreadable = cmp.Or(unreadable, fmt.Errorf("page %d: %w", id, err))
+		}
 		if errors.Is(err, errTornSuperblock) {
 			continue
 		}
 		if err != nil {
-			return nil, 0, err
+			return nil, 0, nil, err
 		}
 		h := page.ReadHeader(buf)
 		newestPage = max(newestPage, h.Checkpoint)
@@ -245,7 +261,7 @@ func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, e
 			found = append(found, &c)
 		}
 	}
-	return found, newestPage, nil
+	return found, newestPage, unreadable, nil
 }
 
 // searchWithoutSlots searches for copies when both slots are damaged. It assumes the page size with which
@@ -261,7 +277,7 @@ func (s *superblockSurvey) searchWithoutSlots(errs [superblocks]error) ([]*super
 	var found []*superblock
 	if s.pageSize = best; most > 0 {
 		var err error
-		if found, _, err = s.eachCopy(); err != nil {
+		if found, _, _, err = s.eachCopy(); err != nil {
 			return nil, err
 		}
 	}
@@ -327,7 +343,7 @@ func (s *superblockSurvey) repair() error {
 	if !s.certain {
 		return nil
 	}
-	belongs := map[page.ID]*superblock{(s.newest.slot() + 1) % superblocks: s.older} // nil if that is damaged twice
+	belongs := map[page.ID]*superblock{s.successor().slot(): s.older} // nil if that is damaged twice
 	if at := s.newest.nextCopy; at != 0 {
 		belongs[at] = &s.newest
 		if s.older != nil && s.older.copy == at {
