@@ -44,7 +44,7 @@ const (
 
 // OperationBytes is the most that an operation of a batch takes in memory beside its key and value:
 // messages, slices that have doubled, the batch and the result of an Invoke. Smaller kinds take less.
-// One request is admitted whatever it takes.
+// One request is admitted whatever it takes, beside the share of others.
 const OperationBytes = 896
 
 // WatchResponseBytes is what the responses of all streams of watches take together while their clients

@@ -1,12 +1,9 @@
 package server
 
 import (
-	"runtime"
 	"sync/atomic"
+	"time"
 
-	"google.golang.org/grpc/mem"
-
-	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -16,11 +13,11 @@ import (
 //
 // Small and large reads, small and large writes, scans, watches and answers have shares of their own, so
 // that none of them starves another. Watches wait for room in theirs: no request asks for their responses,
-// so that none could be refused. A connection that has bytes of a share gets more only if
-// afterwards at least as many bytes are free as the connection has. That is half of the share for
-// the only connection, and less if other connections have bytes. So connections with unread answers
-// cannot take a whole share, and a connection without bytes in the share finds room. A request that
-// is alone in its share is admitted whatever its size; other limits bound its size.
+// so that none could be refused. A connection gets bytes of a share only if afterwards at least as many are free as the connection
+// has; and of the last quarter only a quarter of what is free afterwards. That is half of the share for the only connection, and less if
+// other connections have bytes. So some connections with unread answers, or with large requests, cannot take a whole share, and a connection
+// without bytes in the share finds room. What is large for a share, and finds no room in it, needs the large slot beside the share, and is
+// refused while that is taken: so it may have any size, and other limits bound its size.
 type admission struct {
 	deduplicated atomic.Uint64 // requests whose answer is that of an earlier attempt
 
@@ -29,6 +26,9 @@ type admission struct {
 	sessions heldSessions
 	decoding decoding
 	watches  watchLine
+	unknown  [shareCount]claim // of what comes over no connection
+
+	slotTime time.Duration // constant: for which a client may keep what it wants from a large slot while another wants the slot; see isOverdue
 }
 
 // share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.
@@ -54,6 +54,14 @@ const (
 	// countedBytesMin is the smallest size that is counted in a connection's part of a share. The
 	// number of streams bounds the sum of smaller sizes, so that they need no shared write.
 	countedBytesMin = 4 << 10
+	// leftPart is the part of a share that is its last, and the part of what is free that a connection may have of it.
+	leftPart = 4
+	// largePart is the part of a share above which something is large: alone in the last quarter it may not have room.
+	largePart = leftPart * (leftPart + 1)
+	// mustPart is the part of the share of answers by which answers to writes may exceed it, and mustOwn what a connection may have of
+	// it; see answersFull.
+	mustPart = 8
+	mustOwn  = 64 << 10
 )
 
 // shareOf is the share of a request.
@@ -76,12 +84,13 @@ func shareOf(write bool, size int) share {
 //	+---------------+----------------+
 //
 // Invariant: neither half overflows, because each limit is below half of its range and a refused
-// add is undone.
+// add is undone. The bytes of what is in the large slot are not in the word.
 type admissionWord struct {
 	_     [128]byte // the word alone on its lines: every request writes it
 	word  atomic.Uint64
 	_     [120]byte
 	limit admissionLimit
+	large largeSlot // of a connection
 }
 
 type admissionLimit struct{ requests, bytes uint64 }
@@ -113,13 +122,36 @@ func (a *admission) scanBytesMin() int {
 }
 
 func (l *admissionLimit) allows(word uint64) bool {
-	n := word >> admissionShift
-	return n <= l.requests && (word&admissionBytes <= l.bytes || n == 1)
+	return word>>admissionShift <= l.requests && word&admissionBytes <= l.bytes
+}
+
+// leaves reports whether a connection that has so many of the bytes of the share leaves enough of them to others.
+func (l *admissionLimit) leaves(has int64, word uint64) bool {
+	free := l.free(word)
+	return has <= free && (has <= free/leftPart || free >= int64(l.bytes/leftPart))
 }
 
 // free is the number of bytes of the share that are not in use.
 func (l *admissionLimit) free(word uint64) int64 {
 	return max(int64(l.bytes)-int64(word&admissionBytes), 0)
+}
+
+// isLarge reports whether something is large for the share.
+func (l *admissionLimit) isLarge(bytes int64) bool { return bytes > int64(l.bytes/largePart) }
+
+// add adds delta to the word, for a connection that has so many bytes of the share then, if they fit. Bytes that do not fit are never
+// counted, not even for a moment: they would take room from what fits.
+func (w *admissionWord) add(delta uint64, has int64) bool {
+	for {
+		before := w.word.Load()
+		after := before + delta
+		if !w.limit.allows(after) || !w.limit.leaves(has, after) {
+			return false
+		}
+		if w.word.CompareAndSwap(before, after) {
+			return true
+		}
+	}
 }
 
 // enter admits a request of a number of bytes, or refuses it. For an admitted request the caller
@@ -128,10 +160,10 @@ func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 	return a.enterBeside(conn, sh, 0, bytes)
 }
 
-// enterBeside is enter for what a request makes that has own bytes in the share already, with which it is one: alone it may have any size. It is
-// enter without own bytes. For what is admitted the caller calls leaveBeside.
+// enterBeside is enter for what a request makes that has own bytes in the share, or in the large slot, already: in the slot both are one. It
+// is enter without own bytes. For what is admitted the caller calls leaveBeside.
 func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool {
-	if a.tryEnter(conn, sh, own, bytes) {
+	if a.admits(conn, sh, own, bytes) {
 		return true
 	}
 	a.refused.Add(1)
@@ -146,19 +178,98 @@ func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {
 	}
 }
 
-// tryEnter is enterBeside for what is not refused but waits.
-func (a *admission) tryEnter(conn *connection, sh share, own, bytes int) bool {
-	w, delta := &a.words[sh], uint64(bytes)
-	if own == 0 {
-		delta += admissionOne
+// count counts a response of a watch for which the line has found room.
+func (a *admission) count(conn *connection, sh share, bytes int) {
+	a.words[sh].word.Add(admissionOne + uint64(bytes))
+	if bytes >= countedBytesMin {
+		conn.enter(sh, int64(bytes))
 	}
-	if after := w.word.Add(delta); w.limit.allows(after) {
-		if bytes < countedBytesMin || conn.enter(sh, int64(own), int64(bytes), w.limit.free(after)) {
-			return true
+}
+
+func (a *admission) admits(conn *connection, sh share, own, bytes int) bool {
+	w, one := &a.words[sh], uint64(0)
+	if own == 0 {
+		one = admissionOne
+	}
+	if a.add(conn, sh, one+uint64(bytes), bytes) {
+		return true
+	}
+	if own > 0 && w.large.change(conn, int64(own), int64(own+bytes)) {
+		return true
+	}
+	if !a.takeLarge(conn, sh, int64(own+bytes)) {
+		return false
+	}
+	if own > 0 {
+		a.remove(conn, sh, own, 0)
+	} else if w.word.Add(one)>>admissionShift > w.limit.requests {
+		a.leave(conn, sh, bytes)
+		return false
+	}
+	return true
+}
+
+// takeLarge takes the large slot of a share of requests for what finds no room in the share. What is in the slot, and fits into the share by now,
+// goes back there: most of a request may have been left since.
+func (a *admission) takeLarge(conn *connection, sh share, bytes int64) bool {
+	w := &a.words[sh]
+	if !w.limit.isLarge(bytes) {
+		return false
+	}
+	c := &a.unknown[sh]
+	if conn != nil {
+		c = &conn.claims[sh]
+	}
+	for !w.large.take(conn, c, bytes) {
+		if h := w.large.held.Load(); h == nil || !a.returnHeld(sh, h) {
+			return false
 		}
 	}
-	w.word.Add(-delta)
-	return false
+	return true
+}
+
+// returnHeld counts in its share what is in the large slot, if it fits there.
+func (a *admission) returnHeld(sh share, h *largeHeld) bool {
+	conn, ok := h.owner.(*connection)
+	if !ok || !a.add(conn, sh, uint64(h.bytes), int(h.bytes)) {
+		return false
+	}
+	if !a.words[sh].large.leave(conn, h.bytes) { // it has ended meanwhile
+		a.remove(conn, sh, int(h.bytes), 0)
+	}
+	return true
+}
+
+// add counts bytes in a share, and in the connection's part of it, if they fit.
+func (a *admission) add(conn *connection, sh share, delta uint64, bytes int) bool {
+	w := &a.words[sh]
+	if bytes < countedBytesMin {
+		if w.limit.allows(w.word.Add(delta)) {
+			return true
+		}
+		w.word.Add(-delta)
+		return false
+	}
+	if !w.limit.leaves(int64(bytes), w.word.Load()+delta) { // not even alone
+		return false
+	}
+	if !w.add(delta, conn.enter(sh, int64(bytes))) {
+		conn.leave(sh, int64(bytes))
+		return false
+	}
+	return true
+}
+
+// remove leaves a share, and the connection's part of it, with fewer bytes of what is counted there.
+func (a *admission) remove(conn *connection, sh share, from, to int) {
+	if from >= countedBytesMin {
+		left := 0
+		if to >= countedBytesMin {
+			left = to
+		}
+		conn.leave(sh, int64(from-left))
+	}
+	a.words[sh].word.Add(-uint64(from - to))
 }
 
 // enterKind is enter for a request of a kind. A request whose answer cannot be refused once it exists
@@ -175,25 +286,21 @@ func (a *admission) enterKind(conn *connection, k kind, sh share, bytes int) boo
 }
 
 func (a *admission) leave(conn *connection, sh share, bytes int) {
-	if bytes >= countedBytesMin {
-		conn.leave(sh, int64(bytes))
+	w, delta := &a.words[sh], uint64(admissionOne)
+	if !w.large.leave(conn, int64(bytes)) {
+		delta += uint64(bytes)
+		if bytes >= countedBytesMin {
+			conn.leave(sh, int64(bytes))
+		}
 	}
-	a.words[sh].word.Add(-(uint64(admissionOne) + uint64(bytes)))
+	w.word.Add(-delta)
 }
 
-// shrink leaves an admitted request with fewer bytes.
+// shrink leaves an admitted request with fewer bytes, in the large slot or in the share.
 func (a *admission) shrink(conn *connection, sh share, from, to int) {
-	if from == to {
-		return
+	if from != to && !a.words[sh].large.change(conn, int64(from), int64(to)) {
+		a.remove(conn, sh, from, to)
 	}
-	if from >= countedBytesMin {
-		left := 0
-		if to >= countedBytesMin {
-			left = to
-		}
-		conn.leave(sh, int64(from-left))
-	}
-	a.words[sh].word.Add(-uint64(from - to))
 }
 
 // must admits a request without bytes whatever the limits are. A scan that could not get more bytes
@@ -204,26 +311,15 @@ func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }
 func (a *admission) inflight() (requests int, bytes, answers int64) {
 	for sh := range a.words {
 		word := a.words[sh].word.Load()
+		of := int64(word&admissionBytes) + a.words[sh].large.bytes()
 		if sh := share(sh); sh == shareWatches || sh == shareAnswers {
-			answers += int64(word & admissionBytes)
+			answers += of
 			continue
 		}
 		requests += int(word >> admissionShift)
-		bytes += int64(word & admissionBytes)
+		bytes += of
 	}
 	return requests, bytes, answers + a.watches.beside.bytes()
-}
-
-// answersFull reports whether an answer of any size would be refused, for one connection or for
-// all. Then a request whose answer must not be refused is itself refused.
-func (a *admission) answersFull(conn *connection) bool {
-	w := &a.words[shareAnswers]
-	free := w.limit.free(w.word.Load())
-	if held := conn.answerBytes(); free == 0 || held > 0 && held >= free {
-		a.refused.Add(1)
-		return true
-	}
-	return false
 }
 
 // holdSession counts a session that a read of the connection holds while it waits, or refuses it.
@@ -254,117 +350,4 @@ func (a *admission) holdWalk(conn *connection, sessions int) error {
 		return mvcc.ErrTooManySessions
 	}
 	return nil
-}
-
-// charge counts the bytes of an answer until the charge is released. Like a request, an answer may
-// be refused, but not if must is set: the answer to a write must be sent, because the write has
-// happened. For a small answer, which is not counted, charge returns nil and nil. The release of
-// nil does nothing.
-func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharge, error) {
-	if bytes < countedBytesMin || conn == nil {
-		return nil, nil
-	}
-	if !conn.charge(a, int64(bytes), must) {
-		a.refused.Add(1)
-		return nil, errOverloaded
-	}
-	c := &memoryCharge{counted: &chargedBytes{admission: a, conn: conn, bytes: int64(bytes)}}
-	runtime.AddCleanup(c, (*chargedBytes).release, c.counted)
-	return c, nil
-}
-
-// chargeAnswer is charge for an answer whose large values held counts already, or nil. It takes held
-// over: to release it and to charge the answer would let another request take the room meanwhile,
-// and of two requests, for one of which there is room, both would be refused.
-func (a *admission) chargeAnswer(held *memoryCharge, conn *connection, bytes int, must bool) (*memoryCharge, error) {
-	switch {
-	case held == nil:
-		return a.charge(conn, bytes, must)
-	case bytes < countedBytesMin:
-		held.release()
-		return nil, nil
-	case !conn.resize(held.counted, int64(bytes), must):
-		a.refused.Add(1)
-		held.release()
-		return nil, errOverloaded
-	}
-	return held, nil
-}
-
-// grownBytes is the least number of bytes by which the charge of a growing answer grows.
-const grownBytes = 256 << 10
-
-// grow makes c, which may be nil, count at least a number of bytes. If that is refused, grow releases c.
-func (a *admission) grow(c *memoryCharge, conn *connection, bytes int) (*memoryCharge, error) {
-	if bytes < countedBytesMin || c != nil && int64(bytes) <= c.counted.bytes {
-		return c, nil
-	}
-	if c != nil {
-		bytes += grownBytes
-	}
-	return a.chargeAnswer(c, conn, bytes, false)
-}
-
-// memoryCharge counts the bytes of one answer against the share of answers until it is released. It
-// is also the pool of the buffer into which the answer is encoded, so the transport releases the
-// charge when it has sent the answer and gives the buffer back. gRPC loses some buffers of streams
-// that break; their charges are released when the garbage collector finds them unreachable.
-type memoryCharge struct{ counted *chargedBytes }
-
-// chargedBytes is the part of a memoryCharge that outlives it, for the cleanup.
-type chargedBytes struct {
-	admission  *admission
-	conn       *connection
-	bytes      int64 // guarded by the connection's mutex once the charge is shared
-	handedOver bool  // to the transport; guarded by the connection's mutex
-	released   atomic.Bool
-}
-
-// release ends the charge. Only the first call has an effect.
-func (c *memoryCharge) release() {
-	if c != nil {
-		c.counted.release()
-	}
-}
-
-func (d *chargedBytes) release() {
-	if !d.released.Swap(true) {
-		d.conn.releaseCharge(d)
-	}
-}
-
-// Get implements mem.BufferPool.
-func (c *memoryCharge) Get(length int) *[]byte { return pb.Buffers.Get(length) }
-
-// Put implements mem.BufferPool.
-func (c *memoryCharge) Put(b *[]byte) {
-	pb.Buffers.Put(b)
-	c.release()
-}
-
-// encoder is a message of the generated code.
-type encoder interface {
-	SizeVT() int
-	MarshalToSizedBufferVT(buf []byte) (int, error)
-}
-
-// chargedMessage is a message whose encoding is counted.
-type chargedMessage struct {
-	encoder
-	charge *memoryCharge
-}
-
-// BufferPool is the pool from which the codec takes the message's buffer.
-func (c *chargedMessage) BufferPool() mem.BufferPool { return c.charge }
-
-// Sent implements transport.Counted.
-func (c *chargedMessage) Sent() { c.charge.release() }
-
-// of returns the message to hand to the transport instead of m.
-func (c *memoryCharge) of(m encoder) any {
-	if c == nil {
-		return m
-	}
-	c.counted.conn.handOver(c.counted)
-	return &chargedMessage{encoder: m, charge: c}
 }

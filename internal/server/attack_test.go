@@ -106,9 +106,9 @@ func TestUnreadScansHarmNoOther(t *testing.T) {
 // TestUnreadScansOfSmallPagesHarmNoOther: a connection leaves as many of the scans that there may be as it has, however little their pages count. A scan
 // has a session for as long as its client likes; one that has ended counts until its page is sent.
 func TestUnreadScansOfSmallPagesHarmNoOther(t *testing.T) {
-	for name, req := range map[string]*pb.ScanRequest{"open": {PageBytes: 1}, "ended": {Range: &pb.KeyRange{Start: []byte("large/")}, Limit: 1}} {
+	for name, req := range map[string]*pb.ScanRequest{"open": {PageBytes: 1}, "ended": {Range: &pb.KeyRange{Start: []byte("large/")}, Limit: 1, PageBytes: 1}} {
 		t.Run(name, func(t *testing.T) {
-			const requests = 64
+			const requests = 256
 			h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests = requests })
 			fill := &pb.BatchWriteRequest{Durability: pb.Durability_DURABILITY_ASYNC}
 			for i := range 400 { // more than a stream takes unread
@@ -121,11 +121,11 @@ func TestUnreadScansOfSmallPagesHarmNoOther(t *testing.T) {
 			ctx, cancel := context.WithCancel(testContext(t))
 			defer cancel()
 			scans, deaf := scansMax(requests), h.dialDeaf(t)
-			for range scans {
-				ask(ctx, t, deaf, "Scan", req)
-			}
 			open := func() int { return int(h.admission.words[shareScans].word.Load() >> admissionShift) }
-			eventually(t, "the scans wait, or are refused", func() bool { return open()+int(h.admission.refused.Load()) == scans })
+			for i := range scans { // one by one: of two at once, neither may find room
+				ask(ctx, t, deaf, "Scan", req)
+				eventually(t, "the scan waits, or is refused", func() bool { return open()+int(h.admission.refused.Load()) == i+1 })
+			}
 			if n := open(); n != scans/2 {
 				t.Errorf("one connection has %d of %d scans, not half", n, scans)
 			}

@@ -56,6 +56,33 @@ func TestAHalfSentMessageKeepsNoOthersOut(t *testing.T) {
 	})
 }
 
+// TestThePlaceOfALargeMessageIsTakenInTurns: one that comes later than another, which was refused, is refused while the place is kept for that.
+func TestThePlaceOfALargeMessageIsTakenInTurns(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		size := h.receiving.large.limit/2 + 1
+		first, two, three := h.dialRaw(t), h.dialRaw(t), h.dialRaw(t)
+		first.putOf(1, size)
+		eventually(t, "it has the place", func() bool { return h.receiving.beside.bytes() > 0 })
+		time.Sleep(claimTimeMax)
+		two.putOf(1, size)
+		if got := two.reasonOf(t, 1); got != "OVERLOADED" {
+			t.Errorf("the place has two messages: %q", got)
+		}
+		began := time.Now()
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the place is free", func() bool { return h.receiving.beside.bytes() == 0 })
+		three.putOf(1, size)
+		if got := three.reasonOf(t, 1); got != "OVERLOADED" && time.Since(began) < claimTimeMax {
+			t.Errorf("one that comes later: %q", got)
+		}
+		two.putOf(3, size)
+		eventually(t, "it has the place", func() bool { return h.receiving.beside.bytes() > 0 })
+	})
+}
+
 // TestHalfSentMessagesLeaveRoom: the first message of a connection leaves as much free as it takes, too.
 func TestHalfSentMessagesLeaveRoom(t *testing.T) {
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {

@@ -38,7 +38,8 @@ type connection struct {
 	scans   map[*openScan]struct{}
 	closed  bool
 
-	held [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+	held   [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
+	claims [shareCount]claim          // to the large slots
 	connectionCounts
 
 	mu      sync.Mutex // a leaf; guards the counts of answers and pages, and changes of refused
@@ -47,8 +48,7 @@ type connection struct {
 	charges uint64
 	ended   bool // the connection has closed, and nothing is counted any more
 
-	pageScans uint64 // scans that have ended before their pages were sent
-	pageBytes int64  // of them
+	pages map[int]int // how many scans have ended before their pages were sent, by the room of those
 }
 
 // connectionCounts are of what a connection has beside bytes.
@@ -115,19 +115,6 @@ func (c *connection) close() {
 	}
 }
 
-// enter counts bytes in a share, beside own ones of the same request. It refuses if the connection already has other bytes in the
-// share and would then have more than are free.
-func (c *connection) enter(sh share, own, bytes, free int64) bool {
-	if c == nil {
-		return true
-	}
-	if all := c.held[sh].Add(bytes); all > free && all != own+bytes {
-		c.held[sh].Add(-bytes)
-		return false
-	}
-	return true
-}
-
 // bytes is what the connection has in a share.
 func (c *connection) bytes(sh share) int64 {
 	if c == nil {
@@ -136,113 +123,18 @@ func (c *connection) bytes(sh share) int64 {
 	return c.held[sh].Load()
 }
 
+// enter counts bytes of a share, and returns how many the connection has then.
+func (c *connection) enter(sh share, bytes int64) int64 {
+	if c == nil {
+		return bytes
+	}
+	return c.held[sh].Add(bytes)
+}
+
 func (c *connection) leave(sh share, bytes int64) {
 	if c != nil {
 		c.held[sh].Add(-bytes)
 	}
-}
-
-// charge counts an answer for the connection and in its share. Answers for a closed connection are
-// not sent, and not counted.
-func (c *connection) charge(a *admission, bytes int64, must bool) bool {
-	w, delta := &a.words[shareAnswers], admissionOne+uint64(bytes)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return must
-	}
-	if !c.addLocked(w, delta, bytes, c.answers, must) {
-		return false
-	}
-	c.answers += bytes
-	c.charges++
-	return true
-}
-
-// addLocked adds delta to the share of answers if the bytes fit beside those that the connection has,
-// or if they must. Bytes that do not fit are never counted, not even for a moment: they would take
-// room from an answer that fits.
-func (*connection) addLocked(w *admissionWord, delta uint64, bytes, has int64, must bool) bool {
-	for {
-		before := w.word.Load()
-		after := before + delta
-		fits := w.limit.allows(after) && (has == 0 || has+bytes <= w.limit.free(after))
-		if !fits && !must {
-			return false
-		}
-		if w.word.CompareAndSwap(before, after) {
-			return true
-		}
-	}
-}
-
-// resize changes the bytes of a charge. More may be refused, like a charge; but a number that a
-// charge need not count is not refused either.
-func (c *connection) resize(d *chargedBytes, bytes int64, must bool) bool {
-	w := &d.admission.words[shareAnswers]
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	more := bytes - d.bytes
-	if c.ended || more >= 0 && more < countedBytesMin {
-		return true
-	}
-	if more > 0 && !c.addLocked(w, uint64(more), more, c.answers-d.bytes, must) {
-		return false
-	}
-	if more < 0 {
-		w.word.Add(-uint64(-more))
-	}
-	c.answers += more
-	d.bytes = bytes
-	return true
-}
-
-func (c *connection) releaseCharge(d *chargedBytes) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return
-	}
-	c.answers -= d.bytes
-	c.charges--
-	if d.handedOver {
-		c.waiting -= d.bytes
-	}
-	d.admission.words[shareAnswers].word.Add(-(admissionOne + uint64(d.bytes)))
-}
-
-// handOver counts an answer as waiting for the transport from now on.
-func (c *connection) handOver(d *chargedBytes) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d.handedOver = true
-	c.waiting += d.bytes
-}
-
-func (c *connection) waitingBytes() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.waiting
-}
-
-func (c *connection) answerBytes() int64 {
-	if c == nil {
-		return 0
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.answers
-}
-
-// end releases the charges of all answers of the connection, and the room of its pages: the transport discards them without a
-// notification.
-func (c *connection) end(a *admission) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-	a.words[shareAnswers].word.Add(-(c.charges<<admissionShift + uint64(c.answers)))
-	a.words[shareScans].word.Add(-(c.pageScans<<admissionShift + uint64(c.pageBytes)))
-	c.answers, c.waiting, c.charges, c.pageScans, c.pageBytes = 0, 0, 0, 0, 0
 }
 
 // AuthType implements credentials.AuthInfo.

@@ -140,6 +140,7 @@ type directClient struct {
 	acks   directAcks
 
 	mu           sync.Mutex // a leaf; guards what follows
+	claim        claim      // to the place beside the share of large messages
 	large, small int64      // bytes reserved for messages that are being received
 	streams      int64      // streams reserved
 	streamsOpen  int64
@@ -204,7 +205,7 @@ func (c *directClient) Receive(bytes int) error {
 	var admitted bool
 	r := &c.server.receiving
 	if r.isBeside(int64(bytes)) {
-		admitted = r.beside.take(c, int64(bytes))
+		admitted = r.beside.take(c, &c.claim, int64(bytes))
 	} else {
 		sh, of := c.receivingShare(bytes)
 		admitted = sh.add(of, int64(bytes))
@@ -289,6 +290,12 @@ func (c *directClient) report(cause error) {
 	default:
 		s.connections.violated(&s.log, kind, "a connection is closed because of what its client sent", cause, "peer", peer)
 	}
+}
+
+// Overdue implements transport.Client.
+func (c *directClient) Overdue() bool {
+	a := &c.server.admission
+	return c.isOverdue(a, a.slotTime)
 }
 
 // HeadersRefused implements transport.Client.

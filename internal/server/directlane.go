@@ -267,6 +267,7 @@ func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
 		var release func()
 		if a.charge != nil {
 			release = a.charge.release
+			a.charge.handOver()
 		}
 		if !a.request.Answer(out, release) {
 			code = codes.Canceled

@@ -257,6 +257,7 @@ func (p *directPipeline) send(a *answer) {
 		a.charge.release()
 		a.charge = nil
 	}
+	a.charge.handOver()
 	var release func()
 	switch charge := a.charge; {
 	case a.alone:

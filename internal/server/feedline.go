@@ -83,8 +83,10 @@ func (r *watchRoom) tell(has bool) {
 // serveLocked gives room to the streams for which there is some.
 func (l *watchLine) serveLocked() {
 	l.waiting = slices.DeleteFunc(l.waiting, func(r *watchRoom) bool {
-		inShare := l.fitsLocked(r) && l.admission.tryEnter(r.conn, shareWatches, 0, r.bytes)
-		if !inShare && !l.beside.take(r, int64(r.bytes)) {
+		switch {
+		case l.fitsLocked(r):
+			l.admission.count(r.conn, shareWatches, r.bytes)
+		case !l.beside.take(r, nil, int64(r.bytes)):
 			return false
 		}
 		r.has = true

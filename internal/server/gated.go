@@ -59,7 +59,7 @@ func (s *Server) holdMessage(ctx context.Context, request any, bytes int) (*memo
 	if _, admitted := methodOf(request); admitted {
 		return nil, nil //nolint:nilnil // as charge
 	}
-	return s.admission.charge(connectionOf(ctx), bytes, false)
+	return s.admission.chargeMessage(connectionOf(ctx), bytes)
 }
 
 // takeMessage counts a message among those of the user.

@@ -17,6 +17,18 @@ import (
 	"github.com/epochkv/epochkv/internal/testseed"
 )
 
+// fillShare takes a share but for some room, and its large slot, until release is called.
+func (h *harness) fillShare(sh share, room uint64) (release func()) {
+	w, other := &h.admission.words[sh], new(connection)
+	held := admissionOne + w.limit.bytes - room
+	w.word.Add(held)
+	w.large.take(other, &other.claims[sh], int64(w.limit.bytes)+1) // or it is taken
+	return func() {
+		w.large.drop(other)
+		w.word.Add(-held)
+	}
+}
+
 // TestAnswersAreCountedWhileTheyGrow: of many answers of small values that are made at once, none becomes as large as an answer may be before it is
 // counted. One for which there is no room is refused before its values are in memory.
 func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
@@ -64,18 +76,13 @@ func TestAnswersAreCountedWhileTheyGrow(t *testing.T) {
 			if err := read(); err != nil {
 				t.Fatalf("while there is room: %v", err)
 			}
-			other := new(connection)
-			held, err := h.admission.charge(other, int(h.admission.words[shareAnswers].limit.bytes)-room, true)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer held.release()
+			defer h.fillShare(shareAnswers, room)()
 			eventually(t, "the answers before have been sent", func() bool { return h.admission.words[shareAnswers].word.Load()>>admissionShift == 1 })
 			taken := uint64(math.MaxUint64)
 			for range 3 { // something else in the process may take memory, too
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
-				err = read()
+				err := read()
 				runtime.ReadMemStats(&after)
 				if status.Code(err) != codes.ResourceExhausted {
 					t.Errorf("without room: %v", err)
@@ -108,10 +115,7 @@ func TestALargeValueOfAScanIsCountedBeforeItIsRead(t *testing.T) {
 	if err := scan(); err != nil {
 		t.Fatalf("while there is room: %v", err)
 	}
-	scans := &h.admission.words[shareScans]
-	others := admissionOne + scans.limit.bytes - room
-	scans.word.Add(others)
-	defer scans.word.Add(-others)
+	defer h.fillShare(shareScans, room)()
 	taken := uint64(math.MaxUint64)
 	for range 3 { // something else in the process may take memory, too
 		taken = min(taken, allocated(func() {
@@ -182,13 +186,13 @@ func TestDeletionsOfARangeAreCountedWhileTheyGrow(t *testing.T) {
 			fill()
 			writes := &h.admission.words[shareLargeWrites]
 			eventually(t, "the batch is not counted any more", func() bool { return writes.word.Load() == 0 })
-			others := admissionOne + writes.limit.bytes - room
-			writes.word.Add(others)
+			release := h.fillShare(shareLargeWrites, room)
+			others := writes.word.Load()
 			if err := change(); status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("without room: %v", err)
 			}
 			eventually(t, "what was refused is not counted any more", func() bool { return writes.word.Load() == others })
-			writes.word.Add(-others)
+			release()
 			left := uint64(0)
 			for _, page := range h.scan(t, &pb.ScanRequest{CountOnly: true}) {
 				left += page.Count

@@ -19,6 +19,7 @@ type inbound struct {
 	data      dataFrame // the data frame at hand
 	sent      sentFrames
 	open      map[uint32]receivedStream // as of the end of the last frame of each stream
+	claim     claim                     // to the place beside the share of large messages
 	large     int64                     // bytes that the connection has reserved
 	small     int64
 	streams   int64

@@ -1,24 +1,131 @@
 package server
 
-import "testing"
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
 
-// TestALargeSlotHasOneOwner: nothing but what is in it leaves it.
+// TestALargeSlotHasOneOwner: nothing but what is in it changes or leaves it.
 func TestALargeSlotHasOneOwner(t *testing.T) {
 	var s largeSlot
 	one, other := new(connection), new(connection)
-	if !s.take(one, 10) || s.take(other, 10) || s.take(one, 10) {
+	if !s.take(one, nil, 10) || s.take(other, nil, 10) || s.take(one, nil, 10) {
 		t.Fatal("it has not one owner")
 	}
 	if s.drop(other); s.leave(other, 10) || s.leave(one, 5) || s.bytes() != 10 {
 		t.Fatal("something else leaves it")
 	}
-	if !s.leave(one, 10) || s.bytes() != 0 || s.leave(one, 10) {
+	if s.change(other, 10, 20) || s.change(one, 5, 20) || !s.change(one, 10, 20) || s.bytes() != 20 {
+		t.Fatal("its size is not its owner's to change")
+	}
+	if !s.leave(one, 20) || s.bytes() != 0 || s.leave(one, 20) {
 		t.Fatal("its owner does not leave it")
 	}
-	if !s.take(other, 7) {
+	if !s.take(other, nil, 7) {
 		t.Fatal("it is not free")
 	}
 	if s.drop(other); s.bytes() != 0 {
 		t.Fatal("it was not dropped")
 	}
+}
+
+// claimant is an owner of a large slot.
+type claimant struct{ claim claim }
+
+func (c *claimant) take(s *largeSlot) bool { return s.take(c, &c.claim, 1) }
+
+// TestALargeSlotIsTakenInTurns: one that was refused comes before others that ask later, however often these ask, and new ones; but only while it
+// goes on asking.
+func TestALargeSlotIsTakenInTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s largeSlot
+		greedy, two, three := new(claimant), new(claimant), new(claimant)
+		if !greedy.take(&s) || two.take(&s) || three.take(&s) {
+			t.Fatal("the first is not the only one")
+		}
+		s.drop(greedy)
+		if greedy.take(&s) || new(claimant).take(&s) || three.take(&s) {
+			t.Error("one that comes later has the turn of another")
+		}
+		if !two.take(&s) {
+			t.Fatal("the one that was refused first does not have its turn")
+		}
+		for range 3 {
+			if new(claimant).take(&s) || greedy.take(&s) {
+				t.Fatal("it is taken twice")
+			}
+		}
+		if three.take(&s) { // after others, but its claim is older
+			t.Fatal("it is taken twice")
+		}
+		s.drop(two)
+		if greedy.take(&s) || !three.take(&s) {
+			t.Error("the oldest claim is not the next")
+		}
+		if greedy.take(&s) {
+			t.Fatal("it is taken twice")
+		}
+		s.drop(three) // at once
+		time.Sleep(claimTimeMin)
+		if two.take(&s) {
+			t.Error("the turn of one that asked a moment ago is over")
+		}
+		time.Sleep(time.Nanosecond)
+		if !two.take(&s) {
+			t.Error("it is kept for one that does not ask any more")
+		}
+		time.Sleep(time.Hour)
+		three.take(&s)
+		s.drop(two)
+		time.Sleep(claimTimeMax)
+		if two.take(&s) {
+			t.Error("after a long turn it is not kept for longer")
+		}
+		time.Sleep(time.Nanosecond)
+		if !two.take(&s) {
+			t.Error("it is kept for ever")
+		}
+	})
+}
+
+// TestALargeSlotIsOverdueForOthers: the time of its client counts from when what is there waits for it, and only if another wants the slot.
+func TestALargeSlotIsOverdueForOthers(t *testing.T) {
+	const most = 10 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		var s largeSlot
+		one, other := new(claimant), new(claimant)
+		want := func(what string, overdue, overstays bool) {
+			t.Helper()
+			if got := s.isOverdue(one, most); got != overdue {
+				t.Errorf("%s: overdue is %v", what, got)
+			}
+			if got := s.overstays(one, 1, most); got != overstays {
+				t.Errorf("%s: it overstays: %v", what, got)
+			}
+		}
+		one.take(&s)
+		one.take(&s)
+		s.handOver(one, 1)
+		time.Sleep(2 * most)
+		want("no other wants it", false, false)
+		other.take(&s)
+		want("another wants it", true, true)
+		if s.isOverdue(other, most) || s.overstays(one, 2, most) {
+			t.Error("something else is overdue")
+		}
+		s.drop(one)
+		time.Sleep(2 * claimTimeMax)
+		one.take(&s)
+		other.take(&s)
+		time.Sleep(most - 1)
+		s.handOver(one, 2)
+		want("its time begins anew", false, false)
+		time.Sleep(2 * time.Nanosecond)
+		want("the server has not made it yet", false, true)
+		s.handOver(one, 1)
+		want("it is made", false, true)
+		time.Sleep(most + 1)
+		want("its client does not take it", true, true)
+	})
 }

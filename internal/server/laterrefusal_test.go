@@ -15,7 +15,7 @@ import (
 func (h *harness) fillLargeShare(t *testing.T) {
 	t.Helper()
 	h.receiving.large.reserved.Add(h.receiving.large.limit)
-	h.receiving.beside.take(h, 1)
+	h.receiving.beside.take(h, nil, 1)
 	t.Cleanup(func() {
 		h.receiving.large.reserved.Add(-h.receiving.large.limit)
 		h.receiving.beside.drop(h)

@@ -67,7 +67,7 @@ func (in *inbound) admit(m *receivedStream) error {
 		return &mvcc.LimitError{What: "batch bytes", Limit: int(in.receiving.messageBytes), Got: int(m.left)}
 	}
 	if in.receiving.isBeside(m.left) {
-		if !m.beside && !in.receiving.beside.take(in, m.left) {
+		if !m.beside && !in.receiving.beside.take(in, &in.claim, m.left) {
 			return errOverloaded
 		}
 		m.beside = true

@@ -281,8 +281,12 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 		err = ended
 	}
 	more = more && sc.remaining > 0
-	if err == nil && more && sc.server.drain.active.Load() {
+	switch a := &sc.server.admission; {
+	case err != nil || !more:
+	case sc.server.drain.active.Load():
 		err = errShuttingDown
+	case a.words[shareScans].large.overstays(sc.access.conn, int64(sc.held), a.slotTime):
+		err = errOverloaded // others want the slot
 	}
 	return more, err
 }
@@ -371,6 +375,10 @@ func (sc *scan) grow(bytes int) error {
 		return nil
 	}
 	a := &sc.server.admission
+	if a.words[shareScans].large.change(sc.access.conn, int64(sc.held), int64(bytes)) { // it keeps its turn
+		sc.held = bytes
+		return nil
+	}
 	a.leave(sc.access.conn, shareScans, sc.held)
 	if !a.enter(sc.access.conn, shareScans, bytes) {
 		sc.held = 0

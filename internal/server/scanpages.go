@@ -103,8 +103,11 @@ func (c *connection) keepPages(a *admission, room int) {
 		a.leave(c, shareScans, room)
 		return
 	}
-	c.pageScans++
-	c.pageBytes += int64(room)
+	if c.pages == nil {
+		c.pages = make(map[int]int)
+	}
+	c.pages[room]++
+	a.words[shareScans].large.handOver(c, int64(room))
 }
 
 // leavePages gives that back, unless the connection has ended.
@@ -114,7 +117,8 @@ func (c *connection) leavePages(a *admission, room int) {
 	if c.ended {
 		return
 	}
-	c.pageScans--
-	c.pageBytes -= int64(room)
+	if c.pages[room]--; c.pages[room] == 0 {
+		delete(c.pages, room)
+	}
 	a.leave(c, shareScans, room)
 }

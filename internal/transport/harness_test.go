@@ -48,6 +48,7 @@ type service struct {
 	failed    atomic.Int64          // streams that ended because of a message
 	held      atomic.Int64          // answers that the transport has not released
 	headers   atomic.Int64          // requests that were refused because of their metadata
+	overdue   atomic.Bool           // clients are
 	causes    atomic.Pointer[error] // of the end of the newest connection that has ended
 	refuse    atomic.Bool           // Receive refuses
 
@@ -74,6 +75,7 @@ func (c client) OpenStream(_, _ string) error { c.streams.Add(1); return nil }
 func (c client) CloseStream()                 { c.streams.Add(-1) }
 func (c client) Received(bytes int)           { c.received.Add(-int64(bytes)) }
 func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
+func (c client) Overdue() bool                { return c.overdue.Load() }
 func (c client) HeadersRefused(int)           { c.headers.Add(1) }
 func (c client) Closed(cause error) {
 	c.clients.Add(-1)

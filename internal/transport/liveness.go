@@ -80,7 +80,7 @@ func (t *takes) proceeds(now time.Time, waits bool, written, least uint64, timeo
 // may last for ever: the goroutine that writes may be that of a handler, with all that the handler has.
 func (c *Conn) takesLocked(now time.Time) bool {
 	l, written, timeout := &c.liveness, c.out.written, c.server.options.ProgressTimeout
-	answers := l.taking.proceeds(now, c.waitsLocked(), written, progressBytes, timeout)
+	answers := l.taking.proceeds(now, c.waitsLocked(), written, progressBytes, timeout) && !c.client.Overdue()
 	socket := l.writing.proceeds(now, c.out.writing > 0, written, 1, timeout)
 	return answers && socket
 }

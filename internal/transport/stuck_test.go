@@ -54,6 +54,19 @@ func TestASocketThatTakesNothingEndsItsConnection(t *testing.T) {
 	}
 }
 
+// TestAConnectionEndsOnceItsServiceSaysThatItIsOverdue, however much its client takes.
+func TestAConnectionEndsOnceItsServiceSaysThatItIsOverdue(t *testing.T) {
+	s, server, address := start(t, func(*Options) {})
+	p := dial(t, address)
+	p.open(1, pathEcho)
+	eventually(t, "the connection is open", func() bool { return server.onlyConn() != nil })
+	s.overdue.Store(true)
+	eventually(t, "the connection has ended", func() bool { return s.clients.Load() == 0 })
+	if cause := *s.causes.Load(); !errors.Is(cause, ErrUnread) {
+		t.Errorf("the cause is %v", cause)
+	}
+}
+
 // silent is a client that has read the greeting, and reads no more unless its test does. Nothing is between it and the server that takes bytes.
 func silent(t *testing.T, server *Server, settings ...http2.Setting) *peer {
 	t.Helper()

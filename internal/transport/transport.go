@@ -97,6 +97,10 @@ type Client interface {
 	// connection's mutex is held meanwhile.
 	Cancelled(r Request)
 
+	// Overdue reports whether the client keeps others waiting for too long with an answer that it does not take. It is called at each check of
+	// the connection, whose mutex is held meanwhile.
+	Overdue() bool
+
 	// HeadersRefused is called when a request is refused with ErrMetadata, with the size of its metadata. The connection's mutex is
 	// held meanwhile.
 	HeadersRefused(bytes int)

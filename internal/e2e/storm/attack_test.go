@@ -101,6 +101,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread transactions", func(a *attacker) { a.unread(a.times(20, 60), 20, "TransactionService/Execute", largeExecute(15)) }},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
+		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
 		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40), new(pb.CreateWatch)) }},
 		{"watches of snapshots that are not read", func(a *attacker) {
@@ -317,6 +318,16 @@ func (a *attacker) unread(requests, connections int, method string, request any)
 		a.done.Add(1)
 	}
 	time.Sleep(a.look())
+}
+
+// besideShares fills the shares of answers and scans, and the slots beside them, and sends the largest batches meanwhile.
+func (a *attacker) besideShares() {
+	a.unread(30, 3, "KVService/Get", &pb.GetRequest{Key: largeKey(0)})
+	a.unread(64, 16, "KVService/Scan", new(pb.ScanRequest))
+	a.unread(16, 8, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20})
+	a.unread(a.times(4, 40), 20, "TransactionService/Execute", largeExecute(15))
+	a.sendAll(a.times(4, 40), encodedBatch(a.times(100_000, 200_000), 1))
+	a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
 }
 
 // pipelines sends small requests for large answers, and large writes, over pipelines whose answers
