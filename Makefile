@@ -32,15 +32,15 @@ SERVER_PART  := ^Test[A-L]
 # What keeps memory outside the heap: pages, memtables, buffers of the log. The race detector has it on the heap.
 OFF_HEAP     := ./internal/cache ./internal/storage/memtable ./internal/storage/pager ./internal/wal ./internal/offheap
 # The engine's other packages, and their tests that are not run under the race detector.
-ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage
+ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage ./internal/storage/btree
 NOT_RACED     = $$(git grep --untracked -hE '^func Test|SkipUnderRace\(' -- $(ENGINE:./%='%/*_test.go') | sed -n -e '/^func/{s/func //;s/(.*//;h;d;}' -e '{x;p;x;}' | paste -sd '|')
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
-GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|stop|deadline|cancel|late|connection|tls|certificate)
-GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain|stop)
+GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|deadline|cancel|late|connection|tls|certificate)|Stop
+GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain)|Stop
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
 # seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do. The programs' tests have no
 # seeds: make test runs them, and test-invariants those with servers.

@@ -12,12 +12,14 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestARefusedStartChangesNothing: a device that cannot read for a moment, from any read on, may keep a store from starting. The files stay as they are, and the next
 // start succeeds. The newest superblock may be among what cannot be read, and what rebuilds tables of the state before must not take its place.
 func TestARefusedStartChangesNothing(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, c := range []struct{ puts, bytes int }{{52, 30000}, {510, 100}, {60, 3000}} {
 		mem := vfs.NewMem()
 		o := modelOptions(mem)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -132,6 +133,7 @@ func (f *startFaults) mustBeWhole(t *testing.T, fs *vfs.Mem, what string) {
 // TestStartsDuringReadFaultsLoseNothing: reads of the data file fail while a store is started, from each of them on, or one page is
 // unreadable and another read fails. Large values that this hides are there again after a start with a sound device.
 func TestStartsDuringReadFaultsLoseNothing(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	f := newStartFaults(t)
 	if len(f.tables) < 2 {
 		t.Fatalf("array pages: %v", f.tables)
@@ -167,6 +169,7 @@ func TestStartsDuringReadFaultsLoseNothing(t *testing.T) {
 // TestAStoreThatWasStartedDuringReadFaultsLosesNothing: what an incomplete start hides is still there when the store was used, and perhaps
 // started like that again.
 func TestAStoreThatWasStartedDuringReadFaultsLosesNothing(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	f := newStartFaults(t)
 	stored, incomplete := f.want, 0
 	for seed := range uint64(40) {
@@ -303,6 +306,7 @@ func TestAnIncompleteStartGivesTheSpaceBack(t *testing.T) {
 // TestIDsOfHiddenValuesAreNotUsedAgain: a start cannot read the leaves and one page of values, so that it sees neither these values nor
 // references to them. Then values are stored, overwritten and deleted.
 func TestIDsOfHiddenValuesAreNotUsedAgain(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	f := newStartFaults(t)
 	stored, hidden := f.want, 0
 	var rules []vfs.Rule

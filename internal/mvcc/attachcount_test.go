@@ -10,6 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -38,6 +39,7 @@ func attachments(t *testing.T, s *Store, lease uint64) (n int) {
 // TestAttachmentsOfAFullLeaseAreCountedWithoutLatches: the cache has room for few of the pages that have them. Also if each key names another lease
 // than the one before.
 func TestAttachmentsOfAFullLeaseAreCountedWithoutLatches(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count = 4000
 	for _, leases := range []int{1, 2} {
 		t.Run(fmt.Sprint(leases), func(t *testing.T) {

@@ -11,12 +11,14 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestWhatIsReadUnderLatchesIsReadBefore: pages that the device has to read are read before the latches are taken, because writers of other
 // keys wait for them. The cache has room for all; conditions and invocations need none.
 func TestWhatIsReadUnderLatchesIsReadBefore(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count = 200
 	key := func(i int) []byte { return fmt.Appendf(nil, "key%06d", i) }
 	var values int       // bytes of each

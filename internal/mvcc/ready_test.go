@@ -9,6 +9,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -186,6 +187,7 @@ func TestALargeCommitLeavesMemoryForOthers(t *testing.T) {
 
 // TestNoPageIsReadAgainUnderLatches: a merge takes what a commit has validated, while it waits for its latches. The cache has room for few pages.
 func TestNoPageIsReadAgainUnderLatches(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count = 4000
 	for _, c := range []struct {
 		name   string

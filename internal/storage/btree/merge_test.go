@@ -14,6 +14,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // clone copies the store, so that one merge can be done twice.
@@ -205,6 +206,7 @@ func TestInputOutOfOrderIsRefused(t *testing.T) {
 // TestTreeShrinksToNothing deletes random keys until none is left, a few and many at a time, and
 // watches height and fill on the way.
 func TestTreeShrinksToNothing(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, c := range []struct{ n, batch int }{{20000, 500}, {3000, 1}} {
 		s := newStore(512)
 		root := s.apply(t, s.mergeInput(Root{}, numbered(0, c.n, 1, 12), allVisible)).Root
@@ -257,6 +259,7 @@ func (s *store) fill() float64 {
 
 // TestLeavesAreReasonablyFull builds trees in typical orders of keys.
 func TestLeavesAreReasonablyFull(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	all := numbered(0, 15000, 1, 40)
 	for _, c := range []struct {
 		name  string

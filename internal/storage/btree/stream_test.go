@@ -7,12 +7,14 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestOneLeafMayTakeAnyAmountOfInput: what a merge has in memory does not grow with the input of one leaf, or of one key, whatever divides the
 // merge. Cuts do not divide a merge with avoided pages, and the first merge into a tree has no leaf. When it is cancelled, the merge
 // ends within the leaf, also if nothing of the input is left.
 func TestOneLeafMayTakeAnyAmountOfInput(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const total, most = 50000, 1000
 	old := newStore(512)
 	tree := old.apply(t, old.mergeInput(Root{}, numbered(0, 200, 1, 12), allVisible)).Root
