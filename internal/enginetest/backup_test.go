@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -103,5 +104,46 @@ func TestBackupHasTheRepairTree(t *testing.T) {
 	x.Close()
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestABackupHasTheRecordOfLostEpochs: a crash has lost a commit that a client saw. A start that has no segment of the log, because the disk is full, has committed nothing
+// of that when the backup is made. What is restored refuses the epoch all the same.
+func TestABackupHasTheRecordOfLostEpochs(t *testing.T) {
+	for kills := range 7 { // the last of which leave no segment to the next start
+		fs := vfs.NewMem()
+		o := tiny(fs)
+		o.Retention, o.SyncInterval, o.Storage.DiskReserve = time.Hour, time.Hour, 1<<20
+		s := mustOpen(t, o)
+		mustPut(t, s, "key", "durable")
+		lost := keys.Epoch(0)
+		for range kills + 1 {
+			w := mvcc.Write{Durability: mvcc.DurabilityAsync}
+			w.Delete([]byte("key"))
+			x := mustSession(t, s)
+			e, err := commitAndWait(x, &w)
+			if err != nil || e <= s.Durable() {
+				t.Fatalf("epoch %d, durable %d: %v", e, s.Durable(), err)
+			}
+			x.Close()
+			lost, fs = e, fs.Crash(1, vfs.SurviveNone)
+			_ = s.Close()
+			fs.LeaveFree(0)
+			o.Storage.FS = fs
+			s = mustOpen(t, o)
+		}
+		fs.SetCapacity(0)
+		w, x := mvcc.Write{Durability: mvcc.DurabilitySync}, mustSession(t, s) // a put may be refused for another moment
+		w.Delete([]byte("other"))
+		if _, err := commitAndWait(x, &w); err != nil {
+			t.Fatal(err)
+		}
+		x.Close()
+		o.Storage.FS, _ = restored(t, s, false)
+		x = mustSession(t, mustOpen(t, o))
+		if v, err := x.Get(nil, []byte("key"), lost); !errors.As(err, new(*mvcc.SnapshotGoneError)) {
+			t.Errorf("%d kills: restored, at the lost epoch %d: found %v %q, %v", kills, lost, v.Found, v.Data, err)
+		}
+		x.Close()
 	}
 }

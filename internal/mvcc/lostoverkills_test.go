@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -74,4 +75,56 @@ func TestALostEpochIsRefusedAfterKillsOnAFullDisk(t *testing.T) {
 	if refused == 0 || opened == 0 || kept == 0 {
 		t.Errorf("%d refused as missing, %d starts were not killed before they ended, %d times the retention was kept", refused, opened, kept)
 	}
+}
+
+// TestALostEpochIsRefusedAfterWritesOnAFullDisk: a start has no segment of the log, so it cannot commit a record of what the crash before it has lost. Deletions get
+// segments later, of which checkpoints use the files again, also that of the skip record.
+func TestALostEpochIsRefusedAfterWritesOnAFullDisk(t *testing.T) {
+	for writes := range 4 {
+		o := tiny(vfs.NewMem())
+		o.Retention, o.SyncInterval, o.Storage.DiskReserve = time.Hour, time.Hour, 1<<20
+		s := mustOpen(t, o)
+		mustPut(t, s, "key", "durable")
+		lost, awaits := keys.Epoch(0), false
+		for starts := 0; !awaits; starts++ {
+			if starts == 60 {
+				t.Fatal("each start has a segment")
+			}
+			lost = mustDelete(t, s, "key", DurabilityAsync)
+			crashOnAFullDisk(s, &o, vfs.SurviveNone)
+			s = mustOpen(t, o)
+			awaits = s.engine.AwaitsSegment()
+		}
+		mustRefuse(t, s, []keys.Epoch{lost})
+		for range writes {
+			mustDelete(t, s, "other", DurabilitySync)
+			mustCheckpoint(t, s)
+		}
+		crashOnAFullDisk(s, &o, vfs.SurviveAll)
+		o.Storage.FS.(*vfs.Mem).SetCapacity(0)
+		s = mustOpen(t, o)
+		mustRefuse(t, s, []keys.Epoch{lost})
+		mustClose(t, s)
+	}
+}
+
+// crashOnAFullDisk ends a run. The options are for the next one.
+func crashOnAFullDisk(s *Store, o *Options, survival vfs.Survival) {
+	fs := o.Storage.FS.(*vfs.Mem).Crash(1, survival)
+	_ = s.Close()
+	fs.LeaveFree(0)
+	o.Storage.FS = fs
+}
+
+func mustDelete(t *testing.T, s *Store, key string, d Durability) keys.Epoch {
+	t.Helper()
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{Durability: d}
+	w.Delete([]byte(key))
+	e, err := commitAndWait(x, &w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
 }

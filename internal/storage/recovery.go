@@ -54,6 +54,9 @@ func (e *Engine) recover(ctx context.Context) (Recovery, error) {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}
 	active, err := e.firstGeneration(&found, len(r.filled) == 0)
+	if err == nil {
+		err = e.recordLost(active, &found)
+	}
 	if err != nil {
 		return recovery, errors.Join(err, e.log.Close(), r.free())
 	}

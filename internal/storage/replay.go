@@ -31,7 +31,8 @@ type replayer struct {
 	engine     *Engine
 	inserter   memtable.Inserter
 	filled     []*generation // oldest first; the last one is being filled
-	newest     keys.Epoch    // of the records that were replayed
+	newest     keys.Epoch    // of the records that were replayed, and those of lost epochs
+	commits    bool          // there were other records than those of lost epochs
 	continues  bool          // what is inserted has the epoch of what is before it, as parts of a bulk load have
 	term       keys.Term     // of the newest record
 	commitTime uint64        // the latest of the records and of the tree
@@ -62,7 +63,7 @@ func (r *replayer) apply(c wal.Commit) (err error) {
 		err = r.recordSkipped(&c)
 	} else {
 		err = r.insert(c.Epoch, c.Body)
-		r.newest = c.Epoch
+		r.newest, r.commits = c.Epoch, true
 	}
 	r.term = c.Term
 	return err
@@ -72,18 +73,41 @@ func (r *replayer) apply(c wal.Commit) (err error) {
 // What a repair of the log removed, which the tree may have in part, is left to the owner of the engine.
 func (r *replayer) recordSkipped(c *wal.Commit) error {
 	state := r.engine.pager.State()
-	repaired := c.Epoch-c.Skipped >= wal.EpochWindow || r.newest < logProof(&state).Durable
+	repaired := c.Epoch-c.Skipped >= wal.EpochWindow
 	if repaired || featureLevel(&state) < keys.FeatureLevelHistory {
 		return nil
 	}
-	var b batch.Builder
-	key, value := keys.RemovedRecord(keys.EpochRange{First: c.Skipped, Last: c.Epoch})
-	b.SetRecord(keys.SpaceSystem, key, value)
-	body, err := b.Finish()
+	body, err := removedBody(keys.EpochRange{First: c.Skipped, Last: c.Epoch})
 	if err != nil {
 		return err
 	}
+	r.newest = c.Epoch
 	return r.insert(c.Epoch, body.Bytes())
+}
+
+// recordLost does the same for what this start finds lost. The log's next segment begins with the skip record, and its memtable has the record: here, because there may be
+// no segment yet, and then nothing can be committed either.
+func (e *Engine) recordLost(first *generation, found *wal.Recovery) error {
+	state, lost := e.pager.State(), keys.EpochRange{First: found.Last + 1, Last: found.Next() - 1}
+	if lost.Last < lost.First || featureLevel(&state) < keys.FeatureLevelHistory {
+		return nil
+	}
+	body, err := removedBody(lost)
+	if err != nil {
+		return err
+	}
+	var inserter memtable.Inserter
+	if err := first.mem.Secure(&inserter, memtable.MaxSize(body)); err != nil {
+		return err
+	}
+	return first.mem.Apply(&inserter, body, lost.Last, true)
+}
+
+func removedBody(lost keys.EpochRange) (*batch.Body, error) {
+	var b batch.Builder
+	key, value := keys.RemovedRecord(lost)
+	b.SetRecord(keys.SpaceSystem, key, value)
+	return b.Finish()
 }
 
 func (r *replayer) insert(epoch keys.Epoch, body []byte) error {
@@ -171,7 +195,7 @@ func (r *replayer) complete() error {
 	e := r.engine
 	state := e.pager.State()
 	used, ahead := r.used(), r.newest < logProof(&state).Durable
-	onlyLost := r.newest == 0 && e.reserveTaken()
+	onlyLost := !r.commits && e.reserveTaken()
 	if used > e.memory.immutableBytes.Load() || ahead || onlyLost {
 		if err := r.mergeIfPossible(); err != nil {
 			return err
