@@ -108,6 +108,7 @@ func (s *Store) endHidden(ctx context.Context, x *Session) error {
 		return err
 	}
 	t.hidden = false
+	s.keepHidden()
 	return nil
 }
 

@@ -36,7 +36,11 @@ func (s *Store) openRemoved(ctx context.Context) error {
 	if err != nil && !errors.Is(err, storage.ErrDamaged) { // a damaged page must not keep the store from starting
 		return fmt.Errorf("the records of repairs of the log: %w", err)
 	}
-	s.timeline.removed = removedRanges(known, s.recovery.Skipped, s.timeline.retained())
+	retained := s.timeline.retained()
+	if s.timeline.hides() { // an earlier epoch may be readable after the next start
+		retained = 0
+	}
+	s.timeline.removed = removedRanges(known, s.recovery.Skipped, retained)
 	s.timeline.unrecorded = changedRanges(known, s.timeline.removed)
 	if err != nil { // every epoch may be one of those that the page hides
 		s.timeline.removed = []keys.EpochRange{{First: 1, Last: s.Visible()}}

@@ -159,6 +159,23 @@ func mustRefuse(t *testing.T, s *Store, lost []keys.Epoch) {
 	}
 }
 
+// TestLostEpochsBelowAHiddenFloorAreRemembered: the next start may read the record that keeps them readable.
+func TestLostEpochsBelowAHiddenFloorAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in no time, so that the timeline does not run meanwhile
+		s := mustOpen(t, tiny(vfs.NewMem()))
+		mustPut(t, s, "key", "value")
+		s.recovery.Skipped = []keys.EpochRange{{First: 10, Last: 15}}
+		for _, s.timeline.hidden = range []bool{true, false} {
+			if err := s.openRemoved(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(s.timeline.removed); (n == 1) != s.timeline.hidden {
+				t.Errorf("%d ranges are remembered; records are hidden: %v", n, s.timeline.hidden)
+			}
+		}
+	})
+}
+
 // TestCrashesOfAStoreWithoutAPastLeaveNoRecords: what they have lost is below the low watermark from then on.
 func TestCrashesOfAStoreWithoutAPastLeaveNoRecords(t *testing.T) {
 	o := tiny(vfs.NewMem())

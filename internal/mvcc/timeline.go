@@ -22,6 +22,7 @@ import (
 // Invariants:
 //   - Every commit up to the epoch of a sample has a commit time that is not after the time of the sample.
 //   - The floor never falls, and is recorded durably before the collector uses it.
+//   - While a record of the floor or of a hold may exist that damaged pages hide, every version is kept: the next start may read the record. See keepHidden.
 //   - The floor does not rise above a hold, and the GC low watermark does not rise above the floor.
 type timeline struct {
 	keep     time.Duration // how long past epochs stay readable
@@ -57,7 +58,7 @@ type recording struct {
 	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
 	recorded bool       // there is a record of the floor
-	unread   bool       // there may be one that a damaged page hides
+	unread   bool       // there may be one that a damaged page hides, until the floor is recorded again, or removed
 
 	unrecorded map[keys.Epoch]keys.Epoch // records of removed epochs that a start could not write; see changedRanges
 	hidden     bool                      // damaged pages hide records of holds, which have to be ended; see endHidden
@@ -134,8 +135,19 @@ func (t *timeline) open(ctx context.Context, x *Session) error {
 		return fmt.Errorf("the records of the history: %w", err)
 	}
 	t.adopt(floor, found, damaged, x.store.Visible())
+	if x.store.FeatureLevel() < keys.FeatureLevelHistory { // there are no such records
+		t.unread, t.hidden = false, false
+	}
+	x.store.keepHidden()
 	return nil
 }
+
+// hides reports whether there may be records of the floor or of holds that this start could not read. That ends when it is durable that they mean nothing.
+func (r *recording) hides() bool { return r.unread || r.hidden }
+
+// keepHidden lets every version be kept while records are hidden. What they keep is not readable in this run, but if merges dropped any of it, a later start
+// that reads the records would promise what is gone.
+func (s *Store) keepHidden() { s.registry.KeepAll(s.timeline.hides()) }
 
 // openSample adds a sample that was recorded. A bulk load that was published between the epoch and the time of a sample has its
 // own before it.
@@ -181,7 +193,8 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	t := &s.timeline
 	if t.pending != 0 && s.Durable() >= t.own {
 		t.floor.Store(uint64(t.pending))
-		t.pending = 0
+		t.pending, t.unread = 0, false
+		s.keepHidden()
 	}
 	if err := errors.Join(s.recordRemoved(ctx, x), s.endHidden(ctx, x), s.endHolds(ctx, x)); err != nil {
 		return err
@@ -194,7 +207,7 @@ func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 		return err
 	}
 	next := t.next(sample)
-	if !next.add && len(next.noted) == 0 && next.floor == keys.Epoch(t.floor.Load()) || t.pending != 0 {
+	if !next.add && len(next.noted) == 0 && next.floor == keys.Epoch(t.floor.Load()) && !t.unread || t.pending != 0 {
 		return nil
 	}
 	if s.FeatureLevel() < keys.FeatureLevelHistory { // a restart ends the retention
@@ -337,9 +350,10 @@ func (s *Store) endRetention(ctx context.Context, x *Session) error {
 		return err
 	}
 	t.mu.Lock()
-	t.samples, t.recorded = nil, false
+	t.samples, t.recorded, t.unread = nil, false, false
 	t.mu.Unlock()
 	t.floor.Store(uint64(keys.MaxEpoch))
+	s.keepHidden()
 	return nil
 }
 
@@ -368,7 +382,8 @@ func (s *Store) recordStart(ctx context.Context) {
 	w.recordFloor(keys.Epoch(t.floor.Load()))
 	var err error
 	if t.own, err = s.probe.commitDurably(ctx, w); err == nil {
-		t.recorded = true
+		t.recorded, t.unread = true, false
+		s.keepHidden()
 		sample.epoch = max(sample.epoch, 1)
 		t.note(sample)
 		if n := len(t.samples); t.samples[n-1].epoch+1 == t.own {

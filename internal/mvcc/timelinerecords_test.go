@@ -273,8 +273,8 @@ func TestAStartWithoutRetentionRemovesTheFloor(t *testing.T) {
 func TestARecordOfTheFloorThatCannotBeReadIsRemoved(t *testing.T) {
 	var line timeline
 	line.init(new(Options))
-	if line.adopt(0, false, true, 7); !line.recorded || line.floor.Load() != 7 {
-		t.Fatalf("the floor is %d, recorded %t; want 7 until the record is removed", line.floor.Load(), line.recorded)
+	if line.adopt(0, false, true, 7); !line.recorded || line.floor.Load() != 7 || !line.hides() {
+		t.Fatalf("the floor is %d, recorded %t, hidden %t; want 7 until the record is removed", line.floor.Load(), line.recorded, line.hides())
 	}
 }
 

@@ -36,6 +36,7 @@ type Registry struct {
 	ids atomic.Uint64 // the newest id; see NextID
 
 	mu            sync.Mutex // guards the fields below, and growth; it serializes AdvanceLowWatermark and OpenSnapshotAt of old epochs
+	keepAll       bool       // see KeepAll
 	free          []*Slot
 	leases        map[keys.Epoch]Lease
 	system        []keys.Epoch   // of SystemEpochs
@@ -202,6 +203,14 @@ func (r *Registry) EndLease(id uint64) (Lease, bool) {
 	return Lease{}, false
 }
 
+// KeepAll lets AdvanceLowWatermark return epoch 0 alone, so that every version is kept, or ends that. Which epochs are readable does not change. It begins
+// before the first AdvanceLowWatermark, or never.
+func (r *Registry) KeepAll(keep bool) {
+	r.mu.Lock()
+	r.keepAll = keep
+	r.mu.Unlock()
+}
+
 // AdvanceLowWatermark publishes the GC low watermark: the smaller of visible and retained, where
 // retained keeps past epochs readable without a snapshot or a lease. Then it scans the slots, ends
 // leases whose deadline has passed, and recomputes the min-visible epoch. It returns the epochs for
@@ -219,6 +228,9 @@ func (r *Registry) AdvanceLowWatermark(dst []keys.Epoch, retained keys.Epoch, no
 	r.retainLocked(dst[:len(dst)-1], keys.Epoch(before))
 	if invariants.Enabled {
 		r.checkLocked(dst, before)
+	}
+	if r.keepAll {
+		dst = append(dst[:0], 0)
 	}
 	r.minVisible.Store(uint64(dst[0]))
 	return dst
