@@ -68,6 +68,15 @@ func (s *Store) locationsOf(id uint64) []location {
 	return all
 }
 
+// enterCopy enters one of the copies of fragment id in the table. The one that was there stays a copy.
+func (s *Store) enterCopy(id uint64, at location) {
+	old, others := s.table.locationOf(id), s.copies.others[id]
+	if old != 0 && old != at && !slices.ContainsFunc(others, func(c fragmentCopy) bool { return c.at == old }) {
+		s.copies.others[id] = append(others, fragmentCopy{at: old})
+	}
+	s.table.set(id, at)
+}
+
 // choice is a table with one of the copies of each fragment of a blob.
 type choice struct {
 	table  *indirectionTable

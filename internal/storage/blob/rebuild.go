@@ -167,6 +167,8 @@ type repair struct {
 	certain       bool // the newest copy of each fragment was found
 	live          func(page.ID) bool
 	fragments     bitset.Set
+	leaves        bitset.Set          // ids to which leaves refer: no second fragment has one of them
+	seconds       map[uint64]page.Ref // of second fragments that find has entered: the reference of their blob
 	bytes         uint64
 	overflowPages uint64
 	value         []byte // the last one that was read
@@ -178,6 +180,7 @@ func (r *repair) ref(to page.Ref) error {
 		return err
 	}
 	r.fragments.Add(int(ref.id))
+	r.leaves.Add(int(ref.id))
 	r.bytes += ref.length
 	pages, _ := split(int(ref.length), r.s.pageSize)
 	r.overflowPages += uint64(pages)
@@ -185,7 +188,14 @@ func (r *repair) ref(to page.Ref) error {
 	if at.page() == 0 {
 		return nil
 	}
-	if !r.certain || r.s.copies.tied(ref.id) {
+	of, entered := r.seconds[ref.id]
+	if entered { // an older copy of that blob was entered
+		delete(r.seconds, ref.id)
+		if err := r.findAgain(of); err != nil {
+			return err
+		}
+	}
+	if !r.certain || entered || r.s.copies.tied(ref.id) {
 		return r.find(to, ref.id)
 	}
 	if !at.continued() {
@@ -206,22 +216,64 @@ func (r *repair) ref(to page.Ref) error {
 // find enters the copies of the fragments of blob id that are the value that its leaf refers to. If there are none, the
 // blob is lost.
 func (r *repair) find(to page.Ref, id uint64) error {
-	err := r.s.choose(id, r.src, func(c *choice) error {
-		if err := r.compare(to, c); err != nil {
-			return err
-		}
-		r.s.table.set(id, c.at)
-		if c.at.continued() {
-			r.s.table.set(c.second, c.rest)
-			r.fragments.Add(int(c.second))
-		}
-		return nil
-	})
+	err := r.enter(to, id, map[uint64]bool{})
 	if errors.Is(err, pager.ErrCorrupt) || errors.Is(err, ErrBadRef) {
 		r.s.table.set(id, 0)
 		return nil
 	}
 	return err
+}
+
+func (r *repair) findAgain(to page.Ref) error {
+	ref, err := decodeRef(to)
+	if err != nil {
+		return err
+	}
+	return r.find(to, ref.id)
+}
+
+// enter enters the first copy of blob id that is the value that its leaf refers to, and whose second fragment, if it has one, can have
+// its id: see enterSecond.
+func (r *repair) enter(to page.Ref, id uint64, tried map[uint64]bool) error {
+	return r.s.choose(id, r.src, func(c *choice) error {
+		if err := r.compare(to, c); err != nil {
+			return err
+		}
+		if c.at.continued() {
+			if err := r.enterSecond(to, c, tried); err != nil {
+				return err
+			}
+		}
+		r.s.enterCopy(id, c.at)
+		return nil
+	})
+}
+
+// enterSecond enters the second fragment of a copy. A checkpoint that was aborted, or that a crash ended, may have moved a blob and given its
+// second fragment an id that a later one gave to another blob, or to none. Such a copy is the value, and cannot be used. If a copy of
+// another blob was entered that has the same second id, that blob gets another copy if it has one. In the state each blob has a copy of its own,
+// so this way finds a copy for each. tried are the second ids that are looked at already.
+func (r *repair) enterSecond(to page.Ref, c *choice, tried map[uint64]bool) error {
+	if c.second >= r.s.state.Slots || r.leaves.Has(int(c.second)) || tried[c.second] {
+		return r.s.pager.Corrupt(c.at.page(), fmt.Sprintf("blob %d continues in fragment %d, which is another one's", c.id, c.second))
+	}
+	if other, entered := r.seconds[c.second]; entered && other != to {
+		tried[c.second] = true
+		ref, err := decodeRef(other)
+		if err != nil {
+			return err
+		}
+		if err := r.enter(other, ref.id, tried); err != nil {
+			return err
+		}
+	}
+	if r.seconds == nil {
+		r.seconds = map[uint64]page.Ref{}
+	}
+	r.seconds[c.second] = to
+	r.fragments.Add(int(c.second))
+	r.s.enterCopy(c.second, c.rest)
+	return nil
 }
 
 // compare reads a value, and reports as damage if it is not the one that its leaf refers to, or if it

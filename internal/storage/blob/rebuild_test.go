@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -149,4 +150,57 @@ func TestADoubtfulTableHasOnlyWhatLeavesConfirm(t *testing.T) {
 		fault.Remove()
 	}
 	must(t, b.p.Close())
+}
+
+// TestRepairTakesNoCopyThatContinuesInAForeignFragment: a checkpoint that was aborted has moved values and divided them, with ids for the second
+// parts that the state does not have, or has given to other values. Such a copy reads as the value, as long as its pages are there.
+func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
+	for _, seed := range []uint64{8, 20, 240, 1500, 1855} {
+		b := mustCreate(t, vfs.NewMem(), 512)
+		rng := rand.New(rand.NewPCG(seed, 3))
+		random := func(n int) change {
+			c := change{}
+			for range n {
+				if name := rng.IntN(40); rng.IntN(5) < 2 {
+					c[name] = nil
+				} else {
+					c[name] = value(name, rng.IntN(100), 100+rng.IntN(300))
+				}
+			}
+			return c
+		}
+		want, all := map[int]string{}, func(page.ID) bool { return true }
+		for range 12 {
+			for range 1 + rng.IntN(3) {
+				must(t, b.abort(random(5+rng.IntN(40))))
+			}
+			c := random(1 + rng.IntN(20))
+			must(t, b.checkpoint(c))
+			want = c.apply(want)
+			b.p.ReuseAllFreed(b.p.Checkpoint())
+			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) (bool, error) {
+				return false, b.eachPage(all, each)
+			}, all, b.eachRef)
+			must(t, err)
+			if err := checkContents(&bag{p: b.p, s: s, refs: b.refs}, want); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		must(t, b.p.Close())
+	}
+}
+
+// TestAnEntryThatIsReplacedStaysACopy: it may be the right one of another blob, whose reference comes later.
+func TestAnEntryThatIsReplacedStaysACopy(t *testing.T) {
+	s := &Store{table: newTable(), copies: &copies{written: map[uint64]uint64{}, others: map[uint64][]fragmentCopy{}}}
+	first, second := makeLocation(5, 0, 1, fragmentHead), makeLocation(6, 0, 1, fragmentHead)
+	for _, at := range []location{first, second, first, second} {
+		s.enterCopy(3, at)
+		if s.table.locationOf(3) != at {
+			t.Fatalf("%v was entered, and %v is there", at, s.table.locationOf(3))
+		}
+	}
+	if all := s.locationsOf(3); !slices.Contains(all, first) || !slices.Contains(all, second) || len(all) > 3 {
+		t.Errorf("the copies are %v", all)
+	}
 }
