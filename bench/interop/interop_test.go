@@ -101,6 +101,7 @@ func (client) Receive(int) error                                      { return n
 func (client) Received(int)                                           {}
 func (client) Cancelled(transport.Request)                            {}
 func (client) HeadersRefused(int)                                     {}
+func (client) Overdue() bool                                          { return false }
 func (client) Closed(error)                                           {}
 func (client) Status(err error) *status.Status {
 	return status.New(codes.Unimplemented, err.Error())

@@ -78,6 +78,9 @@ func (directEcho) Received(int) {}
 // Cancelled implements transport.Client.
 func (directEcho) Cancelled(transport.Request) {}
 
+// Overdue is never true: the answers are small.
+func (directEcho) Overdue() bool { return false }
+
 // Closed implements transport.Client.
 func (directEcho) Closed(error) {}
 
