@@ -99,8 +99,10 @@ func TestUnreadListsAreGivenUp(t *testing.T) {
 	for name, c := range unreadLists {
 		t.Run(name, func(t *testing.T) {
 			h := mustStartLists(t, unreadTimeout)
-			leaveUnread(testContext(t), t, h.dialDeaf(t), c.method, c.request)
-			eventually(t, "some are refused", func() bool { return h.admission.refused.Load() > 0 })
+			eventually(t, "some are refused", func() bool {
+				leaveUnread(testContext(t), t, h.dialDeaf(t), c.method, c.request) // on a busy machine its connection may end before
+				return h.admission.refused.Load() > 0
+			})
 			eventually(t, "the room is given back", func() bool { _, _, answers := h.admission.inflight(); return answers == 0 })
 		})
 	}
