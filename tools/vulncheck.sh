@@ -10,8 +10,9 @@ printf '%s\n' "$output"
 if ((status == 0)); then
 	exit 0
 fi
-# Of all failures only the fetch of the database passes, known by its own message: `go run` says 1 for every one.
-if grep -q '^govulncheck: fetching vulnerabilities: ' <<<"$output"; then
+# Findings end with status 3. Of all other failures only the fetch of the database passes, known by its own message. `go run` ends with status 1
+# itself, and writes the program's.
+if grep -qx 'exit status 1' <<<"$output" && grep -q '^govulncheck: fetching vulnerabilities: ' <<<"$output"; then
 	echo 'vulncheck: SKIPPED: the vulnerability database cannot be reached from here; nothing was checked'
 	exit 0
 fi

@@ -80,7 +80,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 		cancel() // the disk is full: a checkpoint frees a segment, and none is made before the store is open
 	}
 	s.recordStart(record)
-	_ = s.recordRemoved(record, s.probe) // of repairs, and those that are not needed; else advanceTimeline does: until then the skip record tells, while the log has it
+	_ = s.recordRemoved(record, s.probe) // else advanceTimeline does: until then the skip record of a repair tells, while the log has it
 	_ = s.endHidden(record, s.probe)     // else advanceTimeline does
 	cancel()
 	s.collector.refresh(time.Now())

@@ -13,7 +13,7 @@ import (
 // answersFull reports whether a connection has too many answers, or answers to writes, which may exceed their share by a part, have all of
 // that. Then a request whose answer must not be refused is itself refused. What those add that are executed meanwhile is bounded: old values and
 // results are counted, and may be refused, before the request commits, but for less than 64 KiB, which each stream may always have, and for
-// some bytes of each operation. New values that are returned are at most as much as the old ones and the request, which counts till then.
+// some bytes of each operation. Not bounded are the new values that they return: ADR 0026 has them among its gaps.
 func (a *admission) answersFull(conn *connection) bool {
 	w := &a.words[shareAnswers]
 	word := w.word.Load()
@@ -239,7 +239,7 @@ func (c *connection) handOver(d *chargedBytes) {
 	d.admission.words[shareAnswers].large.handOver(c, d.bytes)
 }
 
-// isOverdue reports whether the client has not taken for some time, although others wait for its large slot, what is there.
+// isOverdue reports whether the client has left its answer in the large slot for longer than most while others wanted the slot.
 func (c *connection) isOverdue(a *admission, most time.Duration) bool {
 	return a.words[shareAnswers].large.isOverdue(c, most) || a.words[shareScans].large.isOverdue(c, most)
 }

@@ -85,8 +85,8 @@ func (r *replayer) recordSkipped(c *wal.Commit) error {
 	return r.insert(c.Epoch, body.Bytes())
 }
 
-// recordLost does the same for what this start finds lost. The log's next segment begins with the skip record, and its memtable has the record: here, because there may be
-// no segment yet, and then nothing can be committed either.
+// recordLost does the same for what this start finds lost: the first log segment will begin with that skip record. A commit could not do it. On a full
+// disk the log has no segment for one yet.
 func (e *Engine) recordLost(first *generation, found *wal.Recovery) error {
 	state, lost := e.pager.State(), keys.EpochRange{First: found.Last + 1, Last: found.Next() - 1}
 	if lost.Last < lost.First || featureLevel(&state) < keys.FeatureLevelHistory {

@@ -191,12 +191,12 @@ func (r *repair) ref(to page.Ref) error {
 	of, entered := r.seconds[ref.id]
 	if entered { // an older copy of that blob was entered
 		delete(r.seconds, ref.id)
-		if err := r.findAgain(of); err != nil {
+		if err := r.find(of); err != nil {
 			return err
 		}
 	}
 	if !r.certain || entered || r.s.copies.tied(ref.id) {
-		return r.find(to, ref.id)
+		return r.find(to)
 	}
 	if !at.continued() {
 		return nil
@@ -207,29 +207,25 @@ func (r *repair) ref(to page.Ref) error {
 	}
 	second := binary.LittleEndian.Uint64(fragment.data)
 	if r.s.copies.tied(second) {
-		return r.find(to, ref.id)
+		return r.find(to)
 	}
 	r.fragments.Add(int(second))
 	return nil
 }
 
-// find enters the copies of the fragments of blob id that are the value that its leaf refers to. If there are none, the
+// find enters the copies of the fragments of a blob that are the value that its leaf refers to. If there are none, the
 // blob is lost.
-func (r *repair) find(to page.Ref, id uint64) error {
-	err := r.enter(to, id, map[uint64]bool{})
-	if errors.Is(err, pager.ErrCorrupt) || errors.Is(err, ErrBadRef) {
-		r.s.table.set(id, 0)
-		return nil
-	}
-	return err
-}
-
-func (r *repair) findAgain(to page.Ref) error {
+func (r *repair) find(to page.Ref) error {
 	ref, err := decodeRef(to)
 	if err != nil {
 		return err
 	}
-	return r.find(to, ref.id)
+	err = r.enter(to, ref.id, map[uint64]bool{})
+	if errors.Is(err, pager.ErrCorrupt) || errors.Is(err, ErrBadRef) {
+		r.s.table.set(ref.id, 0)
+		return nil
+	}
+	return err
 }
 
 // enter enters the first copy of blob id that is the value that its leaf refers to, and whose second fragment, if it has one, can have

@@ -150,9 +150,8 @@ func (r *Reader) ReadPage(id page.ID, buf []byte) error {
 
 // retry reads page id again as long as the device fails and ReadAgain allows it. n and err are the result of the first read.
 func (r *Reader) retry(id page.ID, buf []byte, n int, err error) error {
-	again := r.again.Load()
-	for failed := 1; again != nil && errors.Is(err, vfs.ErrDevice) && (*again)(failed); failed++ {
-		if n, err = r.file.ReadAt(buf[:r.pageSize], r.offset(id)); err == nil {
+	if again := r.again.Load(); again != nil {
+		if n, err = (patientFile{r.file, *again}).retry(buf[:r.pageSize], r.offset(id), n, err); err == nil {
 			return nil
 		}
 	}

@@ -39,9 +39,13 @@ func (p *Pager) rewriteSuperblock() error {
 		return nil
 	}
 	sb := p.current()
-	err := p.writeSuperblock(sb, sb.locations()...)
+	pages := sb.locations()
+	if p.missing && sb.nextCopy != 0 { // the page may have the same superblock until the successor is there: see encode
+		pages = append(pages, sb.nextCopy)
+	}
+	err := p.writeSuperblock(sb, pages...)
 	if err == nil && p.missing {
-		err = p.overwriteSuccessor(sb)
+		_, err = p.file.WriteAt(vfs.AlignedBuffer(p.pageSize), p.offset(sb.otherSlot()))
 	}
 	if err == nil {
 		err = p.sync(p.file.Sync, p.failed)
@@ -51,15 +55,4 @@ func (p *Pager) rewriteSuperblock() error {
 	}
 	p.resynced.Store(true)
 	return nil
-}
-
-// overwriteSuccessor overwrites the slot and the copy of the successor of sb.
-func (p *Pager) overwriteSuccessor(sb *superblock) error {
-	if sb.nextCopy != 0 { // the page may have the same superblock until the successor is there: see encode
-		if err := p.writeSuperblock(sb, sb.nextCopy); err != nil {
-			return err
-		}
-	}
-	_, err := p.file.WriteAt(vfs.AlignedBuffer(p.pageSize), p.offset(1-sb.slot()))
-	return err
 }

@@ -133,6 +133,9 @@ type superblock struct {
 // slot is the page that holds the superblock of a checkpoint: the two alternate.
 func (s *superblock) slot() page.ID { return page.ID(s.checkpoint % superblocks) }
 
+// otherSlot is the slot of its predecessor and of its successor.
+func (s *superblock) otherSlot() page.ID { return page.ID((s.checkpoint + 1) % superblocks) }
+
 // encode fills buf, a whole page, for page at: the slot, the copy, or the successor's copy until that is
 // written.
 func (s *superblock) encode(buf []byte, at page.ID) {

@@ -167,15 +167,10 @@ func isKnown(found []*superblock, c *superblock) bool {
 	return false
 }
 
-// successor has the number of the checkpoint after the newest superblock.
-func (s *superblockSurvey) successor() *superblock {
-	return &superblock{checkpoint: s.newest.checkpoint + 1}
-}
-
 // isCertain reports whether one of the two pages for the successor of the newest superblock holds an
 // intact page. That page is then older.
 func (s *superblockSurvey) isCertain(errs [superblocks]error) (bool, error) {
-	if errs[s.successor().slot()] == nil {
+	if errs[s.newest.otherSlot()] == nil {
 		return true, nil
 	}
 	if s.newest.nextCopy == 0 {
@@ -226,7 +221,7 @@ func (s *superblockSurvey) searchWholeFile(errs [superblocks]error) error {
 	if s.certain, err = s.isCertain(errs); err != nil {
 		return err
 	}
-	if slotErr := errs[s.successor().slot()]; !s.certain && (unreadable != nil || errors.Is(slotErr, vfs.ErrDevice)) {
+	if slotErr := errs[s.newest.otherSlot()]; !s.certain && (unreadable != nil || errors.Is(slotErr, vfs.ErrDevice)) {
 		s.unreadable = fmt.Errorf("%s: %w: %w", s.file.Name(), ErrSuperblockUnreadable, cmp.Or(unreadable, slotErr))
 	}
 	if newestPage > s.newest.checkpoint+1 {
@@ -343,7 +338,7 @@ func (s *superblockSurvey) repair() error {
 	if !s.certain {
 		return nil
 	}
-	belongs := map[page.ID]*superblock{s.successor().slot(): s.older} // nil if that is damaged twice
+	belongs := map[page.ID]*superblock{s.newest.otherSlot(): s.older} // nil if that is damaged twice
 	if at := s.newest.nextCopy; at != 0 {
 		belongs[at] = &s.newest
 		if s.older != nil && s.older.copy == at {
