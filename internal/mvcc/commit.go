@@ -20,6 +20,7 @@ type commitState struct {
 	revealed      keys.Epoch       // what must be visible before the current outcome is returned; see finish
 	memory        time.Duration    // waited for memory, a segment or the throttle, since TakeWaits
 	madeLongChain bool             // the current commit has made long chains; see finish
+	small         int              // bytes of the current commit that are not admitted yet; see admitSmall
 	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
 }

@@ -44,7 +44,13 @@ type Invoke struct {
 	Max     int64
 
 	ExpiresAt uint64 // the key's new deadline, in milliseconds since 1970; zero: as said above
+
+	// What of the outcome the caller keeps. New values that it keeps are admitted as those that are read.
+	ReturnOld, ReturnNew bool
 }
+
+// outcomeBytes is what an outcome takes in an answer beside its values, at most.
+const outcomeBytes = 48
 
 // Invoked is the outcome of one operation. Old and New are in buffers of the session or of the
 // transaction, and valid until its next call.
@@ -109,6 +115,14 @@ func (op *Invoke) apply(index int, old []byte, found bool, had metadata.Fields, 
 	out.New = buf[from:len(buf):len(buf)]
 	out.Metadata = op.metadata(had)
 	return out, buf, nil
+}
+
+// keptBytes is how much of a new value the caller keeps, beside the old value, which was admitted when it was read.
+func (op *Invoke) keptBytes(out *Invoked) int {
+	if !op.ReturnNew || !out.Applied && !op.ReturnOld {
+		return 0
+	}
+	return len(out.New)
 }
 
 // metadata is the metadata that an operation leaves.
@@ -190,7 +204,7 @@ func (x *Session) InvokeRequest(
 // store into memory.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read, small := x.buffers.invoked, 0, 0
+	buf, read := x.buffers.invoked, 0
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -205,7 +219,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			if old, found, epoch, err = x.newestValue(&buf, read); err != nil {
 				return err
 			}
-			if small, err = x.admitSmall(small, len(old)); err != nil {
+			if err = x.admitSmall(len(old)); err != nil {
 				return err
 			}
 		}
@@ -218,6 +232,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			return err
 		}
 		out[i].OldEpoch = epoch
+		if err := x.admitKept(outcomeBytes + ops[i].keptBytes(&out[i])); err != nil {
+			return err
+		}
 		switch {
 		case !out[i].Applied:
 			continue
@@ -278,6 +295,9 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 	}
 	out, grown, err := op.apply(0, v.Data, v.Found, had, t.fresh[:0])
 	t.fresh, out.OldEpoch = grown, v.Epoch
+	if err == nil {
+		err = t.session.admitted(op.keptBytes(&out))
+	}
 	if err != nil || !out.Applied {
 		return out, err
 	}

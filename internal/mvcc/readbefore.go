@@ -23,7 +23,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	for i := range w.Conditions {
 		w.Conditions[i].held = 0
 	}
-	x.buffers.before, x.buffers.invoked = x.buffers.before[:0], x.buffers.invoked[:0]
+	x.buffers.before, x.buffers.invoked, x.committing.small = x.buffers.before[:0], x.buffers.invoked[:0], 0
 	n := len(w.Conditions) + len(w.derived.ends)
 	if w.ops != nil || w.Batch.WithMetadata() > 0 {
 		n += w.Batch.Count()
@@ -42,7 +42,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	}
 	x.slot.Enter()
 	defer x.slot.Leave()
-	conditions, small := len(w.Conditions), 0
+	conditions := len(w.Conditions)
 	x.buffers.before = append(x.buffers.before, make([]readVersion, keep)...)
 	var refused error
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
@@ -54,7 +54,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 					x.reveals(v.Sync, v.Epoch)
 				}
 			case i-conditions < keep:
-				small, refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil, small)
+				refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil)
 			}
 			return refused
 		},
@@ -87,9 +87,8 @@ func (x *Session) recall(i int, buf []byte) (value []byte, found bool, epoch key
 	return buf[r.value:r.end:r.end], r.found, r.epoch, true
 }
 
-// keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. For values so many bytes of small
-// ones are not admitted yet. It keeps no more values than the commit may read, which refuses those that are too much.
-func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool, small int) (_ int, err error) {
+// keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. It keeps no more values than the commit may read, which refuses those that are too much.
+func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool) (err error) {
 	buf := &x.buffers.invoked
 	at := uint32(len(*buf))
 	kept := readVersion{from: at, value: at, end: at, read: true}
@@ -100,17 +99,14 @@ func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool,
 		if values {
 			if len(*buf)+v.Size() > x.store.options.Limits.BatchBytes {
 				*buf = (*buf)[:at]
-				return small, nil
+				return nil
 			}
-			if err = x.admitted(v.Size()); err != nil {
-				return small, err
-			}
-			if small, err = x.admitSmall(small, v.Size()); err != nil {
-				return small, err
+			if err = x.admitKept(v.Size()); err != nil {
+				return err
 			}
 			if *buf, err = x.reader.AppendValue(*buf, v); err != nil {
 				*buf = (*buf)[:at]
-				return small, nil //nolint:nilerr // the commit meets the damage
+				return nil //nolint:nilerr // the commit meets the damage
 			}
 		}
 		kept.end = uint32(len(*buf))
@@ -119,7 +115,7 @@ func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool,
 		x.reveals(v.Sync, v.Epoch)
 	}
 	*r = kept
-	return small, nil
+	return nil
 }
 
 // checkFirstBefore is checkFirst while no latch is held, for many keys, if the tree has versions newer than the snapshot: a page may have to be

@@ -103,8 +103,8 @@ func (s *Store) snapshotGone(e keys.Epoch) *SnapshotGoneError {
 // largeValueMin is the size from which AdmitLarge treats a value as large.
 const largeValueMin = 64 << 10
 
-// AdmitLarge sets the function that is called before a large value is read and copied, and for the values of InvokeAll together. Its error
-// ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
+// AdmitLarge sets the function that is called before a large value is read and copied, and for the outcomes of InvokeAll together, with the new
+// values that its caller keeps, before anything is written. Its error ends the read. The function must not wait, and remains set until the next call of AdmitLarge or
 // the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
@@ -120,16 +120,25 @@ func (x *Session) admitDeletions(before, bytes int) (int, error) {
 	return bytes, x.deletions(bytes)
 }
 
-// admitSmall is what AdmitLarge is for values that are not large, and are kept together: it admits them when they are as much as a large one. It
-// returns how many bytes are not admitted yet, of which small were before.
-func (x *Session) admitSmall(small, bytes int) (int, error) {
+// admitSmall is what AdmitLarge is for values that are not large, and are kept together: it admits them when they are as much as a large one.
+func (x *Session) admitSmall(bytes int) error {
 	if bytes >= largeValueMin { // it was admitted
-		return small, nil
+		return nil
 	}
-	if small += bytes; small < largeValueMin {
-		return small, nil
+	if x.committing.small += bytes; x.committing.small < largeValueMin {
+		return nil
 	}
-	return 0, x.admitted(small)
+	small := x.committing.small
+	x.committing.small = 0
+	return x.admitted(small)
+}
+
+// admitKept is admitSmall for a value that may be large, and was not admitted.
+func (x *Session) admitKept(bytes int) error {
+	if err := x.admitted(bytes); err != nil {
+		return err
+	}
+	return x.admitSmall(bytes)
 }
 
 // Permit sets the function that a commit calls once it holds its latches, before it reads or changes anything, and once more

@@ -11,9 +11,8 @@ import (
 )
 
 // answersFull reports whether a connection has too many answers, or answers to writes, which may exceed their share by a part, have all of
-// that. Then a request whose answer must not be refused is itself refused. What those add that are executed meanwhile is bounded: old values and
-// results are counted, and may be refused, before the request commits, but for less than 64 KiB, which each stream may always have, and for
-// some bytes of each operation. Not bounded are the new values that they return: ADR 0026 has them among its gaps.
+// that. Then a request whose answer must not be refused is itself refused. What those add that are executed meanwhile is bounded: values, old and
+// new, and results are counted, and may be refused, before the request commits, but for less than 64 KiB, which each stream may always have.
 func (a *admission) answersFull(conn *connection) bool {
 	w := &a.words[shareAnswers]
 	word := w.word.Load()

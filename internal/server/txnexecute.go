@@ -116,6 +116,11 @@ func (c *executor) toExecution(e *mvcc.Execution, req *pb.ExecuteRequest, out *p
 			e.Direct = false
 		}
 	}
+	if e.Direct {
+		if err := c.admitGrowing(len(req.ThenOperations) * wroteBytes); err != nil {
+			return err
+		}
+	}
 	for i := 0; e.Direct && i < len(req.ThenOperations); i++ {
 		if err := c.addMutation(req.ThenOperations[i].GetWrite(), "then_operations", i); err != nil {
 			return err
@@ -192,6 +197,9 @@ var (
 	wroteResult  = &pb.OperationResult{Result: &pb.OperationResult_Write{Write: new(pb.WriteResponse)}}
 	wroteResults = []*pb.OperationResult{wroteResult, wroteResult, wroteResult, wroteResult}
 )
+
+// wroteBytes is what wroteResult takes in an answer.
+const wroteBytes = 4
 
 // wroteAll returns the results of n writes.
 func wroteAll(n int) []*pb.OperationResult {

@@ -140,7 +140,7 @@ func ackCommit(epoch keys.Epoch, d mvcc.Durability) ackWait {
 
 // toInvoke reads an invocation into op, which must be zero. Bytes alias the request. now is the store's clock.
 func toInvoke(op *mvcc.Invoke, in *pb.Invocation, now uint64, field string) (err error) {
-	op.Key = in.GetKey()
+	op.Key, op.ReturnOld, op.ReturnNew = in.GetKey(), in.GetReturnOld(), in.GetReturnNew()
 	if op.ExpiresAt, err = toDeadline(in, now, field+"."); err != nil {
 		return err
 	}
