@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes every fuzz target of the server module for a moment each (first argument, 3s without one), two packages at a time. The test of a
+# Fuzzes every fuzz target of the server module for a moment each (first argument, 1s without one), two packages at a time. The test of a
 # package is built once for all of its targets, which takes most of the time of a short run. A crasher that it finds is left under the
 # package's testdata/fuzz, where it becomes a regression test once committed.
 #
@@ -42,7 +42,7 @@ if [ "${1:-}" = --package ]; then # time, package
 	exit "$failed"
 fi
 
-fuzztime=${1:-3s}
+fuzztime=${1:-1s}
 packages=$(git grep --untracked -l '^func Fuzz' -- '*_test.go' ':!bench' | xargs -n1 dirname | sort -u)
 xargs -P 2 -n 1 "$0" --package "$fuzztime" <<<"$packages"
 echo "fuzz-smoke: $(git grep --untracked -h '^func Fuzz' -- '*_test.go' ':!bench' | wc -l) targets, $fuzztime each"

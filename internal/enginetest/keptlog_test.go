@@ -10,6 +10,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -17,6 +18,7 @@ import (
 // TestWhatIsKeptOfTheLogRefusesNoWrite: what the log keeps for watches that come back takes the disk, and gives way to writes, also to those that
 // need a file of their own. A large record also needs room for its pages, beside the pages of the records that no merge has taken yet.
 func TestWhatIsKeptOfTheLogRefusesNoWrite(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Run("small", func(t *testing.T) { keptLogRefusesNoWrite(t, 16<<20, 1000, 3*(16<<20)/1000) })
 	t.Run("large", func(t *testing.T) { keptLogRefusesNoWrite(t, 48<<20, 2<<20, 48) })
 }

@@ -99,6 +99,7 @@ func soakValue(dst []byte, i int) []byte {
 // says it has, and what the kernel says the process has, stay in the budget, and no request waits
 // long.
 func TestMixedLoadStaysInItsBudget(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	files, err := vfs.OpenOS(vfs.IOAuto)
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -62,6 +63,7 @@ func (f slowReadsFile) ReadBatch(reqs []vfs.Request) error {
 // load merges costs a read of a slow device, and they are faster than such a merge. The commit pause waits for few reads:
 // no more than lagMax has time for, in each worker, and as many for what is committed before the pause begins.
 func TestCommitPauseOfABulkLoadIsShortOnASlowDevice(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const (
 		count = 50_000
 		delay = time.Millisecond

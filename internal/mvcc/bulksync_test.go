@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -55,6 +56,7 @@ func (f awaitSyncFile) SyncData() error {
 
 // TestBulkLoadIsSyncedWhileItIsMerged: the device begins to write before the merge ends.
 func TestBulkLoadIsSyncedWhileItIsMerged(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count, valueBytes = 24_000, 2000
 	fs := &awaitSync{FS: vfs.NewMem()}
 	s := mustOpen(t, tiny(fs))
@@ -79,6 +81,7 @@ func TestBulkLoadIsSyncedWhileItIsMerged(t *testing.T) {
 // TestCheckpointIsSyncedWhileItIsMerged: a checkpoint does not leave everything that it writes to one sync at its end, for
 // which the syncs of the log would wait.
 func TestCheckpointIsSyncedWhileItIsMerged(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const count, valueBytes = 24_000, 2000
 	fs := &awaitSync{FS: vfs.NewMem()}
 	o := tiny(fs)

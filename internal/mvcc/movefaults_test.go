@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -203,6 +204,7 @@ func (m *moves) flip(rng *rand.Rand) {
 // built and published. The store answers right until it stops, and after a power cut it has everything, also if a bit
 // flips: that costs the values of one page.
 func TestFaultsWhilePagesMoveCostNothing(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	prepared := vfs.NewMem()
 	first := &moves{t: t, fs: prepared, faulty: vfs.NewFaulty(prepared), want: map[string]string{}}
 	if err := first.open(); err != nil {

@@ -12,6 +12,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
@@ -163,6 +164,7 @@ func (h *harness) deafWatch(t *testing.T, prefix string, after uint64) *rawClien
 
 // TestWatchesThatTakeNothingKeepNoSmallerResponsesWaiting: the largest one has the place beside the share, and others leave room in it.
 func TestWatchesThatTakeNothingKeepNoSmallerResponsesWaiting(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
 		h := mustStart(t, with)
 		share := int(h.admission.words[shareWatches].limit.bytes)

@@ -200,6 +200,7 @@ func TestRequestsAreNotCountedAsDecodedForEver(t *testing.T) {
 // TestRequestsWithoutAnEndLeaveRoomToDecode: unary requests whose messages have come, and whose ends do not, hold up no others, are not
 // decoded, and are not counted after they have been cancelled.
 func TestRequestsWithoutAnEndLeaveRoomToDecode(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const operations, clients = 40_000, 4
 	message := bytes.Repeat([]byte{1<<3 | 2, 0}, operations)
 	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {

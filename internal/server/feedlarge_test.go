@@ -313,6 +313,7 @@ func TestAClientThatTakesNothingKeepsNoOtherWaiting(t *testing.T) {
 // TestAStalledWatchKeepsNoPreviousValues: each of many small commits has replaced a value that is not small. Responses wait for the
 // client without those of other responses.
 func TestAStalledWatchKeepsNoPreviousValues(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const values, size, feedMemory = 300, 100 << 10, 1 << 20
 	h := mustStart(t, func(c *config.Config) { c.Retention, c.Feed.Memory = time.Minute, feedMemory })
 	measured := make(chan struct{})

@@ -18,6 +18,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/transport"
 )
 
@@ -233,6 +234,7 @@ func TestALargeAnswerMustBeTakenFasterWhileOthersWait(t *testing.T) {
 
 // TestLargeRequestsOfConnectionsTakeTurns: a connection that sends one after the other, without a pause, does not keep those of others out.
 func TestLargeRequestsOfConnectionsTakeTurns(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	h := mustStart(t, withDirect, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 16*config.MiB, 8*config.MiB, 8*config.MiB
 	})

@@ -20,6 +20,7 @@ import (
 // each resume token continues in the snapshot in which its scan began, until its time has passed.
 // Then nothing is held, and writers go on.
 func TestLeasesHoldUnderMemoryPressure(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const keys, size, ttl = 300, 8 << 10, time.Second
 	h := mustStart(t, func(c *config.Config) {
 		c.Memory, c.SnapshotLeaseTTL = 32*config.MiB, ttl

@@ -16,6 +16,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -97,6 +98,7 @@ type optionChain struct {
 // TestOptionsChangeBetweenRuns: whatever options a store is opened with, one run after the other, with a clean stop or a crash between, it has
 // what was acknowledged, executes no request twice, keeps what a hold keeps, and a watch misses nothing or is told that it does.
 func TestOptionsChangeBetweenRuns(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Parallel()
 	seed := *optionSeed
 	if seed == 0 {

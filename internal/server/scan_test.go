@@ -13,6 +13,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // fill writes keys 000 to n-1 with values that tell them apart.
@@ -242,6 +243,7 @@ func TestTokenOutlivesAScanThatWasReadToItsFirstPageOnly(t *testing.T) {
 // that do share a hold if they read at one epoch, and with every place for holds taken they go
 // on all the same, because the oldest gives way.
 func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	h := mustStart(t)
 	h.fill(t, 10)
 	for i := range 50 {

@@ -16,6 +16,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -25,6 +26,7 @@ var throttledFor = flag.Duration("throttled.for", 0, "how long TestServerStopsIn
 // because memory is full and the merge does not go on, end when the server stops: all of them before the merge does. What was
 // acknowledged is there afterwards.
 func TestServerStopsInEachStateOfTheThrottle(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	t.Parallel() // it waits for servers that stop
 	for name, c := range map[string]struct {
 		slow    time.Duration // of each write of the data file

@@ -31,7 +31,7 @@ func Base(t testing.TB) uint64 {
 }
 
 // SkipUnderRace skips a test that the race detector makes long and finds little in: one goroutine calls the store, one step after the
-// other, and compares bytes, pages or answers. It runs without the
+// other, and compares bytes, pages or answers; or it measures for seconds what shorter tests do under the detector. It runs without the
 // detector; make test-invariants also runs those of the engine's packages with the expensive assertions.
 func SkipUnderRace(t *testing.T) {
 	t.Helper()
