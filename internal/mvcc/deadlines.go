@@ -58,7 +58,7 @@ func hasDeadline(w *Write, i int) bool {
 // newestMetadata is the metadata of the newest version of the key in x.key, whose latch is held and which is one of those that readBefore may
 // have kept. It does not read the value.
 func (x *Session) newestMetadata(i int) (f metadata.Fields, err error) {
-	if _, _, _, kept := x.recall(i, x.buffers.invoked); kept {
+	if _, _, _, kept := x.recall(i); kept {
 		return x.Metadata()
 	}
 	x.slot.Enter()

@@ -36,7 +36,7 @@ const (
 type Invoke struct {
 	Kind    InvokeKind
 	Key     []byte
-	Operand []byte
+	Operand []byte // must not change as long as an outcome is used, or the transaction is open
 	Expect  []byte // InvokeCompareSet
 	Delta   int64  // InvokeAdd, InvokeMin, InvokeMax
 	Bounded bool   // InvokeAdd: the result must lie within [Min, Max]
@@ -53,7 +53,7 @@ type Invoke struct {
 const outcomeBytes = 48
 
 // Invoked is the outcome of one operation. Old and New are in buffers of the session or of the
-// transaction, and valid until its next call.
+// transaction, or New is the operand, and valid until its next call.
 type Invoked struct {
 	Applied  bool // false: a comparison failed, and the key is as it was
 	OldFound bool
@@ -61,6 +61,21 @@ type Invoked struct {
 	Old, New []byte
 	Metadata metadata.Fields // of New
 	OldEpoch keys.Epoch      // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
+
+	oldAlone, newAlone bool // the value is in memory of its own, see place, or is a large operand
+}
+
+// TakeOld is Old for a caller that keeps it: a copy, unless nothing changes it.
+func (o *Invoked) TakeOld() []byte { return take(o.Old, o.oldAlone) }
+
+// TakeNew is TakeOld for New.
+func (o *Invoked) TakeNew() []byte { return take(o.New, o.newAlone) }
+
+func take(value []byte, alone bool) []byte {
+	if alone {
+		return value
+	}
+	return append([]byte(nil), value...)
 }
 
 // TypeError means that the operation does not apply to the key's value, or that the result is out
@@ -75,54 +90,80 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("mvcc: operation %d on %s: %s", e.Index, keys.Quote(e.Key), e.Reason)
 }
 
-// apply computes the outcome of the operation on a key's value with its metadata. It appends a new value to buf and
-// returns buf.
-func (op *Invoke) apply(index int, old []byte, found bool, had metadata.Fields, buf []byte) (out Invoked, grown []byte, err error) {
-	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old}
-	from := len(buf)
+// apply computes the outcome of the operation on a key's value with its metadata. A new value is the operand, or the old value, or in a place of buf.
+func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.Fields, buf *[]byte) (out Invoked, err error) {
+	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old, New: op.Operand, oldAlone: alone, newAlone: isAlone(len(op.Operand))}
 	switch op.Kind {
 	case InvokeTouch:
-		out.Applied = found
-		buf = append(buf, old...)
+		out.Applied, out.New, out.newAlone = found, old, alone
 	case InvokePersist:
-		out.Applied = found && had.ExpiresAt != 0
-		buf = append(buf, old...)
+		out.Applied, out.New, out.newAlone = found && had.ExpiresAt != 0, old, alone
 	case InvokeAdd, InvokeMin, InvokeMax:
 		n, reason := op.number(old, found)
 		if reason != "" {
-			return out, buf, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: reason}
+			return out, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: reason}
 		}
-		buf = strconv.AppendInt(buf, n, 10)
+		out.New, out.newAlone = strconv.AppendInt(place(buf, integerBytesMax), n, 10), false
 	case InvokeAppend:
-		buf = append(append(buf, old...), op.Operand...)
+		size := len(old) + len(op.Operand)
+		out.New, out.newAlone = append(append(place(buf, size), old...), op.Operand...), isAlone(size)
 	case InvokeCompareSet:
 		out.Applied = found && bytes.Equal(old, op.Expect)
-		buf = append(buf, op.Operand...)
 	case InvokePutIfAbsent:
 		out.Applied = !found
-		buf = append(buf, op.Operand...)
 	case InvokeGetAndSet:
-		buf = append(buf, op.Operand...)
 	case InvokeGetAndDelete:
-		out.NewFound = false
+		out.NewFound, out.New = false, nil
 	default:
-		return out, buf, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
+		return out, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
 	}
 	if !out.Applied {
-		out.New, out.NewFound, out.Metadata = old, found, had
-		return out, buf[:from], nil
+		out.New, out.NewFound, out.Metadata, out.newAlone = old, found, had, alone
+		return out, nil
 	}
-	out.New = buf[from:len(buf):len(buf)]
 	out.Metadata = op.metadata(had)
-	return out, buf, nil
+	return out, nil
 }
+
+// integerBytesMax is the longest text of an int64.
+const integerBytesMax = 20
+
+// place is where a value of n bytes comes: in buf, which never moves, or, if the value is large, in memory of its own, which is not used again.
+// A buffer that grew with the values would be copied, and be in memory twice meanwhile.
+func place(buf *[]byte, n int) []byte {
+	const least, most = 256, 1 << 20
+	if isAlone(n) {
+		return make([]byte, 0, n)
+	}
+	at := len(*buf)
+	if n > cap(*buf)-at {
+		*buf, at = make([]byte, 0, max(n, min(2*cap(*buf), most), least)), 0
+	}
+	*buf = (*buf)[:at+n]
+	return (*buf)[at : at : at+n]
+}
+
+// isAlone reports whether place takes memory of its own for a value of n bytes.
+func isAlone(n int) bool { return n >= largeValueMin }
 
 // keptBytes is how much of a new value the caller keeps, beside the old value, which was admitted when it was read.
 func (op *Invoke) keptBytes(out *Invoked) int {
-	if !op.ReturnNew || !out.Applied && !op.ReturnOld {
+	isOld := !out.Applied || op.Kind == InvokeTouch || op.Kind == InvokePersist
+	if !op.ReturnNew || isOld && !op.ReturnOld {
 		return 0
 	}
 	return len(out.New)
+}
+
+// returnedBytes is how much of the values the caller keeps.
+func (op *Invoke) returnedBytes(out *Invoked) (n int) {
+	if op.ReturnOld {
+		n += len(out.Old)
+	}
+	if op.ReturnNew {
+		n += len(out.New)
+	}
+	return n
 }
 
 // metadata is the metadata that an operation leaves.
@@ -201,10 +242,13 @@ func (x *Session) InvokeRequest(
 
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
 // batch also bounds the values that it reads: a request of many short keys must not read the whole
-// store into memory.
+// store into memory. It bounds those that the caller keeps, too.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read := x.buffers.invoked, 0
+	buf, read, returned := x.buffers.invoked, 0, 0
+	if len(x.buffers.before) > 0 {
+		buf = nil
+	}
 	for i := range ops {
 		if i%checkContextEvery == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -213,7 +257,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			x.assertRead(ops[i].Key)
 		}
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
-		old, found, epoch, kept := x.recall(i, buf)
+		old, found, epoch, kept := x.recall(i)
 		if !kept {
 			var err error
 			if old, found, epoch, err = x.newestValue(&buf, read); err != nil {
@@ -228,10 +272,13 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		if err != nil {
 			return ofKey(err, x.key)
 		}
-		if out[i], buf, err = ops[i].apply(i, old, found, had, buf); err != nil {
+		if out[i], err = ops[i].apply(i, old, found, !kept && isAlone(len(old)), had, &buf); err != nil {
 			return err
 		}
 		out[i].OldEpoch = epoch
+		if returned += ops[i].returnedBytes(&out[i]); returned > x.store.options.Limits.BatchBytes {
+			return &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: returned}
+		}
 		if err := x.admitKept(outcomeBytes + ops[i].keptBytes(&out[i])); err != nil {
 			return err
 		}
@@ -239,21 +286,23 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		case !out[i].Applied:
 			continue
 		case out[i].NewFound:
-			w.SetWithMetadata(ops[i].Key, out[i].New, &out[i].Metadata)
+			w.setShared(ops[i].Key, out[i].New, &out[i].Metadata)
 		default:
 			w.Delete(ops[i].Key)
 		}
 		x.requeue(w, had.ExpiresAt, out[i].Metadata.ExpiresAt)
 	}
 	w.derived.queued = true
-	x.buffers.invoked = buf
+	if len(x.buffers.before) == 0 { // or it has what recall finds
+		x.buffers.invoked = buf[:0]
+	}
 	if w.request != nil && w.Batch.Count() > 0 {
 		w.Identify(w.request)
 	}
 	return nil
 }
 
-// newestValue reads the newest version of the key in x.key, and appends its value to buf. Its metadata is in Metadata. The
+// newestValue reads the newest version of the key in x.key into a place of buf. Its metadata is in Metadata. The
 // caller passes the number of bytes of values that were read before.
 func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.section = x.section[:0]
@@ -274,9 +323,8 @@ func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, 
 	if err := x.admitted(v.Size()); err != nil {
 		return nil, false, 0, err
 	}
-	from := len(*buf)
-	*buf, err = x.reader.AppendValue(*buf, v)
-	return (*buf)[from:len(*buf):len(*buf)], true, v.Epoch, err
+	value, err = x.reader.AppendValue(place(buf, v.Size()), v)
+	return value, true, v.Epoch, err
 }
 
 // Invoke applies one operation inside the transaction.
@@ -293,8 +341,9 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 	if err != nil {
 		return Invoked{}, err
 	}
-	out, grown, err := op.apply(0, v.Data, v.Found, had, t.fresh[:0])
-	t.fresh, out.OldEpoch = grown, v.Epoch
+	t.fresh = t.fresh[:0]
+	out, err := op.apply(0, v.Data, v.Found, false, had, &t.fresh)
+	out.OldEpoch = v.Epoch
 	if err == nil {
 		err = t.session.admitted(op.keptBytes(&out))
 	}
@@ -302,7 +351,7 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 		return out, err
 	}
 	if out.NewFound {
-		return out, t.SetWithMetadata(op.Key, out.New, &out.Metadata)
+		return out, t.setWithMetadata(op.Key, out.New, &out.Metadata, out.newAlone)
 	}
 	return out, t.Delete(op.Key)
 }

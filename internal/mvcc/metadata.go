@@ -56,6 +56,15 @@ func (w *Write) SetWithMetadata(key, value []byte, f *metadata.Fields) {
 	w.Batch.SetMetadata(keys.SpaceUser, key, f, value)
 }
 
+// setShared is SetWithMetadata with the rules of SetShared.
+func (w *Write) setShared(key, value []byte, f *metadata.Fields) {
+	if *f == (metadata.Fields{}) {
+		w.SetShared(key, value)
+		return
+	}
+	w.SetWithMetadata(key, value, f)
+}
+
 // Metadata is the metadata of the version that the last Read of the session found. In a function that ReadAll calls, it is
 // that of the version which is visited.
 func (x *Session) Metadata() (metadata.Fields, error) {
@@ -77,11 +86,16 @@ func (c *Cursor) Metadata() (metadata.Fields, error) { return c.inner.Version().
 
 // SetWithMetadata is Set of a value with metadata, which is not nil.
 func (t *Txn) SetWithMetadata(key, value []byte, f *metadata.Fields) error {
-	if *f == (metadata.Fields{}) {
-		return t.Set(key, value)
-	}
+	return t.setWithMetadata(key, value, f, false)
+}
+
+// setWithMetadata does not copy a large value that is alone: nothing changes it before the transaction has ended.
+func (t *Txn) setWithMetadata(key, value []byte, f *metadata.Fields, alone bool) error {
 	if err := t.checkValue(value); err != nil {
 		return err
+	}
+	if *f == (metadata.Fields{}) {
+		return t.put(key, nil, value, keys.KindSet, alone)
 	}
 	if t.open {
 		if err := t.session.store.checkMetadata(key); err != nil {
@@ -89,7 +103,7 @@ func (t *Txn) SetWithMetadata(key, value []byte, f *metadata.Fields) error {
 		}
 	}
 	var room [metadata.SectionBytesMax]byte
-	return t.put(key, f.Append(room[:0]), value, keys.KindSetMetadata)
+	return t.put(key, f.Append(room[:0]), value, keys.KindSetMetadata, alone)
 }
 
 // Metadata is the metadata of what the last Get found: a version, or the transaction's own write.

@@ -14,6 +14,8 @@ import (
 // key and walked in key order. Keys are those of the client. The buffers are reused.
 type overlay struct {
 	buf        []byte
+	large      [][]byte       // values in memory of their own; a span with a negative beginning is one of them, see bytes
+	largeBytes int            // of large
 	entries    []overlayEntry // in order of first write
 	table      []int32        // open addressing, entry index + 1; used above linearMax entries
 	order      []int32        // entry indexes by key; the first sorted of them are in order
@@ -45,7 +47,7 @@ type overlayUndo struct {
 }
 
 // overlaySavepoint is the state to which a rollback returns.
-type overlaySavepoint struct{ buf, entries, undo int }
+type overlaySavepoint struct{ buf, large, entries, undo int }
 
 // linearMax is the number of entries up to which find compares one by one, without hashing: most
 // transactions write few keys.
@@ -57,18 +59,20 @@ var overlaySeed = maphash.MakeSeed()
 // size is the memory of the write set in bytes that the transaction is charged for: everything that
 // grows with the client's requests. The capacity of the slices may be up to twice as large.
 func (o *overlay) size() int {
-	return len(o.buf) + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + savepointBytes*len(o.savepoints)
+	return len(o.buf) + o.largeBytes + entryBytes*len(o.entries) + 4*(len(o.order)+len(o.table)) + undoBytes*len(o.undo) + savepointBytes*len(o.savepoints)
 }
 
 // held is the memory of the buffers in bytes, whether they are in use or not.
 func (o *overlay) held() int {
-	return cap(o.buf) + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + savepointBytes*cap(o.savepoints)
+	return cap(o.buf) + o.largeBytes + cap(o.large)*largeSliceBytes + entryBytes*cap(o.entries) + 4*(cap(o.order)+cap(o.table)) + undoBytes*cap(o.undo) + savepointBytes*cap(o.savepoints)
 }
 
 const (
 	entryBytes     = int(unsafe.Sizeof(overlayEntry{}))
 	undoBytes      = int(unsafe.Sizeof(overlayUndo{}))
 	savepointBytes = int(unsafe.Sizeof(overlaySavepoint{}))
+
+	largeSliceBytes = int(unsafe.Sizeof([]byte{}))
 )
 
 func (o *overlay) reset() {
@@ -78,11 +82,26 @@ func (o *overlay) reset() {
 	}
 	o.buf, o.entries, o.order, o.sorted = o.buf[:0], o.entries[:0], o.order[:0], 0
 	o.undo, o.savepoints, o.table = o.undo[:0], o.savepoints[:0], o.table[:0]
+	o.forgetLarge(0)
 }
 
 func (o *overlay) count() int { return len(o.entries) }
 
-func (o *overlay) bytes(s span) []byte { return o.buf[s.from:s.to] }
+func (o *overlay) bytes(s span) []byte {
+	if s.from < 0 {
+		return o.large[-s.from-1]
+	}
+	return o.buf[s.from:s.to]
+}
+
+// forgetLarge drops the large values from a number on.
+func (o *overlay) forgetLarge(from int) {
+	for _, value := range o.large[from:] {
+		o.largeBytes -= len(value)
+	}
+	clear(o.large[from:])
+	o.large = o.large[:from]
+}
 
 func (o *overlay) copy(b []byte) span {
 	from := len(o.buf)
@@ -90,8 +109,17 @@ func (o *overlay) copy(b []byte) span {
 	return span{from, len(o.buf)}
 }
 
-// copyStored copies what is stored of a value: its metadata, and the value.
-func (o *overlay) copyStored(section, value []byte) span {
+// copyStored copies what is stored of a value: its metadata, and the value. A large one has memory of its own, of its size: a buffer that grew with
+// large values would be in memory twice meanwhile. One that is alone, and so does not change, is not copied.
+func (o *overlay) copyStored(section, value []byte, alone bool) span {
+	if n := len(section) + len(value); isAlone(n) {
+		if !alone || len(section) > 0 {
+			value = append(append(make([]byte, 0, n), section...), value...)
+		}
+		o.large = append(o.large, value)
+		o.largeBytes += n
+		return span{-len(o.large), 0}
+	}
 	from := len(o.buf)
 	o.buf = append(append(o.buf, section...), value...)
 	return span{from, len(o.buf)}
@@ -120,20 +148,20 @@ func (o *overlay) find(key []byte) int {
 }
 
 // set makes kind and value, with its metadata before it, the last operation on key.
-func (o *overlay) set(key, section, value []byte, kind keys.Kind) {
+func (o *overlay) set(key, section, value []byte, kind keys.Kind, alone bool) {
 	if i := o.find(key); i >= 0 {
 		e := &o.entries[i]
 		if level := int32(len(o.savepoints)); e.level < level {
 			o.undo = append(o.undo, overlayUndo{int32(i), e.level, e.value, e.kind})
 			e.level = level
 		}
-		e.value, e.kind = o.copyStored(section, value), kind
+		e.value, e.kind = o.copyStored(section, value, alone), kind
 		return
 	}
 	o.order = append(o.order, int32(len(o.entries)))
 	o.entries = append(o.entries, overlayEntry{})
 	e := &o.entries[len(o.entries)-1]
-	e.key, e.value, e.kind, e.level = o.copy(key), o.copyStored(section, value), kind, int32(len(o.savepoints))
+	e.key, e.value, e.kind, e.level = o.copy(key), o.copyStored(section, value, alone), kind, int32(len(o.savepoints))
 	if len(o.entries) > linearMax {
 		o.index()
 	}
@@ -209,14 +237,14 @@ func (o *overlay) fill(b *batch.Builder) {
 		if e.kind == keys.KindDelete {
 			b.Delete(keys.SpaceUser, o.bytes(e.key))
 		} else {
-			b.SetStored(e.kind, keys.SpaceUser, o.bytes(e.key), o.bytes(e.value))
+			b.SetStoredShared(e.kind, keys.SpaceUser, o.bytes(e.key), o.bytes(e.value))
 		}
 	}
 }
 
 // savepoint sets a savepoint and returns its number, from 1.
 func (o *overlay) savepoint() int {
-	o.savepoints = append(o.savepoints, overlaySavepoint{len(o.buf), len(o.entries), len(o.undo)})
+	o.savepoints = append(o.savepoints, overlaySavepoint{len(o.buf), len(o.large), len(o.entries), len(o.undo)})
 	return len(o.savepoints)
 }
 
@@ -230,6 +258,7 @@ func (o *overlay) rollback(savepoint int) {
 	}
 	o.undo, o.savepoints = shrink(o.undo[:m.undo]), shrink(o.savepoints[:savepoint])
 	o.buf, o.entries = shrink(o.buf[:m.buf]), shrink(o.entries[:m.entries])
+	o.forgetLarge(m.large)
 	o.order, o.sorted = shrink(o.order[:0]), 0
 	for i := range o.entries {
 		o.order = append(o.order, int32(i))

@@ -72,8 +72,8 @@ type readVersion struct {
 }
 
 // recall is the version that readBefore has kept of an operation, whose key is x.key and latched; its metadata is in Metadata. It reports kept if
-// there is one, and it is the newest version of the key. Buf begins as sessionBuffers.invoked does.
-func (x *Session) recall(i int, buf []byte) (value []byte, found bool, epoch keys.Epoch, kept bool) {
+// there is one, and it is the newest version of the key.
+func (x *Session) recall(i int) (value []byte, found bool, epoch keys.Epoch, kept bool) {
 	if i >= len(x.buffers.before) || !x.buffers.before[i].read {
 		return nil, false, 0, false
 	}
@@ -82,7 +82,7 @@ func (x *Session) recall(i int, buf []byte) (value []byte, found bool, epoch key
 	if !x.unchangedSince(x.at) {
 		return nil, false, 0, false
 	}
-	r := &x.buffers.before[i]
+	r, buf := &x.buffers.before[i], x.buffers.invoked
 	x.section = append(x.section[:0], buf[r.from:r.value]...)
 	return buf[r.value:r.end:r.end], r.found, r.epoch, true
 }

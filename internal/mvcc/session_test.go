@@ -59,9 +59,13 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 	const size = 4 * pooledBytesMax
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	huge := string(make([]byte, size))
+	part, parts := huge[:largeValueMin/2], 2*size/largeValueMin // one that is large has memory of its own
 	for name, request := range map[string]func(x *Session) error{
 		"transaction": func(x *Session) error {
 			tx, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+			for i := 0; err == nil && i < 10_000; i++ { // a longer value is not copied into the batch
+				err = tx.Set(fmt.Append(nil, "short", i), []byte(huge[:500]))
+			}
 			if err == nil {
 				err = tx.Set([]byte("huge"), []byte(huge))
 			}
@@ -89,9 +93,12 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 			return err
 		},
 		"operations": func(x *Session) error {
-			op := Invoke{Kind: InvokeGetAndSet, Key: []byte("huge"), Operand: []byte(huge)}
+			ops := []Invoke{{Kind: InvokeGetAndSet, Key: []byte("huge"), Operand: []byte(huge)}}
+			for i := range parts {
+				ops = append(ops, Invoke{Kind: InvokeGetAndSet, Key: fmt.Append(nil, "part", i), Operand: []byte(part)})
+			}
 			for range 2 {
-				if _, err := x.InvokeAll(context.Background(), []Invoke{op}, nil, DurabilityAsync, make([]Invoked, 1)); err != nil {
+				if _, err := x.InvokeAll(context.Background(), ops, nil, DurabilityAsync, make([]Invoked, len(ops))); err != nil {
 					return err
 				}
 			}

@@ -157,7 +157,7 @@ func (t *Txn) Set(key, value []byte) error {
 	if err := t.checkValue(value); err != nil {
 		return err
 	}
-	return t.put(key, nil, value, keys.KindSet)
+	return t.put(key, nil, value, keys.KindSet, false)
 }
 
 func (t *Txn) checkValue(value []byte) error {
@@ -168,9 +168,9 @@ func (t *Txn) checkValue(value []byte) error {
 }
 
 // Delete deletes key, whether it exists or not.
-func (t *Txn) Delete(key []byte) error { return t.put(key, nil, nil, keys.KindDelete) }
+func (t *Txn) Delete(key []byte) error { return t.put(key, nil, nil, keys.KindDelete, false) }
 
-func (t *Txn) put(key, section, value []byte, kind keys.Kind) error {
+func (t *Txn) put(key, section, value []byte, kind keys.Kind, alone bool) error {
 	switch {
 	case !t.open:
 		return ErrNoTransaction
@@ -180,7 +180,7 @@ func (t *Txn) put(key, section, value []byte, kind keys.Kind) error {
 	if err := t.session.store.checkKey(key); err != nil && !(kind == keys.KindDelete && t.session.hasBeyondLimit(key)) {
 		return err
 	}
-	t.own.set(key, section, value, kind)
+	t.own.set(key, section, value, kind, alone)
 	return t.checkSize()
 }
 
@@ -270,6 +270,7 @@ func (t *Txn) CommitRequest(ctx context.Context, request *Request) (keys.Epoch, 
 		w.reads = &t.reads
 	}
 	w.Identify(request)
+	defer w.Batch.ReleaseShared() // values of own
 	t.own.fill(&w.Batch)
 	if t.own.count() > 0 {
 		return t.session.commit(ctx, w)

@@ -230,7 +230,7 @@ func TestTransactionIsNotChargedForWhatItGaveUp(t *testing.T) {
 func TestAScanAfterAWriteSortsNoOtherWrites(t *testing.T) {
 	const writes = 2 * insertedMax
 	var o overlay
-	set := func(i int) { o.set(fmt.Appendf(nil, "%04d", i*7919%writes), nil, nil, keys.KindSet) }
+	set := func(i int) { o.set(fmt.Appendf(nil, "%04d", i*7919%writes), nil, nil, keys.KindSet, false) }
 	check := func(first string) {
 		t.Helper()
 		order := o.within(nil, nil)
@@ -249,7 +249,7 @@ func TestAScanAfterAWriteSortsNoOtherWrites(t *testing.T) {
 	}
 	second := string(o.bytes(o.entries[o.order[1]].key))
 	o.order[0], o.order[1] = o.order[1], o.order[0]
-	o.set([]byte("x"), nil, nil, keys.KindSet)
+	o.set([]byte("x"), nil, nil, keys.KindSet, false)
 	check(second)
 	for i := writes / 4; i < writes; i++ {
 		set(i)

@@ -194,17 +194,17 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, now uint64, field string) (err
 	return nil
 }
 
-// invokeResult copies an outcome, because its values are in memory of the session.
+// invokeResult is an outcome for an answer. It copies values that are in buffers of the session or of the request.
 func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
 		ExpiresAtMs: from.Metadata.ExpiresAt,
 	}
 	if asked.ReturnOld && from.OldFound {
-		out.Old = append([]byte(nil), from.Old...)
+		out.Old = from.TakeOld()
 	}
 	if asked.ReturnNew && from.NewFound {
-		out.New = append([]byte(nil), from.New...)
+		out.New = from.TakeNew()
 	}
 	return out
 }

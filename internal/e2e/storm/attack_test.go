@@ -99,6 +99,33 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread gets", func(a *attacker) { a.unread(a.times(50, 150), 1, "KVService/Get", &pb.GetRequest{Key: largeKey(0)}) }},
 		{"unread batch gets", func(a *attacker) { a.unread(60, 1, "KVService/BatchGet", &pb.BatchGetRequest{Keys: largeKeys(15)}) }},
 		{"unread transactions", func(a *attacker) { a.unread(a.times(20, 60), 20, "TransactionService/Execute", largeExecute(15)) }},
+		{"unread invocations with large values", func(a *attacker) {
+			a.begun(a.times(2, 10), 2, "KVService/InvokeAll", largeInvokeAll(setAndGet))
+		}},
+		{"unread invocations that add to large values", func(a *attacker) {
+			a.begun(a.times(2, 10), 1, "KVService/InvokeAll", largeInvokeAll(setAndGet))
+			a.begun(a.times(2, 10), 2, "KVService/InvokeAll", largeInvokeAll(addAndGet))
+		}},
+		{"invocations with large values", func(a *attacker) {
+			a.begun(a.times(2, 10), 1, "KVService/InvokeAll", largeInvokeAll(func(i *pb.Invocation) { setAndGet(i); i.ReturnNew = false }))
+		}},
+		{"invocations with large values and a time to live", func(a *attacker) {
+			a.begun(a.times(2, 10), 1, "KVService/InvokeAll", largeInvokeAll(func(i *pb.Invocation) { setAndGet(i); i.ReturnNew, i.TtlMs = false, 3_600_000 }))
+		}},
+		{"batches with large values and a time to live", func(a *attacker) {
+			m := new(pb.BatchWriteRequest)
+			for i := range byte(4) {
+				m.Mutations = append(m.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte{'z', i}, Value: make([]byte, 15<<20), TtlMs: 3_600_000})
+			}
+			a.begun(a.times(2, 10), 1, "KVService/BatchWrite", m)
+		}},
+		{"unread transactions that invoke with large values", func(a *attacker) {
+			m := new(pb.ExecuteRequest)
+			for _, i := range largeInvokeAll(setAndGet).Invocations {
+				m.ThenOperations = append(m.ThenOperations, &pb.Operation{Operation: &pb.Operation_Invoke{Invoke: i}})
+			}
+			a.begun(a.times(2, 10), 2, "TransactionService/Execute", m)
+		}},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},
@@ -227,6 +254,25 @@ func largeExecute(n int) *pb.ExecuteRequest {
 	return req
 }
 
+// largeInvokeAll is the largest InvokeAll, of values of 15 MiB.
+func largeInvokeAll(operation func(*pb.Invocation)) *pb.InvokeAllRequest {
+	req := new(pb.InvokeAllRequest)
+	for i := range byte(4) {
+		invocation := &pb.Invocation{Key: []byte{'z', i}}
+		operation(invocation)
+		req.Invocations = append(req.Invocations, invocation)
+	}
+	return req
+}
+
+func setAndGet(i *pb.Invocation) {
+	i.Operation, i.ReturnNew = &pb.Invocation_GetAndSet{GetAndSet: make([]byte, 15<<20)}, true
+}
+
+func addAndGet(i *pb.Invocation) {
+	i.Operation, i.ReturnNew = &pb.Invocation_Append{Append: make([]byte, 1)}, true
+}
+
 func mustPut(t *testing.T, kv pb.KVServiceClient, key []byte, size int) {
 	t.Helper()
 	_, err := kv.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, size), Durability: pb.Durability_DURABILITY_ASYNC})
@@ -300,6 +346,21 @@ func (a *attacker) sendAll(connections int, batch []byte, refusals ...codes.Code
 
 // unread sends requests over some connections whose answers are never read.
 func (a *attacker) unread(requests, connections int, method string, request any) {
+	a.sendUnread(requests, connections, method, request)
+	time.Sleep(a.look())
+}
+
+// begun is unread that waits until an answer to each request begins.
+func (a *attacker) begun(requests, connections int, method string, request any) {
+	for _, stream := range a.sendUnread(requests, connections, method, request) {
+		if _, err := stream.Header(); err != nil {
+			a.Errorf("%s: %v", method, err)
+		}
+	}
+	time.Sleep(a.look())
+}
+
+func (a *attacker) sendUnread(requests, connections int, method string, request any) (streams []grpc.ClientStream) {
 	var conns []*grpc.ClientConn
 	for range connections {
 		conns = append(conns, a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))
@@ -315,9 +376,10 @@ func (a *attacker) unread(requests, connections int, method string, request any)
 		if err != nil {
 			a.Fatal(err)
 		}
+		streams = append(streams, stream)
 		a.done.Add(1)
 	}
-	time.Sleep(a.look())
+	return streams
 }
 
 // besideShares fills the shares of answers and scans, and the slots beside them, and sends the largest batches meanwhile.
@@ -326,6 +388,7 @@ func (a *attacker) besideShares() {
 	a.unread(64, 16, "KVService/Scan", new(pb.ScanRequest))
 	a.unread(16, 8, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20})
 	a.unread(a.times(4, 40), 20, "TransactionService/Execute", largeExecute(15))
+	a.unread(a.times(3, 10), 3, "KVService/InvokeAll", largeInvokeAll(setAndGet))
 	a.sendAll(a.times(4, 40), encodedBatch(a.times(100_000, 200_000), 1))
 	a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
 }

@@ -107,8 +107,17 @@ func (b *Builder) SetShared(s keys.Space, user, value []byte) {
 // SetStored adds what is stored of a version: its kind, and the value, which begins with metadata if the kind says so. A
 // deletion has no value. What the client is charged for does not include the metadata.
 func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
+	b.setStored(kind, s, user, stored, false)
+}
+
+// SetStoredShared is SetStored with the rules of SetShared.
+func (b *Builder) SetStoredShared(kind keys.Kind, s keys.Space, user, stored []byte) {
+	b.setStored(kind, s, user, stored, len(stored) >= sharedBytesMin)
+}
+
+func (b *Builder) setStored(kind keys.Kind, s keys.Space, user, stored []byte, share bool) {
 	longest := b.valueMax
-	b.add(kind, s, user, stored, false)
+	b.add(kind, s, user, stored, share)
 	if section := metadata.Size(kind, stored); section > 0 {
 		b.payload -= section
 		b.valueMax = max(longest, len(stored)-section)
@@ -116,8 +125,17 @@ func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
 	}
 }
 
-// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are.
+// aloneBytesMin is the length from which a value with metadata is copied into memory of its own, of its size. In a buffer that grows with large
+// values, each of them is in memory twice or more while it grows.
+const aloneBytesMin = 64 << 10
+
+// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are. The rules of SetShared hold.
 func (b *Builder) SetMetadata(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
+	if len(value) >= aloneBytesMin {
+		stored := f.Append(make([]byte, 0, metadata.SectionBytesMax+len(value)))
+		b.SetStoredShared(keys.KindSetMetadata, s, user, append(stored, value...))
+		return
+	}
 	b.stored = append(f.Append(b.stored[:0]), value...)
 	b.SetStored(keys.KindSetMetadata, s, user, b.stored)
 }
@@ -135,7 +153,10 @@ func (b *Builder) Metadata(i int) (metadata.Fields, error) {
 	if !kind.HasMetadata() {
 		return metadata.Fields{}, nil
 	}
-	return metadata.Read(kind, b.buf[m.valueStart:m.opEnd]) // such a value is never shared
+	if m.shared > 0 {
+		return metadata.Read(kind, b.shared[m.shared-1])
+	}
+	return metadata.Read(kind, b.buf[m.valueStart:m.opEnd])
 }
 
 // Delete adds a tombstone for user key in space s.

@@ -1,0 +1,109 @@
+package mvcc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestLargeInvocationsCopyTheirValuesOnce at most, beside the log and the memtable: the largest of them would otherwise take several times what a
+// batch may have. The values are right, also when the session is used again.
+func TestLargeInvocationsCopyTheirValuesOnce(t *testing.T) {
+	const n, size = 8, 1 << 20
+	soon := uint64(time.Now().Add(time.Hour).UnixMilli())
+	transaction := func(x *Session, ops []Invoke, out []Invoked) error {
+		txn, err := x.Begin(TxnOptions{Durability: DurabilityAsync})
+		for i := 0; err == nil && i < len(ops); i++ {
+			out[i], err = txn.Invoke(&ops[i])
+		}
+		if err == nil {
+			_, err = txn.Commit(t.Context())
+		}
+		return err
+	}
+	invokeAll := func(x *Session, ops []Invoke, out []Invoked) error {
+		_, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out)
+		return err
+	}
+	for _, c := range []struct {
+		name   string
+		op     Invoke
+		run    func(*Session, []Invoke, []Invoked) error
+		copies int
+	}{
+		{"set", Invoke{Kind: InvokeGetAndSet}, invokeAll, 0},
+		{"put if absent", Invoke{Kind: InvokePutIfAbsent}, invokeAll, 0},
+		{"append", Invoke{Kind: InvokeAppend}, invokeAll, 1},
+		{"set with a deadline", Invoke{Kind: InvokeGetAndSet, ExpiresAt: soon}, invokeAll, 1},
+		{"set in a transaction", Invoke{Kind: InvokeGetAndSet}, transaction, 0},
+		{"append in a transaction", Invoke{Kind: InvokeAppend}, transaction, 1},
+		{"set with a deadline in a transaction", Invoke{Kind: InvokeGetAndSet, ExpiresAt: soon}, transaction, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := Options{Storage: storage.Options{
+				Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 32 << 20, SegmentBytes: 32 << 20,
+			}}
+			s := mustOpen(t, o)
+			x := mustSession(t, s)
+			ops, out, values := make([]Invoke, n), make([]Invoked, n), make([][]byte, n)
+			for i := range ops {
+				ops[i] = c.op
+				ops[i].Key, ops[i].Operand, ops[i].ReturnNew = fmt.Appendf(nil, "key%d", i), bytes.Repeat([]byte{byte('a' + i)}, size), true
+			}
+			if _, err := put(x, "other", "value", DurabilityAsync); err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := c.run(x, ops, out); err != nil {
+				t.Fatal(err)
+			}
+			for i := range out {
+				values[i] = out[i].TakeNew()
+			}
+			runtime.ReadMemStats(&after)
+			if got, most := after.TotalAlloc-before.TotalAlloc, uint64(c.copies*n*size+n*size/4); got > most {
+				t.Errorf("%d bytes of %d allocated, at most %d are expected", got, n*size, most)
+			}
+			if _, err := x.InvokeAll(t.Context(), []Invoke{{Kind: InvokeAppend, Key: []byte("other"), Operand: []byte("x")}}, nil, DurabilityAsync, out[:1]); err != nil {
+				t.Fatal(err)
+			}
+			for i := range ops {
+				v, err := x.Get(nil, ops[i].Key, 0)
+				if err != nil || !bytes.Equal(v.Data, ops[i].Operand) || !bytes.Equal(values[i], ops[i].Operand) {
+					t.Errorf("%s has %d bytes, and %d were returned: %v", ops[i].Key, len(v.Data), len(values[i]), err)
+				}
+			}
+		})
+	}
+}
+
+// TestInvokeAllReturnsAtMostABatch of values, old and new ones together. A refusal changes nothing.
+func TestInvokeAllReturnsAtMostABatch(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Limits.BatchBytes, o.Limits.ValueBytes = 1<<20, 512<<10
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	ops, out := manyInvokes(t, s, 6, 100<<10), make([]Invoked, 6)
+	for i := range ops {
+		ops[i].Kind, ops[i].Operand, ops[i].ReturnOld, ops[i].ReturnNew = InvokeGetAndSet, make([]byte, 100<<10), true, true
+	}
+	before := dump(t, s)
+	var limit *LimitError
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); !errors.As(err, &limit) || limit.What != "batch bytes" || limit.Got != 12*100<<10 {
+		t.Errorf("12 values of 100 KiB with a limit of 1 MiB: %v", err)
+	}
+	if after := dump(t, s); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Error("what is refused has changed something")
+	}
+	ops[0].ReturnOld, ops[1].ReturnNew = false, false
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); err != nil {
+		t.Errorf("10 values: %v", err)
+	}
+}
