@@ -228,6 +228,13 @@ func (a *admission) takeLarge(conn *connection, sh share, bytes int64) bool {
 	return true
 }
 
+// forget ends the claims of a connection that has ended.
+func (a *admission) forget(conn *connection) {
+	for sh := range a.words {
+		a.words[sh].large.forget(&conn.claims[sh])
+	}
+}
+
 // returnHeld counts in its share what is in the large slot, if it fits there.
 func (a *admission) returnHeld(sh share, h *largeHeld) bool {
 	conn, ok := h.owner.(*connection)

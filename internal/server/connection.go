@@ -219,6 +219,7 @@ func (c *connections) release(conn *connection) {
 	conn.close()
 	c.open.Add(-1)
 	conn.end(c.admission)
+	c.admission.forget(conn)
 	if !conn.refused.Load() { // which does not change any more
 		c.served.Add(-1)
 	}

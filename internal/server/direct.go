@@ -277,6 +277,7 @@ func (c *directClient) Closed(cause error) {
 	c.report(cause)
 	c.acks.close()
 	c.server.connections.release(c.connection)
+	c.server.receiving.beside.forget(&c.claim)
 	c.cancel()
 }
 

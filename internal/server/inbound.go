@@ -296,4 +296,5 @@ func (in *inbound) end() {
 	for id := range in.open {
 		in.ended(id)
 	}
+	in.receiving.beside.forget(&in.claim)
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,8 +11,12 @@ import (
 // read the largest there is, and takes nothing of the share from others with it. What is in the slot is known by its owner and its size:
 // two things that are alike in both, in the slot and in the share, are as good as each other, and either may leave the slot.
 //
-// Owners take turns. One that is refused has a claim, and a slot that gets free is kept for the oldest claim for a while after its owner has
-// asked. So each owner that goes on asking has its turn after at most one of each other owner, without a queue: nothing waits.
+// Owners take turns. One that is refused has a claim, at the end of the line of claims. While the slot is free it is kept for the owner of the first
+// claim, for a while after that has asked last. Then the claim lapses, and if its owner asks again it has a new one, at the end of the line.
+//
+// Invariant: while the slot is free, the owner of the first claim either has the slot when it asks or loses its claim within claimTimeMax, and
+// whatever had a turn has no claim older than those that wait. So an owner that asks every claimTimeMin has its turn after at most (older claims
+// and the turn that goes on) x (longest turn + claimTimeMax), whatever others do. Nothing waits in the line but claims.
 type largeSlot struct {
 	held atomic.Pointer[largeHeld] // changed with mu locked
 
@@ -19,9 +24,7 @@ type largeSlot struct {
 	taken  time.Time
 	sent   time.Time // when its client was the one to take it; zero: it is not
 	wanted bool      // another owner was refused since it was taken
-	claims uint64    // made so far
-	next   *claim    // the oldest one whose owner goes on asking
-	asked  time.Time // when that was last
+	claims []*claim  // the oldest first
 	keep   time.Duration
 }
 
@@ -30,8 +33,10 @@ type largeHeld struct {
 	bytes int64
 }
 
-// claim is the number of an owner's first refusal since it had the slot last; 0: it was not refused. The slot's mutex guards it.
-type claim uint64
+// claim is that of an owner that was refused and has not had the slot since. The slot's mutex guards it.
+type claim struct {
+	asked time.Time // when the owner was refused last; zero: it has no claim
+}
 
 // The slot is kept for the next owner for as long as the one before had it: so it is in use for half of the time at least, and clients that wait
 // longer before they ask again have a turn where turns last longer. But it is kept for several times as long as clients are advised to wait.
@@ -51,34 +56,40 @@ func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
 	}
 	if h == nil && s.isTurnLocked(c, now) {
 		s.held.Store(&largeHeld{owner, bytes})
-		s.taken, s.sent, s.wanted, s.keep = now, time.Time{}, false, claimTimeMax
-		if c != nil {
-			*c = 0
-		}
-		if s.next == c {
-			s.next = nil
-		}
+		s.taken, s.sent, s.wanted = now, time.Time{}, false
+		s.forgetLocked(c)
 		return true
 	}
-	s.wanted = true
-	if c != nil {
-		s.claimLocked(c, now)
+	if s.wanted = true; c != nil {
+		if c.asked.IsZero() {
+			s.claims = append(s.claims, c)
+		}
+		c.asked = now
 	}
 	return false
 }
 
-// isTurnLocked reports whether the slot is kept for no other with an older claim.
+// isTurnLocked reports whether the slot, which is free, is kept for no other. Claims lapse here.
 func (s *largeSlot) isTurnLocked(c *claim, now time.Time) bool {
-	return c == nil || s.next == nil || s.next == c || now.Sub(s.asked) > s.keep || *c != 0 && *c < *s.next
+	lapsed := 0
+	for ; lapsed < len(s.claims) && now.Sub(s.claims[lapsed].asked) > s.keep; lapsed++ {
+		s.claims[lapsed].asked = time.Time{}
+	}
+	s.claims = slices.Delete(s.claims, 0, lapsed)
+	return c == nil || len(s.claims) == 0 || s.claims[0] == c
 }
 
-func (s *largeSlot) claimLocked(c *claim, now time.Time) {
-	if *c == 0 {
-		s.claims++
-		*c = claim(s.claims)
-	}
-	if s.isTurnLocked(c, now) {
-		s.next, s.asked = c, now
+// forget ends the claim of an owner that will not ask any more.
+func (s *largeSlot) forget(c *claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetLocked(c)
+}
+
+func (s *largeSlot) forgetLocked(c *claim) {
+	if i := slices.Index(s.claims, c); i >= 0 {
+		s.claims = slices.Delete(s.claims, i, i+1)
+		c.asked = time.Time{}
 	}
 }
 
@@ -125,14 +136,16 @@ func (s *largeSlot) bytes() int64 {
 	return 0
 }
 
-// handOver says that what is in the slot waits for its client from now on.
+// handOver says that what is in the slot waits for its client from now on, unless it does already: another thing of its size may be meant.
 func (s *largeSlot) handOver(owner any, bytes int64) {
 	if !s.holds(owner, bytes) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sent = time.Now()
+	if s.sent.IsZero() {
+		s.sent = time.Now()
+	}
 }
 
 // isOverdue reports whether the owner's client has taken longer than it may over what is in the slot, and another wants the slot.

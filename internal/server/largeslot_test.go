@@ -126,6 +126,32 @@ func TestALargeSlotIsOverdueForOthers(t *testing.T) {
 		s.handOver(one, 1)
 		want("it is made", false, true)
 		time.Sleep(most + 1)
+		s.handOver(one, 1)
 		want("its client does not take it", true, true)
 	})
+}
+
+// TestAClaimEndsWithItsOwner: one that does not ask any more is not waited for, and connections that come and go leave nothing.
+func TestAClaimEndsWithItsOwner(t *testing.T) {
+	var a admission
+	a.init(10, 16<<20)
+	slot, holder := &a.words[shareScans].large, new(connection)
+	if !a.enter(holder, shareScans, 6<<20) {
+		t.Fatal("the slot is not free")
+	}
+	connections := connections{admission: &a}
+	for range 10 {
+		conn := new(connection)
+		if a.enter(conn, shareScans, 6<<20) {
+			t.Fatal("it is taken twice")
+		}
+		connections.release(conn)
+	}
+	if n := len(slot.claims); n != 0 {
+		t.Errorf("there are %d claims", n)
+	}
+	a.leave(holder, shareScans, 6<<20)
+	if !a.enter(new(connection), shareScans, 6<<20) {
+		t.Error("it is kept for one that has ended")
+	}
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"flag"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -20,10 +21,9 @@ type modelShare struct {
 	requests, bytes int
 	answers         bool
 	all             []*modelThing
-	claims          int // made so far
-	claim           map[*connection]int
-	next            *connection
-	asked, taken    time.Time
+	line            []*connection // whose claims there are, the oldest first
+	asked           map[*connection]time.Time
+	taken           time.Time
 	keep            time.Duration
 }
 
@@ -89,26 +89,18 @@ func (m *modelShare) slot(conn *connection, bytes int) bool {
 	}
 	for {
 		h, now := m.holder(), time.Now()
-		lapsed := m.next == nil || now.Sub(m.asked) > m.keep
-		claim, has := m.claim[conn]
-		turn := lapsed || m.next == conn || has && claim < m.claim[m.next]
+		for h == nil && len(m.line) > 0 && now.After(m.asked[m.line[0]].Add(m.keep)) {
+			m.line = m.line[1:]
+		}
+		at := slices.Index(m.line, conn)
 		switch {
 		case h != nil && h.conn == conn: // it asks for no other turn
-		case h == nil && turn:
-			delete(m.claim, conn)
-			m.taken, m.keep = now, time.Second
-			if m.next == conn {
-				m.next = nil
-			}
+		case h == nil && (at == 0 || len(m.line) == 0):
+			m.line, m.taken = m.line[at+1:], now
 			return true
 		default:
-			if !has {
-				m.claims++
-				m.claim[conn] = m.claims
-				turn = lapsed || m.next == conn || m.claim[conn] < m.claim[m.next]
-			}
-			if turn {
-				m.next, m.asked = conn, now
+			if m.asked[conn] = now; at < 0 {
+				m.line = append(m.line, conn)
 			}
 		}
 		if h == nil || m.answers || !m.fits(h.conn, h.inSlot()) {
@@ -215,8 +207,8 @@ func TestSharesAgreeWithTheModel(t *testing.T) {
 		for i := range conns {
 			conns[i] = new(connection)
 		}
-		writes := &modelShare{share: shareLargeWrites, requests: requests, bytes: 4 << 20, claim: map[*connection]int{}}
-		answers := &modelShare{share: shareAnswers, requests: 1 << 20, bytes: 3 << 20, answers: true, claim: map[*connection]int{}}
+		writes := &modelShare{share: shareLargeWrites, requests: requests, bytes: 4 << 20, asked: map[*connection]time.Time{}}
+		answers := &modelShare{share: shareAnswers, requests: 1 << 20, bytes: 3 << 20, answers: true, asked: map[*connection]time.Time{}}
 		unique := 0
 		size := func(limit int) int { // few things are alike
 			unique++
@@ -321,6 +313,87 @@ func TestSharesAgreeWithTheModel(t *testing.T) {
 			t.Errorf("%d requests of %d bytes, %d bytes of answers are left", n, bytes, left)
 		}
 	})
+}
+
+// TestEachClaimHasItsTurn: while one goes on asking for a slot no other has it twice, and it waits for no more than a turn and a reservation of each,
+// whatever they do: some ask only while another has it, some only when they would have it, some give it back at once, and some never.
+func TestEachClaimHasItsTurn(t *testing.T) {
+	const most, step = 3 * time.Second, 10 * time.Millisecond // of a turn; of the clock
+	seed := *shareSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-shares.seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // repeatable
+	served, lapsed := 0, 0
+	for range 40 {
+		synctest.Test(t, func(t *testing.T) {
+			var s largeSlot
+			type hostile struct {
+				claimant
+				asks, asksFree int // of a hundred
+				turn           time.Duration
+				turns          int // since the honest one asked first
+			}
+			honest, others := new(claimant), make([]*hostile, 1+r.IntN(6))
+			for i := range others {
+				others[i] = &hostile{
+					asks: []int{0, 1, 10, 100}[r.IntN(4)], asksFree: []int{0, 0, 1, 100}[r.IntN(4)],
+					turn: []time.Duration{0, 50 * time.Millisecond, time.Second, most}[r.IntN(4)],
+				}
+			}
+			var holder *hostile
+			var began, since, next time.Time // of the holder's turn; since when the honest one asks; when it asks again
+			for range 3000 {
+				now := time.Now()
+				for _, i := range r.Perm(len(others)) {
+					x, chance := others[i], others[i].asks
+					ends := holder != nil && !now.Before(began.Add(holder.turn))
+					if holder == nil {
+						chance = x.asksFree
+					} else if ends && x.asks > 0 {
+						chance = 100 // the best moment for one that does not want it
+					}
+					if holder != x && r.IntN(100) < chance && s.take(x, &x.claim, 1) {
+						holder, began = x, now
+						if x.turns++; x.turns > 1 && !since.IsZero() {
+							t.Fatalf("another has it twice, with %v and %v of a hundred for %v", x.asks, x.asksFree, x.turn)
+						}
+					}
+				}
+				if !now.Before(next) {
+					if honest.take(&s) {
+						served++
+						s.drop(honest)
+						since = time.Time{}
+						next = now.Add(time.Duration(r.IntN(50)) * step)
+					} else {
+						if since.IsZero() {
+							since = now
+							for _, x := range others {
+								x.turns = 0
+							}
+						}
+						if wait := now.Sub(since); wait > time.Duration(len(others))*(most+claimTimeMax)+most {
+							t.Fatalf("it has waited for %v beside %d", wait, len(others))
+						}
+						next = now.Add(time.Duration(1+r.IntN(int(claimTimeMin/step))) * step)
+					}
+				}
+				if holder != nil && !now.Before(began.Add(holder.turn)) {
+					s.drop(holder)
+					holder = nil
+				}
+				if len(s.claims) > 0 && holder == nil && now.Sub(s.claims[0].asked) > s.keep {
+					lapsed++
+				}
+				time.Sleep(step)
+			}
+		})
+	}
+	if t.Logf("%d turns of the honest one, %d steps with a claim that has lapsed", served, lapsed); served < 100 || lapsed < 10 {
+		t.Error("hardly anything was tested")
+	}
 }
 
 func count(got bool, admitted, refused *int) {
