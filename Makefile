@@ -23,9 +23,9 @@ TEST_TIMEOUT ?= 8m
 # processors for itself, because it measures memory in use, which is more while the collector lacks time.
 AT_ONCE      ?= 3
 STORM        := ./internal/e2e/storm
-# All packages but those that options of grep match. What takes longest comes first, so that nothing runs alone at the end.
+# All packages but those that options of grep match, and those of LONGEST that are named. What takes longest comes first, so that nothing runs alone at the end.
 LONGEST      := ./internal/enginetest ./internal/restore ./internal/mvcc ./cmd/kvctl ./internal/backup ./internal/archive
-packages     = $(LONGEST) $$($(GO) list ./... | grep -v -e '/internal/server$$' $(1) $(patsubst .%,-e '%$$',$(LONGEST)) | tr '\n' ' ')
+packages     = $(filter-out $(2),$(LONGEST)) $$($(GO) list ./... | grep -v -e '/internal/server$$' $(1) $(patsubst .%,-e '%$$',$(LONGEST)) | tr '\n' ' ')
 TOGETHER     = $(call packages,-e '/internal/e2e/storm$$')
 # About half of the server's tests.
 SERVER_PART  := ^Test[A-L]
@@ -55,9 +55,10 @@ RACE         := $(TEST) -race -tags invariants -timeout 30m
 ALL_TAGS     := -tags 'invariants ablation'
 ASSERTED     := $(TEST) $(ALL_TAGS)
 # The race detector finds nothing where neither the code nor a test starts a goroutine, and where a model of one goroutine tests what others share.
-# The tests of internal/e2e drive binaries without the detector: it would watch their own clients, as it does in the tests of client.
-ALONE         := /internal/\(lint\|doctable\|invariants\|keys\|metadata\|offheap\|testseed\|storage/\(batch\|bitset\|orphans\|page\|repairtree\|throttle\)\)$$
-RACE_PACKAGES  = $(call packages,-e '/internal/e2e' -e '$(ALONE)' -e '/client/tracing$$' -e '/examples/')
+# The tests of internal/e2e drive binaries without the detector: it would watch their own clients, as it does in the tests of client. Restoring
+# reads files and loads a store that nothing else uses yet.
+ALONE         := /internal/\(ablation\|auth\|console\|doctable\|health\|invariants\|keys\|lint\|metadata\|offheap\|restore\|testseed\|storage/\(batch\|bitset\|orphans\|page\|pagesource\|quarantine\|repairtree\|throttle\)\)$$
+RACE_PACKAGES  = $(call packages,-e '/internal/e2e' -e '$(ALONE)' -e '/api/' -e '/client/tracing$$' -e '/examples/',./internal/restore)
 PEERS_BUDGET ?= 10m
 
 ##@ Use
