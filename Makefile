@@ -38,8 +38,9 @@ SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
-# transactions, snapshots, tokens, limits of the engine, metrics. TestTransportsAnswerAlike compares both in every run.
-GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|deadline|cancel|late|connection|tls|certificate)|Stop
+# transactions, snapshots, tokens, limits of the engine, metrics; states of the throttle; and what measures idle streams, which starts both. TestTransportsAnswerAlike
+# compares both in every run.
+GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|deadline|cancel|late|connection|tls|certificate)|GiveUpStop|StopsReceiving|Stopped|Systemd
 GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain)
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
 # seeds. The race detector would only make it slower: a store before a crash does what all other tests of it do. The programs' tests have no
@@ -81,7 +82,7 @@ test: ## Run every test of the server module
 	tools/together.sh "$(TEST) -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) $(TOGETHER)" \
 		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -run '$(SERVER_PART)'" \
 		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -skip '$(SERVER_PART)'" \
-		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' && $(TEST) -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
+		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' -skip '^TestIdle' && $(TEST) -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
 	$(TEST) -timeout $(TEST_TIMEOUT) $(STORM)
 
 race: ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
