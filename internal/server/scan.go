@@ -193,7 +193,7 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 // scan has its snapshot and the page, and no other resource of the engine.
 //
 // While the stream is open, its own snapshot keeps the epoch of its tokens readable. A scan that
-// has sent a token takes a snapshot lease when it ends, unless its snapshot was ended from outside.
+// has sent a token takes a snapshot lease when it ends, unless its snapshot was ended by the timeout or an operator.
 // The lease is needed even after the last page was sent, because the client may have read only the
 // first. Scans of one epoch share a lease.
 //
@@ -248,6 +248,7 @@ func (sc *scan) begin(ctx context.Context) (err error) {
 		return err
 	}
 	sc.snapshot = sc.server.openSnapshot(ctx, pb.SnapshotInfo_KIND_SCAN, sc.at, x.CloseSnapshot)
+	sc.snapshot.yields = sc.yields
 	sc.options.Context, sc.options.Admit = sc.snapshot.ctx, sc.admit
 	sc.cursor, err = x.Scan(sc.options)
 	return err
@@ -281,14 +282,25 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 		err = ended
 	}
 	more = more && sc.remaining > 0
-	switch a := &sc.server.admission; {
+	switch {
 	case err != nil || !more:
 	case sc.server.drain.active.Load():
 		err = errShuttingDown
-	case a.words[shareScans].large.overstays(sc.access.conn, int64(sc.held), a.slotTime):
-		err = errOverloaded // others want the slot
+	case sc.yields():
+		err = errOverloaded
 	}
 	return more, err
+}
+
+// yields reports whether the scan ends because it has been in the slot for too long, and others want that. It is called between two pages, and while
+// one waits for the client: what goes on with a token needs the lease before the snapshot is closed.
+func (sc *scan) yields() bool {
+	a := &sc.server.admission
+	if !a.words[shareScans].large.overstays(sc.access.conn, int64(sc.held), a.slotTime) {
+		return false
+	}
+	sc.leaseSnapshot()
+	return true
 }
 
 // send sends the page. The first page does not wait for the client, and its scan is not slowed down by clock reads.

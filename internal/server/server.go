@@ -366,9 +366,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.startArchive()
 	s.drain.background.Go(func() { s.runAutomaticBackups(ctx) })
 	s.drain.background.Go(func() { s.runDrills(ctx) })
-	if s.snapshots.timeout > 0 {
-		serving.Go(func() { s.watchSnapshots(ctx) })
-	}
+	serving.Go(func() { s.watchSnapshots(ctx) })
 	var err error
 	select {
 	case <-ctx.Done():

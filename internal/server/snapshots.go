@@ -69,6 +69,7 @@ type openSnapshot struct {
 	ctx     context.Context // ends with the request, and with the snapshot
 	cancel  context.CancelCauseFunc
 	release func()        // closes the snapshot while its request waits; nil if the request does that when its context ends
+	yields  func() bool   // while its request waits: reports whether that ends for others, and prepares it. Set before it waits; nil: never
 	ended   chan struct{} // closed once why is set
 
 	mu      sync.Mutex // before the table's
@@ -151,30 +152,45 @@ func (o *openSnapshot) serve(body func() error) error {
 func (o *openSnapshot) end(cause telemetry.SnapshotEnd) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.endLocked(cause)
+	return o.endOfLocked(cause)
 }
 
 // expire ends the snapshot if its request has waited for the client too long.
 func (o *openSnapshot) expire(now time.Duration) bool {
+	timeout := o.server.snapshots.timeout
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.expires && o.waiting && now-o.since >= o.server.snapshots.timeout && o.endLocked(telemetry.SnapshotTimeout)
+	return timeout > 0 && o.expires && o.waiting && now-o.since >= timeout && o.endOfLocked(telemetry.SnapshotTimeout)
 }
 
-func (o *openSnapshot) endLocked(cause telemetry.SnapshotEnd) bool {
+// yield ends the request, if it waits for its client while others need what it has.
+func (o *openSnapshot) yield() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.waiting && !o.closed && o.why == nil && o.yields != nil && o.yields() {
+		o.endLocked(errOverloaded)
+	}
+}
+
+func (o *openSnapshot) endOfLocked(cause telemetry.SnapshotEnd) bool {
 	if o.closed || o.why != nil {
 		return false
 	}
 	t := &o.server.snapshots
-	o.why = &snapshotEndedError{epoch: o.epoch, oldest: o.server.store.LowWatermark(), cause: cause, timeout: t.timeout}
+	o.endLocked(&snapshotEndedError{epoch: o.epoch, oldest: o.server.store.LowWatermark(), cause: cause, timeout: t.timeout})
+	t.ended[cause].Add(1)
+	return true
+}
+
+// endLocked ends the snapshot of a request that goes on.
+func (o *openSnapshot) endLocked(why error) {
+	o.why = why
 	if o.waiting && o.release != nil {
 		o.release()
 	}
-	t.leave(o)
-	t.ended[cause].Add(1)
-	o.cancel(o.why)
+	o.server.snapshots.leave(o)
+	o.cancel(why)
 	close(o.ended)
-	return true
 }
 
 func (t *snapshotTable) leave(o *openSnapshot) {
@@ -199,10 +215,14 @@ func (t *snapshotTable) list() []*openSnapshot {
 	return all
 }
 
-// watchSnapshots ends the snapshots of clients that are stuck, until ctx ends.
+// watchSnapshots ends the snapshots of clients that are stuck, and scans that must yield, until ctx ends.
 func (s *Server) watchSnapshots(ctx context.Context) {
-	// The interval limits the error of the timeout to a twentieth of it, and to five seconds.
-	tick := time.NewTicker(min(max(s.snapshots.timeout/20, time.Millisecond), 5*time.Second))
+	// The interval limits the error of both times to a twentieth of them, and to five seconds.
+	shorter := s.admission.slotTime
+	if s.snapshots.timeout > 0 {
+		shorter = min(shorter, s.snapshots.timeout)
+	}
+	tick := time.NewTicker(min(max(shorter/20, time.Millisecond), 5*time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -216,6 +236,7 @@ func (s *Server) watchSnapshots(ctx context.Context) {
 
 func (s *Server) expireSnapshots(now time.Duration) {
 	for _, o := range s.snapshots.list() {
+		o.yield()
 		if o.expire(now) {
 			s.log.Warn("a snapshot is ended because its client takes nothing", "id", o.id, "kind", o.kind.Name(), "epoch", uint64(o.epoch),
 				"peer", o.peer, "age", time.Since(o.begun), "snapshot_timeout", s.snapshots.timeout)
