@@ -92,7 +92,7 @@ func (e *TypeError) Error() string {
 
 // apply computes the outcome of the operation on a key's value with its metadata. A new value is the operand, or the old value, or in a place of buf.
 func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.Fields, buf *[]byte) (out Invoked, err error) {
-	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old, New: op.Operand, oldAlone: alone, newAlone: isAlone(len(op.Operand))}
+	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old, New: op.Operand, oldAlone: alone, newAlone: op.isAlone()}
 	switch op.Kind {
 	case InvokeTouch:
 		out.Applied, out.New, out.newAlone = found, old, alone
@@ -145,6 +145,13 @@ func place(buf *[]byte, n int) []byte {
 
 // isAlone reports whether place takes memory of its own for a value of n bytes.
 func isAlone(n int) bool { return n >= largeValueMin }
+
+// isAlone reports whether the operand may be kept in place of a copy: its memory has little more than its bytes. A decoder that meets a field twice
+// leaves the shorter value in the memory of the longer one.
+func (op *Invoke) isAlone() bool {
+	n := len(op.Operand)
+	return isAlone(n) && cap(op.Operand)-n <= n/8
+}
 
 // keptBytes is how much of a new value the caller keeps, beside the old value, which was admitted when it was read.
 func (op *Invoke) keptBytes(out *Invoked) int {
@@ -242,7 +249,7 @@ func (x *Session) InvokeRequest(
 
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
 // batch also bounds the values that it reads: a request of many short keys must not read the whole
-// store into memory. It bounds those that the caller keeps, too.
+// store into memory. It bounds those that the caller keeps, too, but for those of one operation.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
 	buf, read, returned := x.buffers.invoked, 0, 0
@@ -276,7 +283,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			return err
 		}
 		out[i].OldEpoch = epoch
-		if returned += ops[i].returnedBytes(&out[i]); returned > x.store.options.Limits.BatchBytes {
+		if returned += ops[i].returnedBytes(&out[i]); i > 0 && returned > x.store.options.Limits.BatchBytes {
 			return &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: returned}
 		}
 		if err := x.admitKept(outcomeBytes + ops[i].keptBytes(&out[i])); err != nil {

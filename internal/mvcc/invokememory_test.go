@@ -107,3 +107,39 @@ func TestInvokeAllReturnsAtMostABatch(t *testing.T) {
 		t.Errorf("10 values: %v", err)
 	}
 }
+
+// TestOneInvocationReturnsItsValues, also if both together have more than a batch: it cannot be divided.
+func TestOneInvocationReturnsItsValues(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Limits.BatchBytes, o.Limits.ValueBytes = 1<<20, 1<<20
+	x, out := mustSession(t, mustOpen(t, o)), make([]Invoked, 1)
+	for range 2 {
+		set := []Invoke{{Kind: InvokeGetAndSet, Key: []byte("k"), Operand: make([]byte, 600<<10), ReturnOld: true, ReturnNew: true}}
+		if _, err := x.InvokeAll(t.Context(), set, nil, DurabilityAsync, out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(out[0].Old) != 600<<10 || len(out[0].New) != 600<<10 {
+		t.Errorf("%d and %d bytes", len(out[0].Old), len(out[0].New))
+	}
+}
+
+// TestATransactionKeepsNoMoreThanItIsChargedFor of an operand in memory that is much larger, as a decoder leaves it that met a longer one before.
+func TestATransactionKeepsNoMoreThanItIsChargedFor(t *testing.T) {
+	const size = 100 << 10
+	txn, err := mustSession(t, mustOpen(t, tiny(vfs.NewMem()))).Begin(TxnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer txn.Rollback()
+	for i, room := range []int{size, size + size/8, size + size/8 + 1, 16 << 20} {
+		operand := make([]byte, size, room)
+		out, err := txn.Invoke(&Invoke{Kind: InvokeGetAndSet, Key: fmt.Append(nil, i), Operand: operand, ReturnNew: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept, most := cap(txn.own.large[i]), size+size/8; kept > most || cap(out.TakeNew()) > most {
+			t.Errorf("of an operand with room for %d bytes %d are kept, and %d in the answer", room, kept, cap(out.TakeNew()))
+		}
+	}
+}
