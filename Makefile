@@ -38,8 +38,8 @@ SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
-# transactions, snapshots, tokens, limits of the engine, metrics; states of the throttle; and what measures idle streams, which starts both. TestTransportsAnswerAlike
-# compares both in every run.
+# transactions, snapshots, tokens, limits of the engine, states of the throttle, metrics. Tests of idle streams start both transports themselves.
+# TestTransportsAnswerAlike compares both in every run.
 GRPC_GO_TESTS      := (?i:pipeline|inbound|message|unread|stream|drain|stuck|deadline|cancel|late|connection|tls|certificate)|GiveUpStop|StopsReceiving|Stopped|Systemd
 GRPC_GO_RACE_TESTS := (?i:pipeline|inbound|unread|drain)
 # What crashes, damages and fills disks at one place after the other: `make test` runs it, and `make crash` with the assertions and fresh
@@ -58,7 +58,7 @@ ASSERTED     := $(TEST) $(ALL_TAGS)
 # The race detector finds nothing where neither the code nor a test starts a goroutine, and where a model of one goroutine tests what others share.
 # The tests of internal/e2e drive binaries without the detector: it would watch their own clients, as it does in the tests of client. Restoring
 # reads files and loads a store that nothing else uses yet.
-ALONE         := /internal/\(ablation\|auth\|console\|doctable\|health\|invariants\|keys\|lint\|metadata\|offheap\|restore\|testseed\|storage/\(batch\|bitset\|orphans\|page\|pagesource\|quarantine\|repairtree\|throttle\)\)$$
+ALONE         := /internal/\(ablation\|auth\|console\|doctable\|health\|invariants\|keys\|lint\|metadata\|offheap\|testseed\|storage/\(batch\|bitset\|orphans\|page\|pagesource\|quarantine\|repairtree\|throttle\)\)$$
 RACE_PACKAGES  = $(call packages,-e '/internal/e2e' -e '$(ALONE)' -e '/api/' -e '/client/tracing$$' -e '/examples/',./internal/restore)
 PEERS_BUDGET ?= 10m
 
@@ -156,8 +156,8 @@ fmt: ## Format all Go code (gofumpt, gci)
 fmt-check: ## Fail if any Go code is not formatted
 	for m in . bench; do (cd $$m && $(LINT) fmt --diff --config $(CURDIR)/.golangci.yml); done
 
-# With the tags of assertions and baselines everything is seen but the few functions that are there without them, which make test compiles. Govet has every
-# analyzer of go vet.
+# The linters see the code with the tags of assertions and baselines. What is there only without the tags, five small files, is compiled by make test.
+# Govet has every analyzer of go vet.
 lint: ## golangci-lint on the server and the bench module, with assertions and baselines
 	$(LINT) run --build-tags invariants,ablation ./...
 	cd bench && $(LINT) run --config ../.golangci.yml --build-tags invariants,ablation ./...

@@ -293,7 +293,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		case !out[i].Applied:
 			continue
 		case out[i].NewFound:
-			w.setShared(ops[i].Key, out[i].New, &out[i].Metadata)
+			w.SetWithMetadata(ops[i].Key, out[i].New, &out[i].Metadata)
 		default:
 			w.Delete(ops[i].Key)
 		}

@@ -47,22 +47,13 @@ func (s *Store) checkMetadata(key []byte) error {
 	return nil
 }
 
-// SetWithMetadata is Set of a value with metadata, which is not nil. If all fields are zero, it is Set.
+// SetWithMetadata is SetShared of a value with metadata, which is not nil.
 func (w *Write) SetWithMetadata(key, value []byte, f *metadata.Fields) {
-	if *f == (metadata.Fields{}) {
-		w.Set(key, value)
-		return
-	}
-	w.Batch.SetMetadata(keys.SpaceUser, key, f, value)
-}
-
-// setShared is SetWithMetadata with the rules of SetShared.
-func (w *Write) setShared(key, value []byte, f *metadata.Fields) {
 	if *f == (metadata.Fields{}) {
 		w.SetShared(key, value)
 		return
 	}
-	w.SetWithMetadata(key, value, f)
+	w.Batch.SetMetadata(keys.SpaceUser, key, f, value)
 }
 
 // Metadata is the metadata of the version that the last Read of the session found. In a function that ReadAll calls, it is

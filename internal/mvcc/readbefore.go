@@ -87,7 +87,8 @@ func (x *Session) recall(i int) (value []byte, found bool, epoch keys.Epoch, kep
 	return buf[r.value:r.end:r.end], r.found, r.epoch, true
 }
 
-// keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. It keeps no more values than the commit may read, which refuses those that are too much.
+// keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. It keeps no more values than the
+// commit may read, which refuses those that are too much.
 func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool) (err error) {
 	buf := &x.buffers.invoked
 	at := uint32(len(*buf))

@@ -18,22 +18,8 @@ func TestLargeOperandsSurviveTheRequestsAfterThem(t *testing.T) {
 		value := func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i)}, size) }
 		h.put(t, "k2", "old")
 		h.put(t, "k6", "old")
-		stream, err := h.transactions().Transact(testContext(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ask := func(req *pb.TransactRequest) *pb.TransactResponse {
-			t.Helper()
-			if err := stream.Send(req); err != nil {
-				t.Fatal(err)
-			}
-			res, err := stream.Recv()
-			if err != nil || res.GetError() != nil {
-				t.Fatal(res, err)
-			}
-			return res
-		}
-		ask(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: new(pb.BeginRequest)}})
+		k := h.talk(t)
+		k.begin()
 		var answers [][]byte
 		for i := range n {
 			in := &pb.Invocation{Key: fmt.Append(nil, "k", i), ReturnNew: true}
@@ -47,9 +33,9 @@ func TestLargeOperandsSurviveTheRequestsAfterThem(t *testing.T) {
 			case 3:
 				in.Operation = &pb.Invocation_Append{Append: value(i)}
 			}
-			answers = append(answers, ask(&pb.TransactRequest{Request: &pb.TransactRequest_Invoke{Invoke: in}}).GetInvoke().GetNew())
+			answers = append(answers, k.must(&pb.TransactRequest{Request: &pb.TransactRequest_Invoke{Invoke: in}}).GetInvoke().GetNew())
 		}
-		ask(&pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: new(pb.CommitRequest)}})
+		k.must(commitRequest)
 		for i, answer := range answers {
 			if got := h.get(t, fmt.Sprint("k", i)).Value; !bytes.Equal(got, value(i)) || !bytes.Equal(answer, value(i)) {
 				t.Errorf("k%d has %d bytes that begin with %.3q, and %d that begin with %.3q were returned", i, len(got), got, len(answer), answer)

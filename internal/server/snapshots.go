@@ -152,7 +152,7 @@ func (o *openSnapshot) serve(body func() error) error {
 func (o *openSnapshot) end(cause telemetry.SnapshotEnd) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.endOfLocked(cause)
+	return o.endCountedLocked(cause)
 }
 
 // expire ends the snapshot if its request has waited for the client too long.
@@ -160,7 +160,7 @@ func (o *openSnapshot) expire(now time.Duration) bool {
 	timeout := o.server.snapshots.timeout
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return timeout > 0 && o.expires && o.waiting && now-o.since >= timeout && o.endOfLocked(telemetry.SnapshotTimeout)
+	return timeout > 0 && o.expires && o.waiting && now-o.since >= timeout && o.endCountedLocked(telemetry.SnapshotTimeout)
 }
 
 // yield ends the request, if it waits for its client while others need what it has.
@@ -172,7 +172,8 @@ func (o *openSnapshot) yield() {
 	}
 }
 
-func (o *openSnapshot) endOfLocked(cause telemetry.SnapshotEnd) bool {
+// endCountedLocked ends the snapshot from outside, for a cause that is counted. It reports false if the snapshot has ended already.
+func (o *openSnapshot) endCountedLocked(cause telemetry.SnapshotEnd) bool {
 	if o.closed || o.why != nil {
 		return false
 	}

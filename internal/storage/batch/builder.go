@@ -129,7 +129,7 @@ func (b *Builder) setStored(kind keys.Kind, s keys.Space, user, stored []byte, s
 // values, each of them is in memory twice or more while it grows.
 const aloneBytesMin = 64 << 10
 
-// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are. The rules of SetShared hold.
+// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are.
 func (b *Builder) SetMetadata(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
 	if len(value) >= aloneBytesMin {
 		stored := f.Append(make([]byte, 0, metadata.SectionBytesMax+len(value)))
