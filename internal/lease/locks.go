@@ -134,7 +134,7 @@ func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *ent
 			return err
 		}
 		taken = true
-		l.Write().Batch.SetMetadata(keys.SpaceSystem, key, &metadata.Fields{Lease: uint64(e.id)}, value)
+		l.Write().Batch.SetMetadataShared(keys.SpaceSystem, key, &metadata.Fields{Lease: uint64(e.id)}, value)
 		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{a.number}))
 		return nil
 	})

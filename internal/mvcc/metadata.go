@@ -53,7 +53,7 @@ func (w *Write) SetWithMetadata(key, value []byte, f *metadata.Fields) {
 		w.SetShared(key, value)
 		return
 	}
-	w.Batch.SetMetadata(keys.SpaceUser, key, f, value)
+	w.Batch.SetMetadataShared(keys.SpaceUser, key, f, value)
 }
 
 // Metadata is the metadata of the version that the last Read of the session found. In a function that ReadAll calls, it is

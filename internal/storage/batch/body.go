@@ -78,12 +78,11 @@ func (b *Body) operation(i int, op *Op) {
 	m := &b.spans[i]
 	op.Kind = kindAt(b.buf, m.opStart)
 	op.Key = b.buf[m.keyStart:m.keyEnd:m.keyEnd]
-	switch {
-	case m.shared > 0:
-		op.Value = b.shared[m.shared-1]
-	case m.valueStart > 0:
+	op.Value, op.Rest = nil, nil
+	if m.valueStart > 0 {
 		op.Value = b.buf[m.valueStart:m.opEnd:m.opEnd]
-	default:
-		op.Value = nil
+	}
+	if m.shared > 0 {
+		op.Rest = b.shared[m.shared-1]
 	}
 }

@@ -39,13 +39,12 @@ type Builder struct {
 	sorter   keys.Sorter
 	header   Header
 	unsorted bool
-	valueMax int    // longest value added
-	payload  int    // bytes of the user's keys and values
-	outside  int    // bytes of the values that are not in buf
-	sets     int    // operations that are not deletions
-	records  int    // operations of SetRecord and DeleteRecord
-	withMeta int    // operations with metadata
-	stored   []byte // buffer of SetMetadata
+	valueMax int // longest value added
+	payload  int // bytes of the user's keys and values
+	outside  int // bytes of the values that are not in buf
+	sets     int // operations that are not deletions
+	records  int // operations of SetRecord and DeleteRecord
+	withMeta int // operations with metadata
 }
 
 // The first buffers share no cache line with those of other builders (see keys.LineBytes).
@@ -54,7 +53,7 @@ const (
 	spansMin    = keys.LineBytes / spanBytes
 )
 
-// opSpan is where an operation is in buf. Its value ends it, or is the shared value of that number, from 1 on.
+// opSpan is where an operation is in buf. Its value ends it, and goes on in the shared value of that number, from 1 on.
 type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared int }
 
 // sharedBytesMin is the length from which SetShared does not copy a value. Below it, a copy costs less than another
@@ -72,9 +71,6 @@ func (b *Builder) Reset() {
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
-	if cap(b.stored) > keepBytesMax {
-		b.stored = nil
-	}
 	if (cap(b.spans)+cap(b.inOrder))*spanBytes > keepBytesMax {
 		b.spans, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
 	}
@@ -89,19 +85,21 @@ func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
-	return cap(b.buf) + cap(b.stored) + (cap(b.spans)+cap(b.inOrder))*spanBytes + cap(b.shared)*sliceBytes
+	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes + cap(b.shared)*sliceBytes
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.
 func (b *Builder) SetHeader(h Header) { b.header = h }
 
 // Set adds "user key in space s becomes value". Key and value are copied.
-func (b *Builder) Set(s keys.Space, user, value []byte) { b.add(keys.KindSet, s, user, value, false) }
+func (b *Builder) Set(s keys.Space, user, value []byte) {
+	b.add(keys.KindSet, s, user, nil, value, false)
+}
 
 // SetShared is Set without a copy of a long value, which must not change until Reset or ReleaseShared. A batch of long
 // values is larger than the processor's caches, so each copy of it costs as much as writing it to the log.
 func (b *Builder) SetShared(s keys.Space, user, value []byte) {
-	b.add(keys.KindSet, s, user, value, len(value) >= sharedBytesMin)
+	b.add(keys.KindSet, s, user, nil, value, len(value) >= sharedBytesMin)
 }
 
 // SetStored adds what is stored of a version: its kind, and the value, which begins with metadata if the kind says so. A
@@ -116,28 +114,14 @@ func (b *Builder) SetStoredShared(kind keys.Kind, s keys.Space, user, stored []b
 }
 
 func (b *Builder) setStored(kind keys.Kind, s keys.Space, user, stored []byte, share bool) {
-	longest := b.valueMax
-	b.add(kind, s, user, stored, share)
-	if section := metadata.Size(kind, stored); section > 0 {
-		b.payload -= section
-		b.valueMax = max(longest, len(stored)-section)
-		b.withMeta++
-	}
+	section := metadata.Size(kind, stored)
+	b.add(kind, s, user, stored[:section], stored[section:], share)
 }
 
-// aloneBytesMin is the length from which a value with metadata is copied into memory of its own, of its size. In a buffer that grows with large
-// values, each of them is in memory twice or more while it grows.
-const aloneBytesMin = 64 << 10
-
-// SetMetadata is Set of a value with metadata. Key and value are copied, however long they are.
-func (b *Builder) SetMetadata(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
-	if len(value) >= aloneBytesMin {
-		stored := f.Append(make([]byte, 0, metadata.SectionBytesMax+len(value)))
-		b.SetStoredShared(keys.KindSetMetadata, s, user, append(stored, value...))
-		return
-	}
-	b.stored = append(f.Append(b.stored[:0]), value...)
-	b.SetStored(keys.KindSetMetadata, s, user, b.stored)
+// SetMetadataShared is SetShared of a value with metadata.
+func (b *Builder) SetMetadataShared(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
+	var room [metadata.SectionBytesMax]byte
+	b.add(keys.KindSetMetadata, s, user, f.Append(room[:0]), value, len(value) >= sharedBytesMin)
 }
 
 // WithMetadata is the number of operations with metadata.
@@ -153,20 +137,17 @@ func (b *Builder) Metadata(i int) (metadata.Fields, error) {
 	if !kind.HasMetadata() {
 		return metadata.Fields{}, nil
 	}
-	if m.shared > 0 {
-		return metadata.Read(kind, b.shared[m.shared-1])
-	}
 	return metadata.Read(kind, b.buf[m.valueStart:m.opEnd])
 }
 
 // Delete adds a tombstone for user key in space s.
-func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil, false) }
+func (b *Builder) Delete(s keys.Space, user []byte) { b.add(keys.KindDelete, s, user, nil, nil, false) }
 
 // SetRecord is Set for a record that the store itself adds to a client's commit. What the client is charged for does not
 // include it: PayloadBytes, ValueBytesMax, Operations and OnlyDeletes.
 func (b *Builder) SetRecord(s keys.Space, user, value []byte) {
 	payload, longest, sets := b.payload, b.valueMax, b.sets
-	b.add(keys.KindSet, s, user, value, false)
+	b.add(keys.KindSet, s, user, nil, value, false)
 	b.payload, b.valueMax, b.sets = payload, longest, sets
 	b.records++
 }
@@ -174,7 +155,7 @@ func (b *Builder) SetRecord(s keys.Space, user, value []byte) {
 // DeleteRecord is Delete of such a record.
 func (b *Builder) DeleteRecord(s keys.Space, user []byte) {
 	payload := b.payload
-	b.add(keys.KindDelete, s, user, nil, false)
+	b.add(keys.KindDelete, s, user, nil, nil, false)
 	b.payload = payload
 	b.records++
 }
@@ -193,7 +174,8 @@ func (b *Builder) Size() int {
 	return b.header.size() + max(len(b.buf)-HeaderSizeMax, 0) + b.outside
 }
 
-func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bool) {
+// add adds an operation. What is stored is section and value; only the value can be shared.
+func (b *Builder) add(kind keys.Kind, s keys.Space, user, section, value []byte, share bool) {
 	if len(b.buf) == 0 {
 		if b.buf == nil {
 			b.spans = make([]opSpan, 0, spansMin)
@@ -212,8 +194,12 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, value []byte, share bo
 	b.buf = keys.Append(b.buf, s, user)
 	m.keyEnd = len(b.buf)
 	if kind != keys.KindDelete {
-		b.buf = binary.AppendUvarint(b.buf, uint64(len(value)))
+		b.buf = binary.AppendUvarint(b.buf, uint64(len(section)+len(value)))
 		m.valueStart = len(b.buf)
+		if len(section) > 0 {
+			b.buf = append(b.buf, section...)
+			b.withMeta++
+		}
 		if share {
 			b.shared = append(b.shared, value)
 			m.shared = len(b.shared)

@@ -88,12 +88,16 @@ func (h *Header) size() int {
 var ErrCorrupt = errors.New("batch: malformed body")
 
 // Op is one operation. Key is an internal key. Value begins with the metadata of the version if the kind says that it
-// has any. Key and Value alias the body that they came from.
+// has any. They alias the body that they came from.
 type Op struct {
 	Kind  keys.Kind
 	Key   []byte
 	Value []byte
+	Rest  []byte // what follows Value in a body in pieces (see ReadBody); else nil
 }
+
+// StoredBytes is the length of the whole value, with its metadata.
+func (o *Op) StoredBytes() int { return len(o.Value) + len(o.Rest) }
 
 // putHeader writes a header that takes the whole of dst.
 func putHeader(dst []byte, count int, h Header) {
@@ -156,7 +160,7 @@ type Reader struct {
 
 func kindAt(body []byte, at int) keys.Kind { return keys.Kind(body[at]) }
 
-// ReadBody starts reading body.
+// ReadBody starts reading body. A long value may be in two pieces, Value and Rest.
 func (r *Reader) ReadBody(body *Body) error {
 	if body.spans == nil {
 		return r.Read(body.buf[body.start:])
@@ -168,7 +172,7 @@ func (r *Reader) ReadBody(body *Body) error {
 
 // Read starts reading body.
 func (r *Reader) Read(body []byte) error {
-	r.left, r.count, r.rest, r.pieces = 0, 0, nil, nil
+	r.left, r.count, r.rest, r.pieces, r.Rest = 0, 0, nil, nil, nil
 	if r.header, r.count, r.rest, r.err = readHeader(body); r.err != nil {
 		return r.err
 	}

@@ -6,12 +6,13 @@ import (
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // newVersion writes a version into reused or new memory, or returns zero.
-func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, flags uint32, value []byte) uint32 {
+func (t *Table) newVersion(in *Inserter, op *batch.Op, epoch keys.Epoch, flags uint32) uint32 {
 	base := t.arena.base
-	class, words := classOf(uint32(len(value)) | flags)
+	class, words := classOf(uint32(op.StoredBytes()) | flags)
 	var v uint32
 	if in.pooled != 0 && in.pooledClass == class || t.takeRun(in, class) {
 		v = in.pooled
@@ -19,7 +20,7 @@ func (t *Table) newVersion(in *Inserter, trailer keys.Trailer, flags uint32, val
 	} else if v = in.alloc(words, 1); v == 0 {
 		return 0
 	}
-	writeVersion(base, v, trailer, flags, value)
+	writeVersion(base, v, keys.MakeTrailer(epoch, op.Kind), flags, op.Value, op.Rest)
 	return v
 }
 

@@ -188,7 +188,7 @@ func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 		hash := t.hash(r.Key)
 		node, _ := t.index.find(t.arena.base, hash, r.Key)
 		in.overwrote = node != 0
-		if t.applyFound(in, in.spliceOf(int(ops), r.Count()), r.Key, r.Value, keys.MakeTrailer(epoch, r.Kind), sync, node, hash, 0) {
+		if t.applyFound(in, in.spliceOf(int(ops), r.Count()), &r.Op, epoch, sync, node, hash, 0) {
 			fresh++
 		}
 		if in.starved != nil {
@@ -202,35 +202,36 @@ func (t *Table) applySingles(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 // applyFound installs one version of a key, of which the index has the given node, or zero, and reports
 // whether the key is new. near is a tower as in window, or zero. If in is starved afterwards, nothing was
 // installed.
-func (t *Table) applyFound(in *Inserter, s *splice, key, value []byte, trailer keys.Trailer, sync bool, node uint32, hash uint64, near uint32) bool {
+func (t *Table) applyFound(in *Inserter, s *splice, op *batch.Op, epoch keys.Epoch, sync bool, node uint32, hash uint64, near uint32) bool {
 	if node != 0 {
-		t.add(in, node, trailer, sync, value)
+		t.add(in, node, op, epoch, sync)
 		return false
 	}
-	node, fresh := t.insertNode(in, s, key, value, trailer, sync, near)
+	node, fresh := t.insertNode(in, s, op, epoch, sync, near)
 	if node == 0 {
 		return false
 	}
 	if !fresh {
-		t.add(in, node, trailer, sync, value)
+		t.add(in, node, op, epoch, sync)
 	}
 	t.index.put(hash, node) // also for a racer's node, which the racer may not have published yet
 	return fresh
 }
 
 // add installs a version of a key that has a node.
-func (t *Table) add(in *Inserter, node uint32, trailer keys.Trailer, sync bool, value []byte) {
+func (t *Table) add(in *Inserter, node uint32, op *batch.Op, epoch keys.Epoch, sync bool) {
 	length := headIn(word64(t.arena.base, node).Load()) + 1
-	if v := t.newVersion(in, trailer, flagsOf(sync, length), value); v != 0 {
+	if v := t.newVersion(in, op, epoch, flagsOf(sync, length)); v != 0 {
 		t.install(in, node, v)
 	}
 }
 
-// insertNode puts key into the blocks with its first version, and reports whether it was new. If it
+// insertNode puts the key of op into the blocks with its first version, and reports whether it was new. If it
 // was not, nothing is installed, and the node is the existing one, or zero if in is starved. The
 // search begins at the tower near, or finds its own way if near is zero. A split needs the splice and
 // makes the search find its own way, too.
-func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer keys.Trailer, sync bool, near uint32) (node uint32, fresh bool) {
+func (t *Table) insertNode(in *Inserter, s *splice, op *batch.Op, epoch keys.Epoch, sync bool, near uint32) (node uint32, fresh bool) {
+	key := op.Key
 	base, head := t.arena.base, t.heads.of(key)
 	x := near
 	if x == 0 {
@@ -252,7 +253,7 @@ func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer k
 			w := slot.Load()
 			if w == 0 {
 				if made == 0 {
-					if made = t.newNode(in, key, value, trailer, sync); made == 0 {
+					if made = t.newNode(in, op, epoch, sync); made == 0 {
 						return 0, false
 					}
 				}
@@ -264,7 +265,7 @@ func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer k
 			}
 			if headIn(w) == head && nodeHasKey(base, offsetIn(w), key) {
 				if made != 0 {
-					t.unmakeNode(in, made, len(key), len(value))
+					t.unmakeNode(in, made, len(key), op.StoredBytes())
 				}
 				s.save()
 				return offsetIn(w), false
@@ -283,15 +284,15 @@ func (t *Table) insertNode(in *Inserter, s *splice, key, value []byte, trailer k
 }
 
 // newNode writes a node with its first version after it, or returns zero.
-func (t *Table) newNode(in *Inserter, key, value []byte, trailer keys.Trailer, sync bool) uint32 {
-	n := nodeWords(len(key))
-	_, words := classOf(uint32(len(value)))
+func (t *Table) newNode(in *Inserter, op *batch.Op, epoch keys.Epoch, sync bool) uint32 {
+	n := nodeWords(len(op.Key))
+	_, words := classOf(uint32(op.StoredBytes()))
 	at := in.alloc(n+words, 1)
 	if at == 0 {
 		return 0
 	}
-	writeNode(t.arena.base, at, key, at+n)
-	writeVersion(t.arena.base, at+n, trailer, flagsOf(sync, 1), value)
+	writeNode(t.arena.base, at, op.Key, at+n)
+	writeVersion(t.arena.base, at+n, keys.MakeTrailer(epoch, op.Kind), flagsOf(sync, 1), op.Value, op.Rest)
 	return at
 }
 

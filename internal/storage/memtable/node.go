@@ -90,17 +90,22 @@ func flagsOf(sync bool, length uint32) (flags uint32) {
 	return flags
 }
 
-func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, flags uint32, value []byte) {
+// writeVersion writes a version whose value is value and then rest.
+func writeVersion(base unsafe.Pointer, off uint32, t keys.Trailer, flags uint32, value, rest []byte) {
 	p := unsafe.Add(base, uintptr(off)*wordBytes)
 	*(*keys.Trailer)(p) = t
 	setOlder(base, off, 0)
-	*(*uint32)(unsafe.Add(p, versionLenOffset)) = uint32(len(value)) | flags
+	*(*uint32)(unsafe.Add(p, versionLenOffset)) = uint32(len(value)+len(rest)) | flags
 	if flags&versionSkips != 0 {
 		epoch, target := skipWords(base, off)
 		epoch.Store(0)
 		target.Store(0)
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Add(p, versionHeaderBytes)), len(value)), value)
+	at := unsafe.Slice((*byte)(unsafe.Add(p, versionHeaderBytes)), len(value)+len(rest))
+	copy(at, value)
+	if len(rest) > 0 {
+		copy(at[len(value):], rest)
+	}
 }
 
 func versionTrailer(base unsafe.Pointer, off uint32) keys.Trailer {

@@ -115,7 +115,7 @@ func TestFreeListDetectsATopThatCameBack(t *testing.T) {
 	class, words := classOf(10)
 	a, b := in.alloc(words, 1), in.alloc(words, 1)
 	for _, v := range []uint32{a, b} {
-		writeVersion(base, v, 0, 0, make([]byte, 10))
+		writeVersion(base, v, 0, 0, make([]byte, 10), nil)
 		tab.free.push(base, class, v, 0)
 	}
 	before := tab.free[class].Load()
@@ -151,7 +151,7 @@ func TestRunsGiveBackEveryVersionOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := in.alloc(words, 1)
-		writeVersion(base, v, 0, 0, make([]byte, size))
+		writeVersion(base, v, 0, 0, make([]byte, size), nil)
 		setOlder(base, v, chain)
 		chain, free[v] = v, class
 	}

@@ -54,7 +54,7 @@ func (t *Table) applyWindows(in *Inserter, r *batch.Reader, epoch keys.Epoch, sy
 		w := &ring[next]
 		for i := range w.n {
 			op := &w.ops[i]
-			if t.applyFound(in, &in.splice, op.Key, op.Value, keys.MakeTrailer(epoch, op.Kind), sync, w.found(t, i), w.hashes[i], w.towers[i]) {
+			if t.applyFound(in, &in.splice, op, epoch, sync, w.found(t, i), w.hashes[i], w.towers[i]) {
 				fresh++
 			}
 			if in.starved != nil {

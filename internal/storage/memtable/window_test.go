@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/testseed"
 )
@@ -22,6 +23,21 @@ var windowShapes = map[string]func(r *rand.Rand, i int) []byte{
 		return fmt.Appendf(nil, "ptable/%011d/column", r.IntN(20_000))
 	},
 	"many versions": func(r *rand.Rand, _ int) []byte { return binary.BigEndian.AppendUint64([]byte("p"), r.Uint64N(50)<<56) },
+}
+
+// addSome adds a value, some of which have metadata or are long, so that they are in pieces, and returns what is stored.
+func addSome(b *batch.Builder, key []byte, number int) string {
+	value := fmt.Append(nil, number)
+	if number%10 > 7 {
+		value = append(value, make([]byte, 600)...)
+	}
+	if number%10 < 9 {
+		b.SetShared(keys.SpaceOf(key), keys.User(key), value)
+		return string(value)
+	}
+	f := metadata.Fields{ExpiresAt: uint64(number)}
+	b.SetMetadataShared(keys.SpaceOf(key), keys.User(key), &f, value)
+	return string(append(f.Append(nil), value...))
 }
 
 // TestBatchesInstallEveryOperation applies batches around the size of a window, and of several windows, that
@@ -41,8 +57,7 @@ func TestBatchesInstallEveryOperation(t *testing.T) {
 				for range 1 + rnd.IntN(4*windowOps) {
 					key := shape(rnd, made)
 					if _, twice := now[string(key)]; !twice {
-						now[string(key)] = fmt.Sprint(made)
-						b.Set(keys.SpaceOf(key), keys.User(key), fmt.Append(nil, made))
+						now[string(key)] = addSome(&b, key, made)
 					}
 					made++
 				}
