@@ -76,7 +76,8 @@ type KVServiceClient interface {
 	// the like. It never conflicts. A repeated Invoke takes effect twice, unless it has a request_id.
 	Invoke(ctx context.Context, in *InvokeRequest, opts ...grpc.CallOption) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
-	// none. The limit of a batch applies to the request and to the values that it finds.
+	// none. The limit of a batch applies to the request, to the values that it finds, and to those that
+	// it returns.
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
 	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
@@ -282,7 +283,8 @@ type KVServiceServer interface {
 	// the like. It never conflicts. A repeated Invoke takes effect twice, unless it has a request_id.
 	Invoke(context.Context, *InvokeRequest) (*InvokeResponse, error)
 	// InvokeAll does the same to many keys atomically at one epoch: all of them or, after an error,
-	// none. The limit of a batch applies to the request and to the values that it finds.
+	// none. The limit of a batch applies to the request, to the values that it finds, and to those that
+	// it returns.
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
 	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
