@@ -166,6 +166,9 @@ func (c boundedCodec) decode(buf mem.Buffer, v any) (found contents, err error) 
 	if err := c.check(found, buf.Len(), v); err != nil {
 		return found, err
 	}
+	if err := checkFields(buf.ReadOnlyData(), descriptorOf(v), c.limits); err != nil {
+		return found, err
+	}
 	if size < countedBytesMin {
 		return found, c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	}

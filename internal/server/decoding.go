@@ -1,6 +1,7 @@
 package server
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -13,15 +14,26 @@ import (
 // decoded at once, only to be refused. So the codec counts what a request will take, and waits until
 // there is room. The room is given back when the request is admitted or refused, which comes next and
 // waits for nothing: a unary request is decoded after its end has come. So begin waits only for requests
-// that are being decoded. A request that is alone is decoded whatever its size.
+// that are being decoded. A request that is alone is decoded whatever its size. The largest take a second, and so
+// there are three lines, each with its own room: smaller requests never wait for larger ones.
 type decoding struct {
 	count atomic.Int64 // of held: most requests are too small to be counted, and must find that out cheaply
 
-	mu      sync.Mutex // a leaf; guards what follows
-	limit   int64
-	used    int64
-	held    map[any]int64 // bytes of each decoded request
-	waiting []*waitingDecode
+	mu    sync.Mutex // a leaf; guards what follows
+	lines [3]decodingLine
+	held  map[any]decoded
+}
+
+// decodingLine has room for so many bytes of decoded requests, of which each takes up to most, and lets them be decoded in the order in which they came.
+type decodingLine struct {
+	most, limit, used int64
+	waiting           []*waitingDecode
+}
+
+// decoded is a request that a line has let in.
+type decoded struct {
+	line  *decodingLine
+	bytes int64
 }
 
 // waitingDecode is a request that waits for room.
@@ -35,27 +47,39 @@ type waitingDecode struct {
 // faster than the network, so few of them are ever under way.
 const decodingPart = 16
 
+// decodedSmallMax is what a request of the first line takes at most. It is decoded within milliseconds. One of the second takes a quarter of the
+// room at most, so that several are decoded at once.
+const decodedSmallMax = 256 << 10
+
 func (d *decoding) init(inflight int64) {
-	d.limit, d.held = inflight/decodingPart, map[any]int64{}
+	room := inflight / decodingPart
+	for i, most := range [...]int64{decodedSmallMax, room / 4, math.MaxInt64} {
+		d.lines[i] = decodingLine{most: most, limit: room}
+	}
+	d.held = map[any]decoded{}
 }
 
 // begin waits until a request of that many bytes may be decoded.
 func (d *decoding) begin(request any, bytes int) {
 	d.mu.Lock()
 	w := &waitingDecode{request: request, bytes: int64(bytes), ready: make(chan struct{})}
-	d.waiting = append(d.waiting, w)
-	d.admitLocked()
+	line := &d.lines[0]
+	for i := 1; w.bytes > line.most; i++ {
+		line = &d.lines[i]
+	}
+	line.waiting = append(line.waiting, w)
+	d.admitLocked(line)
 	d.mu.Unlock()
 	<-w.ready
 }
 
-// admitLocked lets requests be decoded in the order in which they came, as far as there is room.
-func (d *decoding) admitLocked() {
-	for len(d.waiting) > 0 && (d.used == 0 || d.used+d.waiting[0].bytes <= d.limit) {
-		w := d.waiting[0]
-		d.waiting[0], d.waiting = nil, d.waiting[1:]
-		d.used += w.bytes
-		d.held[w.request] = w.bytes
+// admitLocked lets requests of a line be decoded as far as there is room.
+func (d *decoding) admitLocked(line *decodingLine) {
+	for len(line.waiting) > 0 && (line.used == 0 || line.used+line.waiting[0].bytes <= line.limit) {
+		w := line.waiting[0]
+		line.waiting[0], line.waiting = nil, line.waiting[1:]
+		line.used += w.bytes
+		d.held[w.request] = decoded{line, w.bytes}
 		d.count.Add(1)
 		close(w.ready)
 	}
@@ -69,11 +93,11 @@ func (d *decoding) end(request any) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if n, ok := d.held[request]; ok {
+	if h, ok := d.held[request]; ok {
 		delete(d.held, request)
 		d.count.Add(-1)
-		d.used -= n
-		d.admitLocked()
+		h.line.used -= h.bytes
+		d.admitLocked(h.line)
 	}
 }
 

@@ -61,15 +61,15 @@ func TestRequestsThatAreDecodedWaitForRoom(t *testing.T) {
 	}
 	go func() {
 		defer close(waits)
-		small := new(pb.BatchWriteRequest)
-		if err := codec.Unmarshal(decodedMessage(operations), small); err != nil {
+		other := new(pb.BatchWriteRequest)
+		if err := codec.Unmarshal(decodedMessage(2*operations), other); err != nil {
 			t.Error(err)
 		}
-		d.end(small)
+		d.end(other)
 	}()
 	select {
 	case <-waits:
-		t.Error("a request is decoded beside one that is larger than the bound")
+		t.Error("a large request is decoded beside one that is larger than the bound")
 	case <-time.After(20 * time.Millisecond):
 	}
 	d.end(large)
@@ -77,8 +77,63 @@ func TestRequestsThatAreDecodedWaitForRoom(t *testing.T) {
 	if err := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(bytes.Repeat([]byte{1<<3 | 2, 1}, operations))}, new(pb.BatchWriteRequest)); err == nil {
 		t.Error("a damaged message was decoded")
 	}
-	if d.used != 0 || len(d.held) != 0 || d.count.Load() != 0 {
-		t.Errorf("%d bytes of %d requests are counted at the end", d.used, len(d.held))
+	if !d.empty() {
+		t.Errorf("%d requests are counted at the end: %+v", len(d.held), d.lines)
+	}
+}
+
+// empty reports whether nothing is counted, and nothing waits.
+func (d *decoding) empty() bool {
+	for _, line := range d.lines {
+		if line.used != 0 || len(line.waiting) > 0 {
+			return false
+		}
+	}
+	return len(d.held) == 0 && d.count.Load() == 0
+}
+
+// TestSmallerRequestsAreDecodedBesideLargerOnes, while one that is larger than all room is decoded and another one waits. They wait for others of
+// their line.
+func TestSmallerRequestsAreDecodedBesideLargerOnes(t *testing.T) {
+	var d decoding
+	const room = 4 << 20
+	d.init(room * decodingPart)
+	d.begin("largest", 10<<20)
+	var all sync.WaitGroup
+	all.Go(func() { d.begin("large", room/4+1) })
+	small := make(chan struct{})
+	for i := range room / decodedSmallMax {
+		d.begin(i, decodedSmallMax) // as many as there is room for
+	}
+	for _, request := range []string{"a", "b", "c", "d"} {
+		d.begin(request, room/4)
+	}
+	all.Go(func() {
+		d.begin("small", 1)
+		close(small)
+	})
+	select {
+	case <-small:
+		t.Error("small requests take more than their room")
+	case <-time.After(20 * time.Millisecond):
+	}
+	d.end(2)
+	<-small
+	d.mu.Lock()
+	if n := len(d.lines[2].waiting); n != 1 {
+		t.Errorf("%d large requests wait for the largest one, want 1", n)
+	}
+	d.mu.Unlock()
+	d.end("largest")
+	all.Wait()
+	for i := range room / decodedSmallMax {
+		d.end(i)
+	}
+	for _, request := range []any{"a", "b", "c", "d", "small", "large"} {
+		d.end(request)
+	}
+	if !d.empty() {
+		t.Error("something is counted at the end")
 	}
 }
 
@@ -105,7 +160,7 @@ func (h *harness) mustDecodeNothing(t *testing.T) {
 		d := &h.admission.decoding
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return d.used == 0 && len(d.held) == 0 && len(d.waiting) == 0 && d.count.Load() == 0
+		return d.empty()
 	})
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -52,6 +54,18 @@ var directRows = func() []*rpcRow {
 		rows[number-1] = rpcRows[path]
 	}
 	return rows
+}()
+
+// directInputs are their requests, in the same order.
+var directInputs = func() []protoreflect.MessageDescriptor {
+	inputs := make([]protoreflect.MessageDescriptor, len(directMethods))
+	for path, number := range directPaths {
+		name := strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", ".")
+		if d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name)); err == nil {
+			inputs[number-1] = d.(protoreflect.MethodDescriptor).Input() //nolint:forcetypeassert // a path names a method
+		}
+	}
+	return inputs
 }()
 
 // directServer is the direct transport's part of a server. It is empty with gRPC's own transport.

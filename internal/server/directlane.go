@@ -76,7 +76,10 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 	var err error
 	if len(message) >= countedMessageMin {
 		c := contentsOf(message)
-		a.size, err = c.bytes(message, kind), c.check(&s.limits)
+		a.size = c.bytes(message, kind)
+		if err = c.check(&s.limits); err == nil {
+			err = checkFields(message, directInputs[r.Method()-1], &s.limits)
+		}
 	}
 	a.share = shareOf(kind.writes(), a.size)
 	if err == nil {

@@ -161,6 +161,9 @@ func (p *directPipeline) admitEncoded(a *answer, message []byte) (size int, err 
 	if err := r.check(&p.server.limits); err != nil {
 		return 0, err
 	}
+	if err := checkFields(message, pipelineDescriptor, &p.server.limits); err != nil {
+		return 0, err
+	}
 	kind := kindOf(a.method)
 	size = r.bytes(message, kind)
 	if !p.server.admission.enterKind(p.conn, kind, shareOf(kind.writes(), size), size) {
