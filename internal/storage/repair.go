@@ -58,25 +58,22 @@ func (e *Engine) mayBeLive(id page.ID) bool {
 	return id < e.pager.PageCount() && (e.pager.MapDamage() != nil || e.pager.IsLive(id))
 }
 
-// eachLivePage reads the intact pages of the state except those in but, and reports whether these are all of its pages. It
-// reads the whole file if the allocation map is damaged, too.
-func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte)) (complete bool, err error) {
+// eachLivePage reads the intact pages of the state except those in but. It reads the whole file if the allocation map is
+// damaged, too.
+func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte)) error {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
-	complete = e.pager.MapDamage() == nil
 	for id := range e.pager.PageCount() {
 		if !e.mayBeLive(id) || but.Has(int(id)) {
 			continue
 		}
-		switch err := pagesource.Read(&e.pager.Reader, id, buf); {
-		case err == nil:
+		err := pagesource.Read(&e.pager.Reader, id, buf)
+		if err == nil {
 			each(id, buf)
-		case !IsDamage(err):
-			return false, err
-		default:
-			complete = false
+		} else if !IsDamage(err) {
+			return err
 		}
 	}
-	return complete, nil
+	return nil
 }
 
 // eachRef calls each for every reference in the tree and in the repair tree, and reports whether

@@ -53,12 +53,6 @@ func (c *copies) add(id uint64, newest location, found fragmentCopy) location {
 	return found.at
 }
 
-// tied reports whether another copy of fragment id has the checkpoint of the newest one.
-func (c *copies) tied(id uint64) bool {
-	others := c.others[id]
-	return len(others) > 0 && others[0].checkpoint == c.written[id]
-}
-
 // locationsOf are the locations of all copies of fragment id, the newest first.
 func (s *Store) locationsOf(id uint64) []location {
 	all := []location{s.table.locationOf(id)}

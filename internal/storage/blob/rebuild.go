@@ -1,7 +1,6 @@
 package blob
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -39,20 +38,19 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 }
 
 // Repair opens the blobs of a state whose indirection table is damaged, so that the store can be used
-// again. pages calls its argument for the live pages of the state except those in but, and reports whether it could read all
-// of them; live reports whether a page is one of them. refs calls its argument for each reference of the
+// again. pages calls its argument for the live pages of the state that can be read, except those in but;
+// live reports whether a page is one of them. refs calls its argument for each reference of the
 // trees, and reports whether it could read all of them. If it could not, Repair keeps every blob that a
 // live page holds. The next batch writes the whole table.
 //
-// If a live page is missing, the copy of a fragment that was found may be an older one: of the same blob
+// If a live page is missing, or if all pages may be live, the newest copy of a fragment may be a foreign one: of the same blob
 // before it moved, or of another blob that had the id before. Its overflow pages and its second fragment
-// may belong to other blobs now. So each value is then read and compared with its reference, and a blob
-// of which no copy is the one that its leaf refers to counts as lost: nothing is freed for it, ever. The same
-// is done where one checkpoint has written two copies.
+// may belong to other blobs now. So each value is read and compared with its reference, and a blob
+// of which no copy is the one that its leaf refers to counts as lost: nothing is freed for it, ever.
 //
 // A page that the device fails to read may be intact, and readable later. If there is one, the table is doubtful: Repair gives
 // up nothing (see doubt), and the table is to be rebuilt again (see RebuildAgain). The pages of the table itself do not count.
-func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, buf []byte)) (complete bool, err error), live func(page.ID) bool,
+func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, buf []byte)) error, live func(page.ID) bool,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
 	state := p.Blobs()
@@ -60,17 +58,14 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 	stored := p.PartialArray(pager.ArrayIndirectionTable, state.Table, leaves, live)
 	var own bitset.Set
 	stored.Pages(func(id page.ID) { own.Add(int(id)) })
-	others := func(each func(id page.ID, buf []byte)) (complete bool, err error) { return pages(&own, each) }
-	certain, before := false, p.Unreadable()
-	s, err := Rebuild(p, func(each func(id page.ID, buf []byte)) (err error) {
-		certain, err = others(each)
-		return err
-	})
+	others := func(each func(id page.ID, buf []byte)) error { return pages(&own, each) }
+	before := p.Unreadable()
+	s, err := Rebuild(p, others)
 	if err != nil {
 		return nil, err
 	}
 	s.state, s.rebuilt, s.storedTable = state, true, stored
-	used := &repair{s: s, src: s.Direct(), certain: certain, live: live}
+	used := &repair{s: s, src: s.Direct(), live: live}
 	complete, err := refs(used.ref)
 	if err != nil {
 		return nil, err
@@ -115,12 +110,12 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 	return s, nil
 }
 
-// doubt keeps every id in use. An id without a fragment may have one on a page that the device failed to read. If pages are missing, a
-// fragment to which no leaf refers that could be read may be an older copy: its id loses the location, so that nothing is freed for it.
+// doubt keeps every id in use. An id without a fragment may have one on a page that the device failed to read. A fragment to
+// which no leaf refers that could be read may be an older copy: its id loses the location, so that nothing is freed for it.
 func (r *repair) doubt() {
 	r.s.doubtful, r.s.again = true, true
 	for id := range r.s.state.Slots {
-		if r.s.table.locationOf(id) == 0 || !r.certain && !r.fragments.Has(int(id)) {
+		if r.s.table.locationOf(id) == 0 || !r.fragments.Has(int(id)) {
 			r.s.table.set(id, locationMissing)
 		}
 	}
@@ -128,9 +123,9 @@ func (r *repair) doubt() {
 
 // pinPages pins the blob pages that have fragments that are not in the table, and those that can no longer be read: the next
 // rebuild may need them.
-func (s *Store) pinPages(pages func(each func(id page.ID, buf []byte)) (complete bool, err error)) error {
+func (s *Store) pinPages(pages func(each func(id page.ID, buf []byte)) error) error {
 	var known bitset.Set
-	if _, err := pages(func(id page.ID, buf []byte) {
+	if err := pages(func(id page.ID, buf []byte) {
 		if s.hasNoOther(id, buf) {
 			known.Add(int(id))
 		}
@@ -164,7 +159,6 @@ func (s *Store) hasNoOther(id page.ID, buf []byte) bool {
 type repair struct {
 	s             *Store
 	src           *Direct
-	certain       bool // the newest copy of each fragment was found
 	live          func(page.ID) bool
 	fragments     bitset.Set
 	leaves        bitset.Set          // ids to which leaves refer: no second fragment has one of them
@@ -184,33 +178,16 @@ func (r *repair) ref(to page.Ref) error {
 	r.bytes += ref.length
 	pages, _ := split(int(ref.length), r.s.pageSize)
 	r.overflowPages += uint64(pages)
-	at := r.s.table.locationOf(ref.id)
-	if at.page() == 0 {
+	if r.s.table.locationOf(ref.id).page() == 0 {
 		return nil
 	}
-	of, entered := r.seconds[ref.id]
-	if entered { // an older copy of that blob was entered
+	if of, entered := r.seconds[ref.id]; entered { // an older copy of that blob was entered
 		delete(r.seconds, ref.id)
 		if err := r.find(of); err != nil {
 			return err
 		}
 	}
-	if !r.certain || entered || r.s.copies.tied(ref.id) {
-		return r.find(to)
-	}
-	if !at.continued() {
-		return nil
-	}
-	fragment, err := r.s.readFragment(ref.id, at, r.src)
-	if err != nil {
-		return err
-	}
-	second := binary.LittleEndian.Uint64(fragment.data)
-	if r.s.copies.tied(second) {
-		return r.find(to)
-	}
-	r.fragments.Add(int(second))
-	return nil
+	return r.find(to)
 }
 
 // find enters the copies of the fragments of a blob that are the value that its leaf refers to. If there are none, the

@@ -92,8 +92,8 @@ func TestRepairedTableIsExact(t *testing.T) {
 		must(t, b.checkpoint(c))
 		want = c.apply(want)
 		b.p.ReuseAllFreed(b.p.Checkpoint())
-		s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) (bool, error) {
-			return true, b.eachPage(b.p.IsLive, each)
+		s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
+			return b.eachPage(b.p.IsLive, each)
 		}, b.p.IsLive, b.eachRef)
 		must(t, err)
 		must(t, checkContents(&bag{p: b.p, s: s, refs: b.refs}, want))
@@ -123,8 +123,8 @@ func TestADoubtfulTableHasOnlyWhatLeavesConfirm(t *testing.T) {
 		}
 		fault := faulty.Inject(vfs.Rule{Op: vfs.OpRead, Name: bagFile, Fault: vfs.Unreadable, Bytes: int(id) * b.p.PageSize(), Err: syscall.EIO})
 		for _, leaves := range []bool{true, false} {
-			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) (bool, error) {
-				return false, b.eachPage(b.p.IsLive, each)
+			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
+				return b.eachPage(b.p.IsLive, each)
 			}, b.p.IsLive, func(each func(page.Ref) error) (bool, error) {
 				if !leaves {
 					return false, nil
@@ -178,8 +178,8 @@ func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
 			must(t, b.checkpoint(c))
 			want = c.apply(want)
 			b.p.ReuseAllFreed(b.p.Checkpoint())
-			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) (bool, error) {
-				return false, b.eachPage(all, each)
+			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
+				return b.eachPage(all, each)
 			}, all, b.eachRef)
 			must(t, err)
 			if err := checkContents(&bag{p: b.p, s: s, refs: b.refs}, want); err != nil {
