@@ -12,6 +12,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/storage/pager"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -368,5 +369,94 @@ func TestAnIncompleteStartWritesNothing(t *testing.T) {
 		if incomplete < 5 || damaged != nil && mixed == 0 {
 			t.Errorf("damaged %v: %d starts were incomplete, with %d repairs", damaged, incomplete, mixed)
 		}
+	}
+}
+
+// moveBlobs fills all free pages with copies of pages of values, as a checkpoint with the number of the newest one does that was killed before its
+// superblock. It returns the roots of the tables.
+func (f *startFaults) moveBlobs(t *testing.T) (roots []page.ID, moved int) {
+	t.Helper()
+	f.pages = page.ID(len(readFile(t, f.fs, dataFile)) / f.o.Storage.PageSize)
+	f.fs = f.fs.Crash(1, vfs.SurviveProcess)
+	p, err := pager.Open(f.fs, dataFile, pager.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	data, err := f.fs.Open(dataFile, vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	buf, to := make([]byte, p.PageSize()), page.ID(1)
+	for _, id := range f.ofType(t, page.TypeBlobs) {
+		for to++; to < p.PageCount() && p.IsLive(to); to++ {
+		}
+		if !p.IsLive(id) || to >= p.PageCount() {
+			continue
+		}
+		if err := p.ReadPage(id, buf); err != nil {
+			t.Fatal(err)
+		}
+		h := page.ReadHeader(buf)
+		h.ID, h.Checkpoint = to, p.Checkpoint()
+		page.PutHeader(buf, h)
+		page.Seal(buf)
+		if _, err := data.WriteAt(buf, int64(to)*int64(len(buf))); err != nil {
+			t.Fatal(err)
+		}
+		moved++
+	}
+	return []page.ID{p.MapRoot(), p.Blobs().Table.Page}, moved
+}
+
+// TestTablesThatAStartCannotReadAreNotReadAgain: a start cannot read the tables, finds values in copies that the durable state does not have, and is
+// killed while it writes what it has repaired, or in its first checkpoint. The next start must not look for the values where the
+// state had them: other pages are there by now.
+func TestTablesThatAStartCannotReadAreNotReadAgain(t *testing.T) {
+	f := &startFaults{fs: vfs.NewMem(), want: map[string]string{}}
+	f.o = modelOptions(f.fs)
+	f.o.Storage.PageSize, f.o.Storage.CheckpointWorkers = 4096, 1
+	f.o.Storage.MemtableBytes, f.o.Storage.SegmentBytes, f.o.Storage.CheckpointBytes, f.o.GCInterval = 1<<20, 1<<20, 1<<20, time.Hour // no checkpoint but these
+	s := mustReopen(t, f.o)
+	for i := range 40 {
+		f.put(t, s, i, 1)
+	}
+	mustCheckpoint(t, s)
+	for i := range 60 { // their leaves are free in the end
+		f.put(t, s, 40+i, 0)
+	}
+	mustCheckpoint(t, s)
+	f.put(t, s, 40, 4)
+	mustClose(t, s)
+	roots, moved := f.moveBlobs(t)
+	killed, repaired := 0, 0
+	for k := int64(1); ; k++ {
+		fs := f.fs.Crash(1, vfs.SurviveProcess)
+		faulty, o := vfs.NewFaulty(fs), f.o
+		o.Storage.FS = faulty
+		for _, id := range roots {
+			faulty.Inject(f.unreadable(id))
+		}
+		fs.CrashAt(fs.Mutations() + k)
+		s, err := mvcc.Open(o)
+		if err == nil {
+			if n := len(s.Recovery().Repaired); n == 2 {
+				repaired++
+			}
+			_ = s.Checkpoint(t.Context())
+		}
+		crashed, left := fs.Crashed(), fs.Crash(1, vfs.SurviveAll)
+		if s != nil {
+			_ = s.Close()
+		}
+		if !crashed {
+			break
+		}
+		killed++
+		f.mustBeWhole(t, left, fmt.Sprint("mutation ", k))
+	}
+	if t.Logf("%d pages were moved, %d starts were killed, %d were repaired", moved, killed, repaired); moved == 0 || killed < 20 || repaired == 0 {
+		t.Error("too few")
 	}
 }

@@ -39,6 +39,9 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 		return store, err
 	}
 	cause := err
+	if e.pager.MapDamage() != nil {
+		e.pager.DistrustTable()
+	}
 	if store, err = blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef); err != nil {
 		return nil, err
 	}

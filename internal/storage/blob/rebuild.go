@@ -58,6 +58,7 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 	stored := p.PartialArray(pager.ArrayIndirectionTable, state.Table, leaves, live)
 	var own bitset.Set
 	stored.Pages(func(id page.ID) { own.Add(int(id)) })
+	own.Add(int(p.MapRoot())) // whatever it has: RebuildMap overwrites it
 	others := func(each func(id page.ID, buf []byte)) error { return pages(&own, each) }
 	before := p.Unreadable()
 	s, err := Rebuild(p, others)
@@ -65,7 +66,7 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 		return nil, err
 	}
 	s.state, s.rebuilt, s.storedTable = state, true, stored
-	used := &repair{s: s, src: s.Direct(), live: live}
+	used := &repair{s: s, src: s.Direct(), live: func(id page.ID) bool { return !own.Has(int(id)) && live(id) }}
 	complete, err := refs(used.ref)
 	if err != nil {
 		return nil, err

@@ -56,7 +56,8 @@ type Pager struct {
 	resynced    atomic.Bool                                        // the newest superblock is certainly on the device
 	written     struct{ pages, submissions, synced atomic.Uint64 } // synced: pages by the begin of the last sync
 
-	mapDamage atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
+	mapDamage     atomic.Pointer[error] // why the allocation map cannot be read; nil after RebuildMap
+	replacedRoots []page.ID             // of the durable state, which no start may read any more: see RebuildMap
 
 	growMu  sync.Mutex
 	syncing sync.Mutex // held by a sync until it is known whether it failed

@@ -81,6 +81,9 @@ func (r *Reader) Blobs() BlobState { return r.current().blobs }
 // PageCount is the number of pages up to the last live one.
 func (r *Reader) PageCount() page.ID { return r.current().pageCount }
 
+// MapRoot is the root of the allocation map.
+func (r *Reader) MapRoot() page.ID { return r.current().allocation.Page }
+
 // Unreadable is the number of reads that the device failed, the last attempt included. The pages may be intact.
 func (r *Reader) Unreadable() uint64 { return r.unreadable.Load() }
 

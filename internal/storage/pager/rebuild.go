@@ -22,10 +22,24 @@ func (p *Pager) MapDamage() error {
 // DistrustMap lets the allocation map count as damaged, before the first checkpoint.
 func (p *Pager) DistrustMap(cause error) { p.mapDamage.Store(&cause) }
 
+// DistrustTable says that the indirection table is rebuilt from all pages of the file, because the map counts as damaged, too: see RebuildMap.
+func (p *Pager) DistrustTable() {
+	sb := p.current()
+	for _, root := range []page.ID{sb.allocation.Page, sb.blobs.Table.Page} {
+		if root >= superblocks && root < sb.pageCount {
+			p.replacedRoots = append(p.replacedRoots, root)
+		}
+	}
+}
+
 // RebuildMap replaces an allocation map that cannot be read. reachable calls its argument for every page
 // that the tree and the blob store reach, any number of times. It reports whether all of them could be
 // read. If not, every page of the file counts as live, because pages that seem free may be reachable. The
 // next checkpoint writes the map.
+//
+// If the table was rebuilt, too, it may name other copies of values than the durable state does, whose pages are free then. What
+// could not be read may be readable for the next start, which would look for values on these pages if this process dies in its
+// first checkpoint. So the roots of both are overwritten before any other page is: see rewriteSuperblock.
 func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bool, err error)) error {
 	if !p.open.CompareAndSwap(false, true) {
 		return ErrBusy
@@ -62,6 +76,9 @@ func (p *Pager) RebuildMap(reachable func(each func(page.ID) error) (complete bo
 	}
 	for leaf := range allocation.leaves() {
 		space.dirtyWords.Add(leaf * ArrayLeafBytes(p.pageSize) / 8)
+	}
+	if !complete {
+		p.replacedRoots = nil
 	}
 	p.space, p.allocation = space, allocation
 	p.mapDamage.Store(nil)

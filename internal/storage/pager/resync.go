@@ -31,7 +31,7 @@ func (p *Pager) MakeCertain() error {
 //
 // A newer superblock may be damaged, with its copy. If it could be read again later, it would name pages that the
 // checkpoints from here on, of which the first has the same number, have overwritten. So its places are overwritten
-// with the same sync.
+// with the same sync, and so are the roots of tables that were rebuilt (see RebuildMap).
 //
 // A full device leaves the state as it is, and the next checkpoint tries again. The caller has set open.
 func (p *Pager) rewriteSuperblock() error {
@@ -46,6 +46,11 @@ func (p *Pager) rewriteSuperblock() error {
 	err := p.writeSuperblock(sb, pages...)
 	if err == nil && p.missing {
 		_, err = p.file.WriteAt(vfs.AlignedBuffer(p.pageSize), p.offset(sb.otherSlot()))
+	}
+	for _, root := range p.replacedRoots {
+		if err == nil {
+			_, err = p.file.WriteAt(vfs.AlignedBuffer(p.pageSize), p.offset(root))
+		}
 	}
 	if err == nil {
 		err = p.sync(p.file.Sync, p.failed)
