@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // answersFull reports whether a connection has too many answers, or answers to writes, which may exceed their share by a part, have all of
@@ -112,10 +113,17 @@ func (d *chargedBytes) release() {
 	}
 }
 
-// handOver says that the answer waits for its client from now on.
+// handOver says that the answer waits for its client from now on. Only the first call has an effect.
 func (c *memoryCharge) handOver() {
 	if c != nil {
 		c.counted.conn.handOver(c.counted)
+	}
+}
+
+// queue says that the answer waits for the disk in the queue of a pipeline, and for its client once it may be sent: those before it may do so, too.
+func (c *memoryCharge) queue(w ackWait, s *mvcc.Store) {
+	if c != nil {
+		c.counted.conn.queue(c.counted, func() bool { return w.ready(s) })
 	}
 }
 
@@ -224,18 +232,47 @@ func (c *connection) releaseCharge(d *chargedBytes) {
 	if d.handedOver {
 		c.waiting -= d.bytes
 	}
+	delete(c.queued, d)
 }
 
 // handOver counts an answer as waiting for the transport from now on.
 func (c *connection) handOver(d *chargedBytes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
+	c.handOverLocked(d)
+}
+
+func (c *connection) handOverLocked(d *chargedBytes) {
+	if c.ended || d.handedOver {
 		return
 	}
 	d.handedOver = true
 	c.waiting += d.bytes
 	d.admission.words[shareAnswers].large.handOver(c, d.bytes)
+}
+
+// queue notes what hands an answer over; see handOverReady.
+func (c *connection) queue(d *chargedBytes, ready func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	if c.queued == nil {
+		c.queued = make(map[*chargedBytes]func() bool)
+	}
+	c.queued[d] = ready
+}
+
+// handOverReady hands over the answers in queues that no longer wait for the disk: what sends them may wait for the client with one before them.
+func (c *connection) handOverReady() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for d, ready := range c.queued {
+		if ready() {
+			c.handOverLocked(d)
+		}
+	}
 }
 
 // isOverdue reports whether the client has left its answer in the large slot for longer than most while others wanted the slot.
@@ -271,5 +308,5 @@ func (c *connection) end(a *admission) {
 			a.leave(c, shareScans, room)
 		}
 	}
-	c.answers, c.waiting, c.charges, c.pages = 0, 0, 0, nil
+	c.answers, c.waiting, c.charges, c.pages, c.queued = 0, 0, 0, nil, nil
 }

@@ -48,7 +48,8 @@ type connection struct {
 	charges uint64
 	ended   bool // the connection has closed, and nothing is counted any more
 
-	pages map[int]int // how many scans have ended before their pages were sent, by the room of those
+	queued map[*chargedBytes]func() bool // answers in queues of pipelines, and whether each may be sent
+	pages  map[int]int                   // how many scans have ended before their pages were sent, by the room of those
 }
 
 // connectionCounts are of what a connection has beside bytes.

@@ -62,16 +62,34 @@ func (p *directPipeline) readSmall(r *laterRead) {
 	}
 }
 
-// readAlone repeats a read once those before it have been answered.
+// readAlone repeats a read once those before it have been answered. In the large slot it does not wait for that, because the client decides when it is.
 func (p *directPipeline) readAlone(r *laterRead) {
-	r.execution.executor.attempt.limit, r.answer.alone = readAny, true
+	size := r.execution.in.size
+	slot := &p.server.admission.words[shareOf(false, size)].large
 	p.mu.Lock()
-	p.reads.alone = append(p.reads.alone, r)
-	first := len(p.reads.alone) == 1
+	first := len(p.reads.alone) == 0
+	refused := !first && slot.holds(p.conn, int64(size))
+	if !refused {
+		r.execution.executor.attempt.limit, r.answer.alone = readAny, true
+		p.reads.alone = append(p.reads.alone, r)
+	}
 	p.mu.Unlock()
-	if first {
+	switch {
+	case refused:
+		p.refuseLater(r)
+	case first:
 		p.startAlone(r)
 	}
+}
+
+// refuseLater refuses a read that was to be repeated.
+func (p *directPipeline) refuseLater(r *laterRead) {
+	p.server.admission.refused.Add(1)
+	r.execution.executor.abandonRead()
+	r.execution.leave(r.answer)
+	r.execution.complete(r.answer, kindRead, ackWait{}, errOverloaded)
+	p.endRead(r)
+	p.answerRead(r)
 }
 
 func (p *directPipeline) startAlone(r *laterRead) {
@@ -110,10 +128,15 @@ func (p *directPipeline) read(r *laterRead) (again bool) {
 	}
 	r.answer.ackWait, again = r.execution.executeAdmitted(r.answer)
 	if !again {
-		r.execution.executor.release()
-		p.server.admission.sessions.release(p.conn)
+		p.endRead(r)
 	}
 	return again
+}
+
+// endRead gives back what a read has executed with.
+func (p *directPipeline) endRead(r *laterRead) {
+	r.execution.executor.release()
+	p.server.admission.sessions.release(p.conn)
 }
 
 // answerRead answers a read, or lets its answer wait.

@@ -170,12 +170,13 @@ func (s *sender) init(stream grpc.ServerStream) {
 }
 
 func (s *sender) send(a *answer) error {
-	s.mu.Lock()
-	s.fill(a)
 	if a.status != nil { // instead of an answer
 		a.charge.release()
 		a.charge = nil
 	}
+	a.charge.handOver() // before it waits for one that the client does not take
+	s.mu.Lock()
+	s.fill(a)
 	err := s.stream.SendMsg(a.charge.of(&s.msg))
 	s.forget()
 	s.mu.Unlock()

@@ -146,6 +146,7 @@ func (p *pipeline) serve() error {
 	}
 	a.ackWait = w
 	p.keepValue(&a)
+	a.charge.queue(w, p.server.store)
 	if err := p.acks.push(p.ctx, &a); err != nil {
 		a.charge.release()
 		return err

@@ -11,7 +11,7 @@ import (
 // less than progressBytes of them within --message-timeout loses its connection, whatever else it
 // sends: it would keep its part of the share of answers from others. Frames with data that go out
 // are progress. Answers that wait for the disk, and scans that run, which have --snapshot-timeout, do not
-// count. One in the large slot must be taken within LargeParts times that, if others want the slot.
+// count; answers that wait for others before them do. One in the large slot must be taken within LargeParts times that, if others want the slot.
 type unread struct {
 	sent uint64 // bytes of data that had been sent at step
 	step uint32 // the last check at which there was progress, or nothing to wait for
@@ -28,6 +28,7 @@ func (u *unread) progress(waiting int64, sent uint64, step uint32) (checks uint3
 // checkUnread is called at each step of the time of messages. It reports whether the answers of the
 // connection make no progress, and for the second time.
 func (c *countedConn) checkUnread() (suspect, stuck bool) {
+	c.info.handOverReady()
 	waiting, a := c.info.waitingBytes(), c.connections.admission
 	if c.info.isOverdue(a, a.slotTime) {
 		return true, c.info.isOverdue(a, a.slotTime+a.slotTime/(transport.LargeParts*stallSteps))
