@@ -22,8 +22,17 @@ type sessionBuffers struct {
 	ranged  rangeDelete
 	invoked []byte        // values of InvokeAll, first those of before
 	before  []readVersion // see readBefore
+	alone   [][]byte      // those of before that are in memory of their own, see place
 	system  storage.Cursor
 	last    []byte // of a ScanReadable
+
+	aloneBytes int // of alone
+}
+
+// forgetAlone drops the values that are in memory of their own.
+func (b *sessionBuffers) forgetAlone() {
+	clear(b.alone)
+	b.alone, b.aloneBytes = b.alone[:0], 0
 }
 
 // memoryBytes is about how much memory the session's buffers take.

@@ -107,7 +107,7 @@ func (x *Session) collect(ctx context.Context, o RangeDelete, w *Write) (out Ran
 		if size := w.Batch.PayloadBytes(); size > x.store.options.Limits.BatchBytes {
 			return out, &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: size}
 		}
-		if admitted, err = x.admitDeletions(admitted, w.Batch.MemoryBytes()); err != nil {
+		if admitted, err = x.admitMade(admitted, w.Batch.MemoryBytes()); err != nil {
 			return out, err
 		}
 		out.Count++

@@ -53,7 +53,7 @@ type Invoke struct {
 const outcomeBytes = 48
 
 // Invoked is the outcome of one operation. Old and New are in buffers of the session or of the
-// transaction, or New is the operand, and valid until its next call.
+// transaction, or New is the operand, and valid until its next call. InvokeAll leaves a large Old out unless ReturnOld asks for it.
 type Invoked struct {
 	Applied  bool // false: a comparison failed, and the key is as it was
 	OldFound bool
@@ -153,6 +153,15 @@ func (op *Invoke) isAlone() bool {
 	return isAlone(n) && cap(op.Operand)-n <= n/8
 }
 
+// writtenAgain is how much of the old value the new one has, which the request has not.
+func (op *Invoke) writtenAgain(old []byte) int {
+	switch op.Kind {
+	case InvokeAppend, InvokeTouch, InvokePersist:
+		return len(old)
+	}
+	return 0
+}
+
 // keptBytes is how much of a new value the caller keeps, beside the old value, which was admitted when it was read.
 func (op *Invoke) keptBytes(out *Invoked) int {
 	isOld := !out.Applied || op.Kind == InvokeTouch || op.Kind == InvokePersist
@@ -234,7 +243,10 @@ func (x *Session) InvokeRequest(
 ) (keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
-	defer w.Reset() // a session that is pooled keeps nothing of the request
+	defer func() { // a session that is pooled keeps nothing of the request
+		w.Reset()
+		x.buffers.forgetAlone()
+	}()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	w.setRequest(request)
 	w.ops, w.outcomes = ops, out
@@ -252,7 +264,7 @@ func (x *Session) InvokeRequest(
 // store into memory. It bounds those that the caller keeps, too, but for those of one operation.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
-	buf, read, returned := x.buffers.invoked, 0, 0
+	buf, read, returned, made, admitted := x.buffers.invoked, 0, 0, 0, 0
 	if len(x.buffers.before) > 0 {
 		buf = nil
 	}
@@ -279,10 +291,17 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		if err != nil {
 			return ofKey(err, x.key)
 		}
-		if out[i], err = ops[i].apply(i, old, found, !kept && isAlone(len(old)), had, &buf); err != nil {
+		made += ops[i].writtenAgain(old)
+		if admitted, err = x.admitMade(admitted, made); err != nil {
+			return err
+		}
+		if out[i], err = ops[i].apply(i, old, found, isAlone(len(old)), had, &buf); err != nil {
 			return err
 		}
 		out[i].OldEpoch = epoch
+		if out[i].oldAlone && !ops[i].ReturnOld {
+			out[i].Old = nil // so that of many, for which there may be large new ones, one is in memory
+		}
 		if returned += ops[i].returnedBytes(&out[i]); i > 0 && returned > x.store.options.Limits.BatchBytes {
 			return &LimitError{What: "batch bytes", Limit: x.store.options.Limits.BatchBytes, Got: returned}
 		}

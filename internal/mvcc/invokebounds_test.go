@@ -49,6 +49,7 @@ func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 		t.Fatalf("%d keys are left, want %d", n, len(ops))
 	}
 	out := make([]Invoked, 10)
+	ops[9].ReturnOld = true
 	if _, err := x.InvokeAll(t.Context(), ops[:10], nil, DurabilityAsync, out); err != nil || len(out[9].Old) != 100<<10 {
 		t.Fatalf("10 values of 100 KiB: %v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -141,5 +142,55 @@ func TestATransactionKeepsNoMoreThanItIsChargedFor(t *testing.T) {
 		if kept, most := cap(txn.own.large[i]), size+size/8; kept > most || cap(out.TakeNew()) > most {
 			t.Errorf("of an operand with room for %d bytes %d are kept, and %d in the answer", room, kept, cap(out.TakeNew()))
 		}
+	}
+}
+
+// TestManyLargeOldValuesAreReadOnce: they are read together before the latches are taken, and are in memory once, beside the new ones. What is
+// written again is admitted before it is copied, and the session keeps none of it.
+func TestManyLargeOldValuesAreReadOnce(t *testing.T) {
+	const n, size = 2 * readBeforeMin, 256 << 10
+	s := mustOpen(t, Options{Storage: storage.Options{
+		Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 32 << 20, SegmentBytes: 32 << 20,
+	}})
+	x := mustSession(t, s)
+	ops, out := make([]Invoke, n), make([]Invoked, n)
+	for i := range ops {
+		ops[i] = Invoke{Kind: InvokeAppend, Key: fmt.Appendf(nil, "key%d", i), Operand: []byte{byte(i)}, ReturnOld: i%2 == 0, ReturnNew: true}
+		if _, err := put(x, string(ops[i].Key), string(bytes.Repeat([]byte{byte(i)}, size)), DurabilityAsync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := 0
+	x.AdmitMade(func(bytes int) error {
+		made = bytes
+		return nil
+	})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(2*n*size+n*size/4); got > most {
+		t.Errorf("%d bytes allocated for values of %d, at most %d are expected", got, n*size, most)
+	}
+	if made != n*size {
+		t.Errorf("%d bytes are admitted, want %d", made, n*size)
+	}
+	for i := range out {
+		if want := bytes.Repeat([]byte{byte(i)}, size+1); !bytes.Equal(out[i].New, want) || !bytes.Equal(out[i].Old, want[:len(out[i].Old)]) || (len(out[i].Old) == size) != ops[i].ReturnOld {
+			t.Fatalf("the values of operation %d are others", i)
+		}
+	}
+	if all := x.buffers.alone[:cap(x.buffers.alone)]; slices.ContainsFunc(all, func(value []byte) bool { return value != nil }) || x.buffers.aloneBytes != 0 {
+		t.Error("the session keeps old values")
+	}
+	refused := errors.New("no room")
+	x.AdmitMade(func(int) error { return refused })
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); !errors.Is(err, refused) {
+		t.Errorf("without room: %v", err)
+	}
+	if v, err := x.Get(nil, ops[0].Key, 0); err != nil || len(v.Data) != size+1 {
+		t.Errorf("after that: %d bytes, %v", len(v.Data), err)
 	}
 }

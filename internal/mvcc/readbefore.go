@@ -24,6 +24,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 		w.Conditions[i].held = 0
 	}
 	x.buffers.before, x.buffers.invoked, x.committing.small = x.buffers.before[:0], x.buffers.invoked[:0], 0
+	x.buffers.forgetAlone()
 	n := len(w.Conditions) + len(w.derived.ends)
 	if w.ops != nil || w.Batch.WithMetadata() > 0 {
 		n += w.Batch.Count()
@@ -64,11 +65,12 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 }
 
 // readVersion is what readBefore has found of a key: the metadata of its version and, for an invocation, the value. They are in
-// sessionBuffers.invoked, one after the other.
+// sessionBuffers.invoked, one after the other, but for a value that is alone.
 type readVersion struct {
 	epoch            keys.Epoch // of the version if found
 	from, value, end uint32     // at most Limits.BatchBytes and what it takes for the metadata
 	read, found      bool       // it was read, and has a value
+	alone            bool       // the value is sessionBuffers.alone[end]
 }
 
 // recall is the version that readBefore has kept of an operation, whose key is x.key and latched; its metadata is in Metadata. It reports kept if
@@ -84,6 +86,9 @@ func (x *Session) recall(i int) (value []byte, found bool, epoch keys.Epoch, kep
 	}
 	r, buf := &x.buffers.before[i], x.buffers.invoked
 	x.section = append(x.section[:0], buf[r.from:r.value]...)
+	if r.alone {
+		return x.buffers.alone[r.end], r.found, r.epoch, true
+	}
 	return buf[r.value:r.end:r.end], r.found, r.epoch, true
 }
 
@@ -98,19 +103,28 @@ func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool)
 		*buf = append(*buf, v.Section()...)
 		kept.value = uint32(len(*buf))
 		if values {
-			if len(*buf)+v.Size() > x.store.options.Limits.BatchBytes {
+			if len(*buf)+x.buffers.aloneBytes+v.Size() > x.store.options.Limits.BatchBytes {
 				*buf = (*buf)[:at]
 				return nil
 			}
 			if err = x.admitKept(v.Size()); err != nil {
 				return err
 			}
-			if *buf, err = x.reader.AppendValue(*buf, v); err != nil {
+			if kept.alone = isAlone(v.Size()); kept.alone {
+				var value []byte
+				value, err = x.reader.AppendValue(place(buf, v.Size()), v)
+				x.buffers.alone, x.buffers.aloneBytes = append(x.buffers.alone, value), x.buffers.aloneBytes+len(value)
+			} else {
+				*buf, err = x.reader.AppendValue(*buf, v)
+			}
+			if err != nil {
 				*buf = (*buf)[:at]
 				return nil //nolint:nilerr // the commit meets the damage
 			}
 		}
-		kept.end = uint32(len(*buf))
+		if kept.end = uint32(len(*buf)); kept.alone {
+			kept.end = uint32(len(x.buffers.alone) - 1)
+		}
 	}
 	if ok && values {
 		x.reveals(v.Sync, v.Epoch)

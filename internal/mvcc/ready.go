@@ -47,8 +47,8 @@ func (w *Write) needsRoom() bool {
 
 // demand is about what the record of a commit will need, with what the commit computes while it holds its latches.
 func (x *Session) demand(w *Write) *storage.Demand {
-	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()} // the deletions of an InvokeAll are placeholders
-	if d.More = len(x.buffers.invoked); w.Batch.WithMetadata() > 0 {                 // entries of the expiry queue, attachments
+	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()}        // the deletions of an InvokeAll are placeholders
+	if d.More = len(x.buffers.invoked) + x.buffers.aloneBytes; w.Batch.WithMetadata() > 0 { // entries of the expiry queue, attachments
 		d.More += w.Batch.Size()
 	}
 	for i := range w.ops {

@@ -32,7 +32,7 @@ type Session struct {
 	buffers     sessionBuffers
 	baseline    baselineState         // of benchmarks; empty in production
 	admit       func(bytes int) error // see AdmitLarge
-	deletions   func(bytes int) error // see AdmitDeletions
+	made        func(bytes int) error // see AdmitMade
 	permit      func() error          // see Permit
 	touches     touchFunc             // see AssertTouches
 	closed      atomic.Bool
@@ -58,7 +58,7 @@ func (x *Session) Close() {
 	}
 	x.buffers.txn.Rollback()
 	x.CloseSnapshot()
-	x.admit, x.deletions, x.permit, x.touches = nil, nil, nil, nil
+	x.admit, x.made, x.permit, x.touches = nil, nil, nil, nil
 	x.SetWaits(true)
 	x.Trim()
 	x.store.sessions.put(x)
@@ -108,16 +108,17 @@ const largeValueMin = 64 << 10
 // the end of the session.
 func (x *Session) AdmitLarge(admit func(bytes int) error) { x.admit = admit }
 
-// AdmitDeletions sets the function that is called while the deletions of a range are collected, with the bytes of memory that they take, each time
-// these are more: a small request can ask for very many. The rest is as for AdmitLarge.
-func (x *Session) AdmitDeletions(admit func(bytes int) error) { x.deletions = admit }
+// AdmitMade sets the function that is called while a commit is made of more than the request has: of the deletions of a range, or of values that the
+// operations of InvokeAll write again. It gets the bytes of memory that these take, each time they are more, and before a value is copied: a small
+// request can ask for very many. The rest is as for AdmitLarge.
+func (x *Session) AdmitMade(admit func(bytes int) error) { x.made = admit }
 
-// admitDeletions calls the function of AdmitDeletions if deletions take more than they did when it was called before, and returns what they take.
-func (x *Session) admitDeletions(before, bytes int) (int, error) {
-	if bytes <= before || x.deletions == nil {
+// admitMade calls the function of AdmitMade if there is more than when it was called before, and returns how much there is.
+func (x *Session) admitMade(before, bytes int) (int, error) {
+	if bytes <= before || x.made == nil {
 		return before, nil
 	}
-	return bytes, x.deletions(bytes)
+	return bytes, x.made(bytes)
 }
 
 // admitSmall is what AdmitLarge is for values that are not large, and are kept together: it admits them when they are as much as a large one.

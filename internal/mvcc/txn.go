@@ -107,6 +107,9 @@ func (t *Txn) Visit(written func(key []byte, lease uint64), read func(lower, upp
 // Size is the memory of the transaction's write set and read set in bytes, overhead included.
 func (t *Txn) Size() int { return t.own.size() + t.reads.size() }
 
+// WriteBytes is the part of Size for the write set.
+func (t *Txn) WriteBytes() int { return t.own.size() }
+
 // Trim gives up what an invocation has read and made, if that is large: the transaction may be idle for long after it, and Size does not have it.
 // What Invoke has returned is not valid any more.
 func (t *Txn) Trim() {
@@ -213,7 +216,7 @@ func (t *Txn) DeleteRange(ctx context.Context, lower, upper []byte) (int, error)
 		if err := t.Delete(c.Key()); err != nil {
 			return n, err
 		}
-		if admitted, err = t.session.admitDeletions(admitted, t.Size()-before); err != nil {
+		if admitted, err = t.session.admitMade(admitted, t.Size()-before); err != nil {
 			return n, err
 		}
 		n++

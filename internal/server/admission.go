@@ -191,10 +191,10 @@ func (a *admission) admits(conn *connection, sh share, own, bytes int) bool {
 	if own == 0 {
 		one = admissionOne
 	}
-	if a.add(conn, sh, one+uint64(bytes), bytes) {
+	if own > 0 && w.large.change(conn, int64(own), int64(own+bytes)) {
 		return true
 	}
-	if own > 0 && w.large.change(conn, int64(own), int64(own+bytes)) {
+	if a.add(conn, sh, one+uint64(bytes), bytes) {
 		return true
 	}
 	if !a.takeLarge(conn, sh, int64(own+bytes)) {

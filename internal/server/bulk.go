@@ -96,7 +96,12 @@ func (s *kvService) bulkLoad(
 			}
 		}
 		commit := m.request.Commit
-		m.request.ReturnToVTPool()
+		if m.added == nil {
+			m.request.ReturnToVTPool()
+		} else {
+			m.request.Reset() // which goroutines may refer to for longer
+			close(m.added)
+		}
 		if commit {
 			if err := permitted.commit(); err != nil {
 				return mvcc.BulkLoaded{}, err
@@ -121,10 +126,11 @@ func commitBulk(ctx context.Context, l *mvcc.BulkLoad) (mvcc.BulkLoaded, error) 
 type bulkMessage struct {
 	request *pb.BulkLoadRequest
 	err     error
+	added   chan struct{} // of a large message: closed when its entries are added
 }
 
 // receiveBulk receives in a goroutine of its own, so that a drain does not wait for the client's
-// next message. It ends with ctx and the stream.
+// next message. It ends with ctx and the stream. After a large message it receives no more until that is added: there is one in memory.
 func (s *kvService) receiveBulk(
 	ctx context.Context, stream grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse],
 ) <-chan bulkMessage {
@@ -132,13 +138,23 @@ func (s *kvService) receiveBulk(
 	s.drain.receivers.Go(func() {
 		for {
 			m := bulkMessage{request: pb.BulkLoadRequestFromVTPool()}
-			m.err = stream.RecvMsg(m.request)
+			if m.err = stream.RecvMsg(m.request); m.request.SizeVT() > pooledBytesMax {
+				m.added = make(chan struct{})
+			}
 			select {
 			case messages <- m:
 			case <-ctx.Done():
 				return
 			}
 			if m.err != nil {
+				return
+			}
+			if m.added == nil {
+				continue
+			}
+			select {
+			case <-m.added:
+			case <-ctx.Done():
 				return
 			}
 		}

@@ -182,7 +182,7 @@ func TestRequestsTakeNoMoreThanTheyAreAdmittedWith(t *testing.T) {
 			if err := in.UnmarshalVT(b); err != nil {
 				return nil, err
 			}
-			_, err := c.invokeAll(t.Context(), in, out)
+			_, err := c.invokeAll(t.Context(), in, 0, out)
 			return []any{in, out}, err
 		}},
 	} {

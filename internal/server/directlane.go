@@ -239,9 +239,18 @@ func (l *lane) Rest() {
 	if cap(l.getOut.Value) > pooledBytesMax {
 		l.getOut.Value = nil
 	}
+	if l.decoded > resetEvery { // a lane may rest for long
+		l.forgetDecoded()
+	}
 	l.client, l.answer, l.waits, l.request = nil, directAnswer{}, false, nil
 	l.access.conn, l.access.header, l.access.request, l.access.caller, l.access.table = nil, "", nil, nil, nil
 	l.server.direct.lanes.Put(l)
+}
+
+// forgetDecoded drops the messages that are reused.
+func (l *lane) forgetDecoded() {
+	l.decoded = 0
+	l.get, l.put, l.delete, l.batch = pb.GetRequest{}, pb.PutRequest{}, pb.DeleteRequest{}, pb.BatchWriteRequest{}
 }
 
 // answer answers a request that has waited. The answer of a plain write is encoded in written, which is used again.
@@ -321,10 +330,10 @@ var errDecode = errors.New("grpc: failed to unmarshal the received message")
 
 // decode decodes the message of a method, and returns what executes it.
 func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, error) {
-	if l.decoded += len(message); l.decoded > resetEvery {
-		l.decoded = 0
-		l.get, l.put, l.delete, l.batch = pb.GetRequest{}, pb.PutRequest{}, pb.DeleteRequest{}, pb.BatchWriteRequest{}
+	if l.decoded+len(message) > resetEvery {
+		l.forgetDecoded()
 	}
+	l.decoded += len(message)
 	var err error
 	var execute executeFunc
 	switch method {
@@ -363,11 +372,11 @@ func decodeRare(method telemetry.Method, message []byte) (execute executeFunc, r
 		})
 	case telemetry.MethodInvoke:
 		return rare(message, func(ctx context.Context, l *lane, in *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
-			return l.executor.invoke(ctx, in, out)
+			return l.executor.invoke(ctx, in, l.answer.size, out)
 		})
 	case telemetry.MethodInvokeAll:
 		return rare(message, func(ctx context.Context, l *lane, in *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
-			return l.executor.invokeAll(ctx, in, out)
+			return l.executor.invokeAll(ctx, in, l.answer.size, out)
 		})
 	}
 	return rare(message, func(ctx context.Context, l *lane, in *pb.ExecuteRequest, out *pb.ExecuteResponse) (ackWait, error) {

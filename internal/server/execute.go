@@ -296,7 +296,7 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 		return ackWait{}, err
 	}
 	defer c.admission.sessions.writes.release(own, 1)
-	defer c.releaseDeletions()
+	defer c.releaseMade()
 	done, err := c.session.DeleteRange(ctx, mvcc.RangeDelete{
 		Lower: b.lower, Upper: b.upper, Limit: int(req.Limit), Conditions: conditions, Durability: durability, Request: request,
 		Result: func(d mvcc.RangeDeleted) []byte {

@@ -20,7 +20,7 @@ type executor struct {
 	heldBytes int
 	heldMax   int                   // an answer with large values of more bytes is full; 0: no bound
 	admit     func(bytes int) error // admitLarge of this executor
-	deletions deletions
+	made      made
 	attempt   attempt
 	access    *access                // of the current request; nil if users were not checked when it began
 	permit    func() error           // checkAgain of this executor
@@ -47,12 +47,12 @@ func (s *Server) takeExecutor() (*executor, error) {
 	if !ok {
 		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
 		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.hasNamed
-		c.deletions.admitted = c.admitDeletions
+		c.made.admitted = c.admitMade
 		c.gate = &s.gate
 		session.Attachment = c
 	}
 	session.AdmitLarge(c.admit)
-	session.AdmitDeletions(c.deletions.admitted)
+	session.AdmitMade(c.made.admitted)
 	session.Permit(c.permit)
 	session.AssertTouches(c.touches)
 	return c, nil
@@ -200,41 +200,53 @@ func (c *executor) admitGrowing(bytes int) error {
 	return c.admitAnswer(bytes)
 }
 
-// deletions counts what a request for the deletion of a range makes as a large write, while it is made: the request is small.
-type deletions struct {
-	admitted func(bytes int) error // admitDeletions of this executor
+// made counts as a large write what a request makes beyond its own bytes until it is committed: the deletions of a range, values that are written
+// again, or what a transaction has written before. The request may be small.
+type made struct {
+	admitted func(bytes int) error // admitMade of this executor
 	conn     *connection
 	bytes    int
 	own      int // with which the request is admitted as a large write; 0: it is a small one
 	before   int // made by the operations of the request before the one at hand
 }
 
-// admitDeletions counts bytes of deletions, in steps.
-func (c *executor) admitDeletions(bytes int) error {
-	conn := connectionOf(c.ctx)
-	if bytes += c.deletions.before; bytes <= max(c.deletions.bytes, smallRequestMax) || conn == nil {
+// begin says with how many bytes the request is admitted, until releaseMade.
+func (m *made) begin(size int) {
+	if shareOf(true, size) == shareLargeWrites {
+		m.own = size
+	}
+}
+
+// admitMade counts bytes of what is made, in steps. What is counted already stays so meanwhile: to give up the large slot would be the end of a turn.
+func (c *executor) admitMade(bytes int) error {
+	m := &c.made
+	if bytes += m.before; bytes <= max(m.bytes, smallRequestMax) {
 		return nil
 	}
-	c.releaseDeletions()
+	conn := connectionOf(c.ctx)
+	if conn == nil {
+		return nil
+	}
 	bytes += bytes / 4
-	if !c.admission.enterBeside(conn, shareLargeWrites, c.deletions.own, bytes) {
+	if !c.admission.enterBeside(conn, shareLargeWrites, m.own+m.bytes, bytes-m.bytes) {
 		return errOverloaded
 	}
-	c.deletions.conn, c.deletions.bytes = conn, bytes
+	m.conn, m.bytes = conn, bytes
 	return nil
 }
 
-func (c *executor) releaseDeletions() {
-	if d := &c.deletions; d.bytes > 0 {
-		c.admission.leaveBeside(d.conn, shareLargeWrites, d.own, d.bytes)
-		d.conn, d.bytes = nil, 0
+func (c *executor) releaseMade() {
+	m := &c.made
+	if m.bytes > 0 {
+		c.admission.leaveBeside(m.conn, shareLargeWrites, m.own, m.bytes)
 	}
+	m.conn, m.bytes, m.own = nil, 0, 0
 }
 
 // forgetMade releases what all operations of a request have made.
 func (c *executor) forgetMade() {
-	c.releaseDeletions()
-	c.deletions.before = 0
+	c.releaseMade()
+	c.made.before = 0
 }
 
 // takeCharge hands the charge of the request's large values over to count the answer, for
@@ -257,6 +269,7 @@ func (c *executor) releaseCharge() {
 // Buffers of rare huge requests are not pooled.
 func (c *executor) release() {
 	c.releaseCharge()
+	c.forgetMade()
 	c.request = mvcc.Request{}   // its Result refers to memory of the request
 	c.ctx = context.Background() // the context of the request must not remain reachable
 	c.attempt, c.access = attempt{}, nil

@@ -115,11 +115,11 @@ func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 	}
 	for name, execute := range map[string]func(*executor) error{
 		"an invocation": func(c *executor) error {
-			_, err := c.invoke(c.ctx, &pb.InvokeRequest{Invocation: unlikely(make([]byte, idleValue))}, new(pb.InvokeResponse))
+			_, err := c.invoke(c.ctx, &pb.InvokeRequest{Invocation: unlikely(make([]byte, idleValue))}, 0, new(pb.InvokeResponse))
 			return err
 		},
 		"the value of an invocation": func(c *executor) error {
-			_, err := c.invokeAll(c.ctx, &pb.InvokeAllRequest{Invocations: []*pb.Invocation{unlikely(nil)}}, new(pb.InvokeAllResponse))
+			_, err := c.invokeAll(c.ctx, &pb.InvokeAllRequest{Invocations: []*pb.Invocation{unlikely(nil)}}, 0, new(pb.InvokeAllResponse))
 			return err
 		},
 		"a put with a condition": func(c *executor) error {
@@ -135,7 +135,7 @@ func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 			return err
 		},
 		"an invocation with a condition": func(c *executor) error {
-			_, err := c.invoke(c.ctx, &pb.InvokeRequest{Invocation: unlikely(nil), Preconditions: conditions()}, new(pb.InvokeResponse))
+			_, err := c.invoke(c.ctx, &pb.InvokeRequest{Invocation: unlikely(nil), Preconditions: conditions()}, 0, new(pb.InvokeResponse))
 			return err
 		},
 		"a deletion of a range with a condition": func(c *executor) error {

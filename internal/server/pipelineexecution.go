@@ -162,10 +162,10 @@ func (p *pipelineExecution) execute(a *answer) (ackWait, error) {
 		return w, err
 	case *pb.PipelineRequest_Invoke:
 		a.invoke = new(pb.InvokeResponse)
-		return p.executor.invoke(p.ctx, r.Invoke, a.invoke)
+		return p.executor.invoke(p.ctx, r.Invoke, p.in.size, a.invoke)
 	case *pb.PipelineRequest_InvokeAll:
 		a.invokeAll = new(pb.InvokeAllResponse)
-		return p.executor.invokeAll(p.ctx, r.InvokeAll, a.invokeAll)
+		return p.executor.invokeAll(p.ctx, r.InvokeAll, p.in.size, a.invokeAll)
 	}
 	return ackWait{}, invalid("request", "is missing, or of a kind that this server does not know")
 }

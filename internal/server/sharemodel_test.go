@@ -128,9 +128,9 @@ func (m *modelShare) leaveSlot(x *modelThing) {
 // make lets a request make something, or reports that it is refused.
 func (m *modelShare) make(x *modelThing, bytes int) bool {
 	switch {
+	case m.of(x).beside:
 	case m.fits(x.conn, bytes):
 		x.apart = true
-	case x.beside:
 	case m.slot(x.conn, x.bytes+bytes):
 		x.beside = true
 	default:

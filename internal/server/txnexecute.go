@@ -29,25 +29,20 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 		out.Reset()
 		c.releaseCharge() // of an attempt before
 		c.forgetMade()
+		c.made.begin(size)
 		out.Succeeded = holds
 		if holds {
 			return s.operate(ctx, c, t, req.ThenOperations, "then_operations", out)
 		}
 		return s.operate(ctx, c, t, req.ElseOperations, "else_operations", out)
 	}
+	defer c.forgetMade()
 	if mayWrite(req) {
 		own := connectionOf(ctx).readingWrites()
 		if err := c.admission.holdWrite(own); err != nil {
 			return ackWait{}, err
 		}
 		defer c.admission.sessions.writes.release(own, 1)
-		if shareOf(true, size) == shareLargeWrites {
-			c.deletions.own = size
-		}
-		defer func() {
-			c.forgetMade()
-			c.deletions.own = 0
-		}()
 	}
 	done, err := c.session.Execute(ctx, &e)
 	if done.Transaction {
@@ -175,8 +170,8 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 		before := t.Size()
 		r, err := executeOperation(ctx, t, o, name, i, func(bytes int) error { return c.admitGrowing(size + bytes) })
 		if err == nil && (o.GetDeleteRange() != nil || o.GetInvoke() != nil) { // which makes more than the request has
-			c.deletions.before += t.Size() - before
-			err = c.admitDeletions(0)
+			c.made.before += t.Size() - before
+			err = c.admitMade(0)
 		}
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)

@@ -13,13 +13,17 @@ import (
 // Invoke implements KV.
 func (s *kvService) Invoke(ctx context.Context, req *pb.InvokeRequest) (*pb.InvokeResponse, error) {
 	out := new(pb.InvokeResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.invoke(ctx, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+		return c.invoke(ctx, req, admittedBytes(req, kindWriteAndRead), out)
+	})
 }
 
 // InvokeAll implements KV.
 func (s *kvService) InvokeAll(ctx context.Context, req *pb.InvokeAllRequest) (*pb.InvokeAllResponse, error) {
 	out := new(pb.InvokeAllResponse)
-	return out, s.run(ctx, func(c *executor) (ackWait, error) { return c.invokeAll(ctx, req, out) })
+	return out, s.run(ctx, func(c *executor) (ackWait, error) {
+		return c.invokeAll(ctx, req, admittedBytes(req, kindWriteAndRead), out)
+	})
 }
 
 // invocations are an executor's buffers for Invoke and InvokeAll.
@@ -45,7 +49,8 @@ func (b *invocations) reset(n int) {
 // long as a stream is open.
 func (b *invocations) forget() { b.reset(0) }
 
-func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.InvokeResponse) (ackWait, error) {
+// invoke executes a request that is admitted with so many bytes.
+func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, size int, out *pb.InvokeResponse) (ackWait, error) {
 	c.invoked.reset(1)
 	defer c.invoked.forget()
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, nowMillis(c.session.Store()), "invocation"); err != nil {
@@ -60,7 +65,7 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 			return resultOf(&pb.InvokeResponse{Result: invokeResult(&c.invoked.outcomes[0], req.Invocation)})
 		}
 	}
-	w, err := c.invokeFilled(ctx, request, req, &out.Epoch)
+	w, err := c.invokeFilled(ctx, request, req, size, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
 		out.Deduplicated = true
@@ -73,7 +78,8 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, out *pb.In
 	return w, nil
 }
 
-func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out *pb.InvokeAllResponse) (ackWait, error) {
+// invokeAll executes a request that is admitted with so many bytes.
+func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, size int, out *pb.InvokeAllResponse) (ackWait, error) {
 	c.invoked.reset(len(req.Invocations))
 	defer c.invoked.forget()
 	for i, in := range req.Invocations {
@@ -88,7 +94,7 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, out 
 	if request != nil {
 		request.Result = func() []byte { return resultOf(&pb.InvokeAllResponse{Results: c.invokeResults(req.Invocations)}) }
 	}
-	w, err := c.invokeFilled(ctx, request, req, &out.Epoch)
+	w, err := c.invokeFilled(ctx, request, req, size, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
 		out.Deduplicated = true
@@ -112,7 +118,7 @@ func (c *executor) invokeResults(asked []*pb.Invocation) []*pb.InvokeResult {
 
 // invokeFilled applies the operations in the executor's buffers.
 func (c *executor) invokeFilled(
-	ctx context.Context, request *mvcc.Request, req conditional, epoch *uint64,
+	ctx context.Context, request *mvcc.Request, req conditional, size int, epoch *uint64,
 ) (ackWait, error) {
 	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
@@ -122,6 +128,8 @@ func (c *executor) invokeFilled(
 		return ackWait{}, err
 	}
 	defer c.admission.sessions.writes.release(own, 1)
+	c.made.begin(size)
+	defer c.releaseMade()
 	at, err := c.session.InvokeRequest(ctx, request, c.invoked.ops, c.write.Conditions, c.write.Durability, c.invoked.outcomes)
 	if err != nil {
 		return ackWait{}, err

@@ -403,7 +403,7 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 		c.row.requests.Add(1)
 		c.row.busy.Store(true)
 		err = cmp.Or(err, c.resizeLocked())
-		c.executor.releaseDeletions() // which resizeLocked has counted
+		c.executor.releaseMade() // which resizeLocked has counted
 		c.failLocked(err)
 	}
 	return c.row, held, w, err
@@ -579,6 +579,9 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	}
 	request, err := c.executor.toRequest(req, recordCommit)
 	if err != nil {
+		return ackWait{}, err
+	}
+	if err := c.executor.admitMade(c.txn.WriteBytes()); err != nil { // until the executor is released
 		return ackWait{}, err
 	}
 	at, durability := c.txn.At(), c.row.durability

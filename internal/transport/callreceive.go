@@ -198,7 +198,7 @@ func (k *call) arrivedLocked(payload []byte) {
 		if k.received == nil {
 			k.received, k.spare = k.spare, nil
 		}
-		k.received = append(k.received, payload...)
+		k.received = appendPart(k.received, payload, k.need)
 		if err := k.countWaitingLocked(); err != nil {
 			if k.taken > 0 || k.wholeBytes() > 0 {
 				err = &LaterError{Cause: err}

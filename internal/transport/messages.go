@@ -59,7 +59,7 @@ func (c *Conn) messagesLocked(s *stream, payload []byte) execution {
 		return execution{}
 	}
 	if m.busy || m.held || m.full || s.err != nil || len(s.message.body) > 0 || !isWhole(payload) {
-		s.message.body = append(s.message.body, payload...)
+		s.message.append(payload)
 		payload = nil
 		c.countMessagesLocked(s)
 	}

@@ -114,6 +114,9 @@ func (c *Conn) handleData(f frame) (w execution, err error) {
 	case message != nil:
 		w = execution{request: Request{conn: c, stream: s, id: s.id}, message: message, reserved: s.message.reserved}
 		s.message.reserved = 0
+		if cap(s.message.body) > freeBytesMax {
+			s.message.body = nil // which would be in memory until the answer is sent, and is not used again
+		}
 	case !end:
 		c.widenLocked(s, len(f.payload))
 	}

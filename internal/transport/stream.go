@@ -70,6 +70,24 @@ type message struct {
 	waiting  int    // what Receive has admitted for other messages of a stream, which wait to be taken
 }
 
+// append appends what has come of the message.
+func (m *message) append(payload []byte) {
+	all := 0
+	if m.reserved > 0 {
+		all = grpcPrefixBytes + m.reserved
+	}
+	m.body = appendPart(m.body, payload, all)
+}
+
+// appendPart appends what has come of a message that takes so many bytes in all; 0 is not known. Once an eighth of a message has come, its buffer has
+// room for all of it, and does not grow any more: it would be in memory twice meanwhile.
+func appendPart(b, payload []byte, all int) []byte {
+	if n := len(b) + len(payload); n > cap(b) && n <= all && n >= all/8 {
+		b = append(make([]byte, 0, all), b...)
+	}
+	return append(b, payload...)
+}
+
 // Deadline implements context.Context.
 func (s *stream) Deadline() (time.Time, bool) { return s.deadline, !s.deadline.IsZero() }
 
@@ -269,7 +287,7 @@ func (c *Conn) receive(s *stream, payload []byte, end bool) (complete []byte, st
 	if end && len(m.body) == 0 {
 		complete = payload // the usual case
 	} else {
-		m.body = append(m.body, payload...)
+		m.append(payload)
 		complete = m.body
 	}
 	if len(complete) >= grpcPrefixBytes {

@@ -129,6 +129,11 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},
+		{"batches beside an unread invocation", func(a *attacker) {
+			a.begun(1, 1, "KVService/InvokeAll", largeInvokeAll(setAndGet))
+			a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
+		}},
+		{"batches beside invocations", func(a *attacker) { a.besideInvocations(a.times(2, 6)) }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
 		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40), new(pb.CreateWatch)) }},
 		{"watches of snapshots that are not read", func(a *attacker) {
@@ -391,6 +396,34 @@ func (a *attacker) besideShares() {
 	a.unread(a.times(3, 10), 3, "KVService/InvokeAll", largeInvokeAll(setAndGet))
 	a.sendAll(a.times(4, 40), encodedBatch(a.times(100_000, 200_000), 1))
 	a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
+}
+
+// besideInvocations sends the largest batches, and small requests that add to the values of the largest one.
+func (a *attacker) besideInvocations(rounds int) {
+	a.begun(1, 1, "KVService/InvokeAll", largeInvokeAll(func(i *pb.Invocation) { setAndGet(i); i.ReturnNew = false }))
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			for range rounds {
+				a.sendAll(1, encodedBatch(4, 15<<20))
+			}
+		})
+		kv := pb.NewKVServiceClient(a.dial())
+		all.Go(func() {
+			for range 4 * rounds {
+				switch _, err := kv.InvokeAll(a.ctx, largeInvokeAll(func(i *pb.Invocation) { addAndGet(i); i.ReturnNew = false })); status.Code(err) {
+				case codes.OK:
+					a.done.Add(1)
+				case codes.ResourceExhausted:
+					a.refused.Add(1)
+				default:
+					a.Errorf("an InvokeAll: %v", err)
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // pipelines sends small requests for large answers, and large writes, over pipelines whose answers

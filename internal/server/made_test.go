@@ -1,0 +1,207 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// TestWhatARequestMakesIsALargeWrite: a request of some bytes that writes large values again, and the commit of what a transaction has written before,
+// have as much in memory as a batch of these values. While large writes have no room, and while their slot is taken, they are refused, and change
+// nothing. What the request itself has is not counted twice.
+func TestWhatARequestMakesIsALargeWrite(t *testing.T) {
+	const values, size = 3, 4 << 20
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with, func(c *config.Config) { c.Limits.InflightBytes = 128 * config.MiB })
+		ctx := testContext(t)
+		h.putLarge(t, values, size)
+		txns := pb.NewTransactionServiceClient(h.conn)
+		var adding, touching []*pb.Invocation
+		var executed []*pb.Operation
+		for i := range values {
+			key := fmt.Appendf(nil, "large/%03d", i)
+			adding = append(adding, &pb.Invocation{Key: key, Operation: &pb.Invocation_Append{Append: []byte("w")}})
+			touching = append(touching, &pb.Invocation{Key: key, Operation: &pb.Invocation_Touch{Touch: true}, TtlMs: 3_600_000})
+			executed = append(executed, invokeOperation(adding[i]))
+		}
+		invokeAll := func(list []*pb.Invocation) func() error {
+			return func() error {
+				_, err := h.kv.InvokeAll(ctx, &pb.InvokeAllRequest{Invocations: list})
+				return err
+			}
+		}
+		writes := &h.admission.words[shareLargeWrites]
+		for _, c := range []struct {
+			name   string
+			change func() error
+			own    bool // nothing is made
+		}{
+			{"Invoke", func() error { _, err := h.kv.Invoke(ctx, &pb.InvokeRequest{Invocation: adding[0]}); return err }, false},
+			{"InvokeAll", invokeAll(adding), false},
+			{"InvokeAll that changes deadlines", invokeAll(touching), false},
+			{"InvokeAll in a pipeline", func() error { return h.pipelined(t, ctx, adding) }, false},
+			{"Execute", func() error {
+				_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: executed})
+				return err
+			}, false},
+			{"commit of a transaction", func() error { return commitOf(ctx, txns, 40, 60<<10) }, false},
+			{"InvokeAll that replaces", invokeAll([]*pb.Invocation{
+				{Key: []byte("large/000"), Operation: &pb.Invocation_GetAndSet{GetAndSet: make([]byte, 200<<10)}},
+			}), true},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				eventually(t, "nothing is counted", func() bool { return h.holdsNothing() })
+				release := h.fillShare(shareLargeWrites, 1<<20+200<<10) // of which a connection may have a quarter
+				others := writes.word.Load()
+				before := h.get(t, "large/000")
+				err := c.change()
+				if (err == nil) != c.own || err != nil && status.Code(err) != codes.ResourceExhausted {
+					t.Errorf("without room: %v", err)
+				}
+				if after := h.get(t, "large/000"); !c.own && (after.Epoch != before.Epoch || !bytes.Equal(after.Value, before.Value)) {
+					t.Error("it was refused, and has changed a value")
+				}
+				eventually(t, "what was refused is not counted any more", func() bool { return writes.word.Load() == others })
+				release()
+				if err := c.change(); err != nil {
+					t.Errorf("with room: %v", err)
+				}
+				eventually(t, "nothing is counted any more", func() bool { return h.holdsNothing() })
+			})
+		}
+	})
+}
+
+// holdsNothing reports whether no share of requests and answers has anything.
+func (h *harness) holdsNothing() bool {
+	for sh := range h.admission.words {
+		if w := &h.admission.words[sh]; w.word.Load() != 0 || w.large.bytes() != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// pipelined sends an InvokeAll over a pipeline of its own.
+func (h *harness) pipelined(t *testing.T, ctx context.Context, list []*pb.Invocation) error {
+	t.Helper()
+	stream := h.pipeline(t, ctx)
+	mustSend(t, stream, &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_InvokeAll{InvokeAll: &pb.InvokeAllRequest{Invocations: list}}})
+	out := mustRecv(t, stream)
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	return status.ErrorProto(out.GetError())
+}
+
+// commitOf commits a transaction of so many writes, each of which is small.
+func commitOf(ctx context.Context, txns pb.TransactionServiceClient, n, size int) error {
+	stream, err := txns.Transact(ctx)
+	if err != nil {
+		return err
+	}
+	requests := []*pb.TransactRequest{{Request: &pb.TransactRequest_Begin{Begin: new(pb.BeginRequest)}}}
+	for i := range n {
+		put := &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "t%03d", i), Value: make([]byte, size)}
+		requests = append(requests, &pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{put}}}})
+	}
+	requests = append(requests, &pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: new(pb.CommitRequest)}})
+	for _, request := range requests {
+		if err := stream.Send(request); err != nil {
+			return err
+		}
+		out, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if e := out.GetError(); e != nil {
+			return status.ErrorProto(e)
+		}
+	}
+	return stream.CloseSend()
+}
+
+// TestAGrowingWriteKeepsTheSlot: what a request makes takes the large slot once, whatever others ask for meanwhile: another turn between would refuse each
+// request that grows beyond the share while others want the slot.
+func TestAGrowingWriteKeepsTheSlot(t *testing.T) {
+	h := mustStart(t)
+	one, two := h.connections.admit(nil), h.connections.admit(nil)
+	defer h.connections.release(one)
+	defer h.connections.release(two)
+	c, err := h.takeExecutor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ctx = peer.NewContext(testContext(t), &peer.Peer{AuthInfo: one})
+	limit := int(h.admission.words[shareLargeWrites].limit.bytes)
+	for n := smallRequestMax; n < 4*limit; n += n / 8 { // at first in the share
+		if err := c.admitMade(n); err != nil {
+			t.Fatalf("%d bytes of a share of %d: %v", n, limit, err)
+		}
+		if n > limit && h.admission.enter(two, shareLargeWrites, 2*limit) {
+			t.Fatal("the slot has two requests")
+		}
+	}
+	c.release()
+	if !h.holdsNothing() {
+		t.Error("something is counted after the request")
+	}
+	if !h.admission.enter(two, shareLargeWrites, 2*limit) {
+		t.Fatal("the slot is not free after the request")
+	}
+	h.admission.leave(two, shareLargeWrites, 2*limit)
+}
+
+// TestALaneThatRestsKeepsNoLargeRequest: it may rest for long.
+func TestALaneThatRestsKeepsNoLargeRequest(t *testing.T) {
+	h := mustStart(t)
+	l := &lane{server: h.Server}
+	batch := &pb.BatchWriteRequest{Mutations: []*pb.Mutation{{Kind: pb.Mutation_KIND_PUT, Key: []byte("k"), Value: make([]byte, 1<<20)}}}
+	l.getOut = new(pb.GetResponse)
+	if _, err := l.decode(telemetry.MethodBatchWrite, mustMarshal(t, batch)); err != nil {
+		t.Fatal(err)
+	}
+	l.Rest()
+	if list := l.batch.Mutations; cap(list) > 0 {
+		t.Errorf("it keeps %d mutations", cap(list))
+	}
+}
+
+// bulkMessages is the stream of a bulk load that has large messages without end.
+type bulkMessages struct {
+	grpc.ClientStreamingServer[pb.BulkLoadRequest, pb.BulkLoadResponse]
+	asked chan struct{} // for each message
+}
+
+func (b *bulkMessages) RecvMsg(m any) error {
+	b.asked <- struct{}{}
+	m.(*pb.BulkLoadRequest).Entries = []*pb.BulkEntry{{Key: []byte("k"), Value: make([]byte, 2*pooledBytesMax)}} //nolint:forcetypeassert // nothing else is received
+	return nil
+}
+
+// TestABulkLoadHasOneLargeMessageInMemory: it receives the next one when the entries of that before are added.
+func TestABulkLoadHasOneLargeMessageInMemory(t *testing.T) {
+	h := mustStart(t)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	stream := &bulkMessages{asked: make(chan struct{}, 10)}
+	messages := (&kvService{Server: h.Server}).receiveBulk(ctx, stream)
+	for n := range 3 {
+		m := <-messages
+		<-stream.asked
+		if asked := len(stream.asked); asked > 0 || len(messages) > 0 {
+			t.Fatalf("message %d is not added yet, and %d more were received", n, asked)
+		}
+		close(m.added)
+	}
+}
