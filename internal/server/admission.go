@@ -28,7 +28,7 @@ type admission struct {
 	watches  watchLine
 	unknown  [shareCount]claim // of what comes over no connection
 
-	slotTime time.Duration // constant: for which a client may keep what it wants from a large slot while another wants the slot; see isOverdue
+	slotTime time.Duration // constant: for which a client may keep a large slot from one other; see slotParts
 }
 
 // share is one part of --max-inflight-bytes. Each request and each answer is counted in one share.

@@ -276,8 +276,8 @@ func (c *connection) handOverReady() {
 }
 
 // isOverdue reports whether the client has left its answer in the large slot for longer than most while others wanted the slot.
-func (c *connection) isOverdue(a *admission, most time.Duration) bool {
-	return a.words[shareAnswers].large.isOverdue(c, most) || a.words[shareScans].large.isOverdue(c, most)
+func (c *connection) isOverdue(a *admission, grace time.Duration) bool {
+	return a.words[shareAnswers].large.isOverdue(c, a.slotTime, grace) || a.words[shareScans].large.isOverdue(c, a.slotTime, grace)
 }
 
 func (c *connection) waitingBytes() int64 {

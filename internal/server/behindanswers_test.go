@@ -81,7 +81,7 @@ func TestALargeAnswerIsOverdueBehindAnswersThatAreNotTaken(t *testing.T) {
 				for conn := range h.connections.all {
 					conn.checkUnread()
 				}
-				return conn.isOverdue(&h.admission, 0)
+				return slot.isOverdue(conn, 0, 0)
 			}
 			if large.GetInvoke() != nil {
 				eventually(t, "it is written", func() bool { return h.store.Visible() > h.store.Durable() })

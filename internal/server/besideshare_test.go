@@ -13,7 +13,6 @@ import (
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/testseed"
-	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // withTransports runs a test with each of the transports.
@@ -133,7 +132,7 @@ func TestALargeMessageMustComeFaster(t *testing.T) {
 			return c.reasonOf(t, 1)
 		}
 		began := time.Now()
-		if got := sends(4*transport.LargeParts*progressBytes + h.receiving.large.limit/2); got != "MESSAGE_INCOMPLETE" {
+		if got := sends(4*slotParts*progressBytes + h.receiving.large.limit/2); got != "MESSAGE_INCOMPLETE" {
 			t.Errorf("a large message that comes slowly: %q", got)
 		}
 		large := time.Since(began)
@@ -213,9 +212,21 @@ func (h *harness) commitInStore(t *testing.T, key string, value []byte) uint64 {
 	return uint64(e)
 }
 
-// TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the time.
+// TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the
+// time, and sooner while more wait.
 func TestAWatchThatTakesItsResponseSlowlyEnds(t *testing.T) {
-	const timeout = 2 * time.Second
+	const timeout = 1500 * time.Millisecond
+	if took := untilASlowWatchEnds(t, timeout, 1); took < 3*timeout {
+		t.Errorf("another had the place after %v", took)
+	}
+	if took := untilASlowWatchEnds(t, timeout, slotParts); took > 3*timeout {
+		t.Errorf("one of %d had the place after %v", slotParts, took)
+	}
+}
+
+// untilASlowWatchEnds is how long others, of which one reads, wait for a watch that takes as little of a large response as it must.
+func untilASlowWatchEnds(t *testing.T, timeout time.Duration, others int) time.Duration {
+	t.Helper()
 	h := mustStart(t, withDirect, func(c *config.Config) { c.MessageTimeout = timeout })
 	e := h.commitInStore(t, "large", make([]byte, 16<<20))
 	slow := h.deafWatch(t, "large", e-1)
@@ -240,13 +251,16 @@ func TestAWatchThatTakesItsResponseSlowlyEnds(t *testing.T) {
 	eventually(t, "it has the place", func() bool { return h.admission.watches.beside.bytes() > 0 })
 	w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e - 1}})
 	w.recv()
+	eventually(t, "it waits for the place", h.admission.watches.isAwaited)
+	for range others - 1 {
+		h.deafWatch(t, "large", e-1)
+	}
 	if got := w.recv().GetChanges().GetCommits(); len(got) != 1 {
 		t.Fatal("the operation has not come")
 	}
-	if took := time.Since(began); took < 3*timeout {
-		t.Errorf("another had the place after %v", took)
-	}
+	took := time.Since(began)
 	if got := slow.reasonOf(t, 1); got != "reset: CANCEL" { // it goes on too slowly for the reason to come after the rest
 		t.Errorf("the slow one ended with %q", got)
 	}
+	return took
 }

@@ -102,7 +102,6 @@ func (s *Server) newDirect() *transport.Services {
 		PingInterval:     keepaliveClientMin,
 		HandOverAfter:    handOverAfter,
 		ProgressTimeout:  s.config.MessageTimeout,
-		LargeMessage:     int(s.receiving.large.limit / 2),
 		AcceptFailed:     s.acceptFailed,
 	}, (*directService)(s), services)
 	return services
@@ -243,6 +242,11 @@ func (c *directClient) Received(bytes int) {
 	sh.release(of, int64(bytes))
 }
 
+// LeastProgress implements transport.Client.
+func (c *directClient) LeastProgress(bytes int) int {
+	return int(c.server.receiving.progress(int64(bytes)))
+}
+
 func (c *directClient) receivingShare(bytes int) (*receivingShare, *int64) {
 	if bytes >= receivedBytesMin {
 		return &c.server.receiving.large, &c.large
@@ -309,8 +313,7 @@ func (c *directClient) report(cause error) {
 
 // Overdue implements transport.Client.
 func (c *directClient) Overdue() bool {
-	a := &c.server.admission
-	return c.isOverdue(a, a.slotTime)
+	return c.isOverdue(&c.server.admission, 0)
 }
 
 // HeadersRefused implements transport.Client.

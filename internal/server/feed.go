@@ -186,10 +186,11 @@ func (w *watchStream) stalled() error {
 		return nil
 	}
 	most, timeout := w.server.config.Feed.StallTimeout, w.server.config.MessageTimeout
-	if w.turn.holds.Load() && w.server.admission.watches.isAwaited() {
+	if others := w.server.admission.watches.awaiting(); w.turn.holds.Load() && others > 0 {
 		most = min(most, timeout)
-		if turn := w.turn.since.Load(); turn != 0 && now-time.Duration(turn) >= transport.LargeParts*timeout {
-			return &watchStalledError{timeout: transport.LargeParts * timeout}
+		longest := w.server.admission.slotTime / time.Duration(haste(others))
+		if turn := w.turn.since.Load(); turn != 0 && now-time.Duration(turn) >= longest {
+			return &watchStalledError{timeout: longest}
 		}
 	}
 	if now-time.Duration(since) >= most {

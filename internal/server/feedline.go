@@ -102,9 +102,20 @@ func (l *watchLine) fitsLocked(r *watchRoom) bool {
 	return r.conn.bytes(shareWatches)+int64(r.bytes) <= w.limit.free(w.word.Load()+uint64(r.bytes))
 }
 
-// isAwaited reports whether some stream waits.
-func (l *watchLine) isAwaited() bool {
+// awaiting is how many connections have streams that wait, as far as haste is different for them.
+func (l *watchLine) awaiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.waiting) > 0
+	var conns [slotParts]*connection
+	n := 0
+	for _, r := range l.waiting {
+		if !slices.Contains(conns[:n], r.conn) {
+			conns[n] = r.conn
+			n++
+		}
+		if n == len(conns) {
+			break
+		}
+	}
+	return n
 }

@@ -15,6 +15,9 @@ func (r *watchRoom) hasRoom() bool {
 	}
 }
 
+// isAwaited reports whether some stream waits.
+func (l *watchLine) isAwaited() bool { return l.awaiting() > 0 }
+
 func newTestLine(bytes uint64) *watchLine {
 	a := new(admission)
 	a.init(100, 16*bytes) // of which watches have a sixteenth
@@ -120,6 +123,25 @@ func TestAStreamThatLeavesTheLineIsNotAwaited(t *testing.T) {
 	second.leave()
 	if third.leave(); l.isAwaited() { // whether it has room or not
 		t.Fatal("a stream that has left is in the line")
+	}
+	l.mustBeEmpty(t)
+}
+
+// TestStreamsOfAConnectionAreAwaitedOnce: those of several connections make the turn of the one that has room shorter.
+func TestStreamsOfAConnectionAreAwaitedOnce(t *testing.T) {
+	l := newTestLine(1 << 20)
+	rooms := []*watchRoom{l.enter(new(connection), 900<<10, nil)}
+	for _, want := range []int{1, 2, 3, slotParts, slotParts} {
+		conn := new(connection)
+		for range 3 {
+			rooms = append(rooms, l.enter(conn, 900<<10, nil))
+		}
+		if got := l.awaiting(); got != want {
+			t.Errorf("%d streams of %d connections wait: %d", len(rooms)-1, want, got)
+		}
+	}
+	for _, r := range rooms {
+		r.leave()
 	}
 	l.mustBeEmpty(t)
 }

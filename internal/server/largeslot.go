@@ -16,7 +16,8 @@ import (
 //
 // Invariant: while the slot is free, the owner of the first claim either has the slot when it asks or loses its claim within claimTimeMax, and
 // whatever had a turn has no claim older than those that wait. So an owner that asks every claimTimeMin has its turn after at most (older claims
-// and the turn that goes on) x (longest turn + claimTimeMax), whatever others do. Nothing waits in the line but claims.
+// and the turn that goes on) x (longest turn + claimTimeMax), whatever others do; and turns are the shorter, the longer the line is. Nothing waits
+// in the line but claims.
 type largeSlot struct {
 	held atomic.Pointer[largeHeld] // changed with mu locked
 
@@ -44,6 +45,10 @@ const (
 	claimTimeMin = 100 * time.Millisecond
 	claimTimeMax = time.Second
 )
+
+// slotParts is for how many times --message-timeout a client may keep the slot from one other. From more it may keep it for a part of that, and
+// from slotParts others for that time once: as long as any client may take over a message or an answer.
+const slotParts = 4
 
 // take takes the slot, unless it is taken, or it is the turn of another. Without a claim the caller sees to the turns.
 func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
@@ -148,15 +153,30 @@ func (s *largeSlot) handOver(owner any, bytes int64) {
 	}
 }
 
-// isOverdue reports whether the owner's client has taken longer than it may over what is in the slot, and another wants the slot.
-func (s *largeSlot) isOverdue(owner any, most time.Duration) bool {
+// haste divides the time that a client has for what is in the slot, if others want the slot.
+func (s *largeSlot) haste() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return haste(len(s.claims))
+}
+
+func haste(waiting int) int { return min(max(waiting, 1), slotParts) }
+
+// turnLocked is what the claims leave of a time.
+func (s *largeSlot) turnLocked(most time.Duration) time.Duration {
+	return most / time.Duration(haste(len(s.claims)))
+}
+
+// isOverdue reports whether the owner's client has taken longer than it may over what is in the slot, by more than a grace, and another wants the
+// slot. The most is what it may take if there is one other.
+func (s *largeSlot) isOverdue(owner any, most, grace time.Duration) bool {
 	h := s.held.Load()
 	if h == nil || h.owner != owner {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.wanted && !s.sent.IsZero() && time.Since(s.sent) > most
+	return s.wanted && !s.sent.IsZero() && time.Since(s.sent) > s.turnLocked(most)+grace
 }
 
 // overstays reports whether something has been in the slot for longer than it may, and another wants the slot.
@@ -166,5 +186,5 @@ func (s *largeSlot) overstays(owner any, bytes int64, most time.Duration) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.wanted && time.Since(s.taken) > most
+	return s.wanted && time.Since(s.taken) > s.turnLocked(most)
 }

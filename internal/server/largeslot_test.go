@@ -97,7 +97,7 @@ func TestALargeSlotIsOverdueForOthers(t *testing.T) {
 		one, other := new(claimant), new(claimant)
 		want := func(what string, overdue, overstays bool) {
 			t.Helper()
-			if got := s.isOverdue(one, most); got != overdue {
+			if got := s.isOverdue(one, most, 0); got != overdue {
 				t.Errorf("%s: overdue is %v", what, got)
 			}
 			if got := s.overstays(one, 1, most); got != overstays {
@@ -111,7 +111,7 @@ func TestALargeSlotIsOverdueForOthers(t *testing.T) {
 		want("no other wants it", false, false)
 		other.take(&s)
 		want("another wants it", true, true)
-		if s.isOverdue(other, most) || s.overstays(one, 2, most) {
+		if s.isOverdue(other, most, 0) || s.overstays(one, 2, most) {
 			t.Error("something else is overdue")
 		}
 		s.drop(one)
@@ -129,6 +129,40 @@ func TestALargeSlotIsOverdueForOthers(t *testing.T) {
 		s.handOver(one, 1)
 		want("its client does not take it", true, true)
 	})
+}
+
+// TestTurnsAreShorterWhileMoreWait: the time of one other is divided by the claims, up to slotParts.
+func TestTurnsAreShorterWhileMoreWait(t *testing.T) {
+	const most, grace = 12 * time.Second, time.Second
+	for others, want := range []time.Duration{most, most, most / 2, most / 3, most / 4, most / 4, most / 4} {
+		synctest.Test(t, func(t *testing.T) {
+			var r receiving
+			r.init(16<<20, 100, 64<<20)
+			one, s := new(claimant), &r.beside
+			one.take(s)
+			s.handOver(one, 1)
+			for range others {
+				other := new(claimant)
+				other.take(s)
+				other.take(s)
+			}
+			time.Sleep(want)
+			if s.overstays(one, 1, most) || s.isOverdue(one, most, 0) {
+				t.Errorf("%d others: its time is over before %v", others, want)
+			}
+			time.Sleep(time.Nanosecond)
+			if is := others > 0; s.overstays(one, 1, most) != is || s.isOverdue(one, most, 0) != is || s.isOverdue(one, most, grace) {
+				t.Errorf("%d others: it has another time than %v", others, want)
+			}
+			time.Sleep(grace)
+			if s.isOverdue(one, most, grace) != (others > 0) {
+				t.Errorf("%d others: it has another grace", others)
+			}
+			if got, parts := r.progress(12<<20), int64(most/want); got != parts*(12<<20)/slotParts {
+				t.Errorf("%d others: %d bytes of a message must come at a time", others, got)
+			}
+		})
+	}
 }
 
 // TestAClaimEndsWithItsOwner: one that does not ask any more is not waited for, and connections that come and go leave nothing.

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/config"
-	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // receiving bounds the memory of messages that are being received, wait to be decoded, or are
@@ -26,7 +25,7 @@ import (
 // An incomplete message must make progress. A client that sends less than progressBytes of it
 // within the configured time, although the windows allow more, has its stream ended. The same
 // happens if the message is complete and the client does not end its request. A message beside the share must come faster: see
-// transport.LargeParts.
+// slotParts.
 type receiving struct {
 	large, small receivingShare
 	beside       largeSlot      // for a message of more than half of large
@@ -120,7 +119,7 @@ func (r *receiving) isBeside(bytes int64) bool {
 // progress is how much of a message of so many bytes must arrive in the configured time.
 func (r *receiving) progress(bytes int64) int64 {
 	if r.isBeside(bytes) {
-		return max(progressBytes, bytes/transport.LargeParts)
+		return max(progressBytes, bytes*int64(r.beside.haste())/slotParts)
 	}
 	return progressBytes
 }

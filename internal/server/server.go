@@ -44,7 +44,6 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/telemetry"
-	"github.com/epochkv/epochkv/internal/transport"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -181,7 +180,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.receiving.init(int64(c.Inflight()), int64(c.StreamsTotal()), int64(messageBytesMax(&c)))
 	s.admission.decoding.init(int64(c.Inflight()))
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
-	s.admission.slotTime = transport.LargeParts * c.MessageTimeout
+	s.admission.slotTime = slotParts * c.MessageTimeout
 	s.lists.init()
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])

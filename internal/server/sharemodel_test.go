@@ -316,7 +316,7 @@ func TestSharesAgreeWithTheModel(t *testing.T) {
 }
 
 // TestEachClaimHasItsTurn: while one goes on asking for a slot no other has it twice, and it waits for no more than a turn and a reservation of each,
-// whatever they do: some ask only while another has it, some only when they would have it, some give it back at once, and some never.
+// and turns are the shorter, the more wait, whatever they do: some ask only while another has it, some only when they would have it, some give it back at once, and some never.
 func TestEachClaimHasItsTurn(t *testing.T) {
 	const most, step = 3 * time.Second, 10 * time.Millisecond // of a turn; of the clock
 	seed := *shareSeed
@@ -335,7 +335,7 @@ func TestEachClaimHasItsTurn(t *testing.T) {
 				turn           time.Duration
 				turns          int // since the honest one asked first
 			}
-			honest, others := new(claimant), make([]*hostile, 1+r.IntN(6))
+			honest, others := new(claimant), make([]*hostile, 1+r.IntN(12))
 			for i := range others {
 				others[i] = &hostile{
 					asks: []int{0, 1, 10, 100}[r.IntN(4)], asksFree: []int{0, 0, 1, 100}[r.IntN(4)],
@@ -344,14 +344,16 @@ func TestEachClaimHasItsTurn(t *testing.T) {
 			}
 			var holder *hostile
 			var began, since, next time.Time // of the holder's turn; since when the honest one asks; when it asks again
+			ends := func(now time.Time) bool {
+				return holder != nil && (!now.Before(began.Add(holder.turn)) || s.overstays(holder, 1, most))
+			}
 			for range 3000 {
 				now := time.Now()
 				for _, i := range r.Perm(len(others)) {
 					x, chance := others[i], others[i].asks
-					ends := holder != nil && !now.Before(began.Add(holder.turn))
 					if holder == nil {
 						chance = x.asksFree
-					} else if ends && x.asks > 0 {
+					} else if x.asks > 0 && ends(now) {
 						chance = 100 // the best moment for one that does not want it
 					}
 					if holder != x && r.IntN(100) < chance && s.take(x, &x.claim, 1) {
@@ -374,13 +376,17 @@ func TestEachClaimHasItsTurn(t *testing.T) {
 								x.turns = 0
 							}
 						}
-						if wait := now.Sub(since); wait > time.Duration(len(others))*(most+claimTimeMax)+most {
+						longest := most
+						for i := range others { // when the last of them has the slot only its claim is left, and so on
+							longest += most/time.Duration(haste(i+1)) + claimTimeMax
+						}
+						if wait := now.Sub(since); wait > longest {
 							t.Fatalf("it has waited for %v beside %d", wait, len(others))
 						}
 						next = now.Add(time.Duration(1+r.IntN(int(claimTimeMin/step))) * step)
 					}
 				}
-				if holder != nil && !now.Before(began.Add(holder.turn)) {
+				if ends(now) {
 					s.drop(holder)
 					holder = nil
 				}

@@ -219,7 +219,7 @@ func (t *snapshotTable) list() []*openSnapshot {
 // watchSnapshots ends the snapshots of clients that are stuck, and scans that must yield, until ctx ends.
 func (s *Server) watchSnapshots(ctx context.Context) {
 	// The interval limits the error of both times to a twentieth of them, and to five seconds.
-	shorter := s.admission.slotTime
+	shorter := s.admission.slotTime / slotParts
 	if s.snapshots.timeout > 0 {
 		shorter = min(shorter, s.snapshots.timeout)
 	}

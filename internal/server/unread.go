@@ -11,7 +11,7 @@ import (
 // less than progressBytes of them within --message-timeout loses its connection, whatever else it
 // sends: it would keep its part of the share of answers from others. Frames with data that go out
 // are progress. Answers that wait for the disk, and scans that run, which have --snapshot-timeout, do not
-// count; answers that wait for others before them do. One in the large slot must be taken within LargeParts times that, if others want the slot.
+// count; answers that wait for others before them do. One in the large slot must be taken within slotParts times that, if others want the slot, or a part of it.
 type unread struct {
 	sent uint64 // bytes of data that had been sent at step
 	step uint32 // the last check at which there was progress, or nothing to wait for
@@ -30,8 +30,8 @@ func (u *unread) progress(waiting int64, sent uint64, step uint32) (checks uint3
 func (c *countedConn) checkUnread() (suspect, stuck bool) {
 	c.info.handOverReady()
 	waiting, a := c.info.waitingBytes(), c.connections.admission
-	if c.info.isOverdue(a, a.slotTime) {
-		return true, c.info.isOverdue(a, a.slotTime+a.slotTime/(transport.LargeParts*stallSteps))
+	if c.info.isOverdue(a, 0) {
+		return true, c.info.isOverdue(a, a.slotTime/(slotParts*stallSteps))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

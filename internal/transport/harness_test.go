@@ -76,6 +76,7 @@ func (c client) CloseStream()                 { c.streams.Add(-1) }
 func (c client) Received(bytes int)           { c.received.Add(-int64(bytes)) }
 func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
 func (c client) Overdue() bool                { return c.overdue.Load() }
+func (c client) LeastProgress(int) int        { return progressBytes }
 func (c client) HeadersRefused(int)           { c.headers.Add(1) }
 func (c client) Closed(cause error) {
 	c.clients.Add(-1)
@@ -170,7 +171,6 @@ func testOptions() Options {
 	return Options{
 		Streams: 100, StreamWindow: 256 << 10, ConnWindow: 1 << 20, HeaderBytes: 8 << 10, HandshakeTimeout: 5 * time.Second,
 		KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, PingInterval: 10 * time.Second, HandOverAfter: time.Millisecond, ProgressTimeout: 30 * time.Second,
-		LargeMessage: 64 << 20,
 		AcceptFailed: func(error) {},
 	}
 }

@@ -32,9 +32,6 @@ type liveness struct {
 // end before.
 const progressBytes = 256 << 10
 
-// LargeParts is in how many parts a message above Options.LargeMessage may come, each within the progress timeout: others wait for its place.
-const LargeParts = 4
-
 // pingStrikesMax is how often a client may ping too early before it loses its connection.
 const pingStrikesMax = 2
 
@@ -215,7 +212,7 @@ func (s *stream) incomplete() bool {
 
 // progressLocked counts bytes that have arrived, or were sent.
 func (s *stream) progressLocked(bytes int) {
-	if s.gained += bytes; s.gained >= s.leastProgress() && (s.call == nil || !s.call.restLimited) {
+	if s.gained += bytes; s.gained >= progressBytes && s.gained >= s.leastProgress() && (s.call == nil || !s.call.restLimited) {
 		s.gained, s.moved = 0, time.Time{}
 	}
 }
@@ -226,8 +223,5 @@ func (s *stream) leastProgress() int {
 	if s.call != nil {
 		declared = s.call.reserved
 	}
-	if declared > s.conn.server.options.LargeMessage {
-		return max(progressBytes, declared/LargeParts)
-	}
-	return progressBytes
+	return s.conn.client.LeastProgress(declared)
 }

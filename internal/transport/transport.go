@@ -59,7 +59,6 @@ type Options struct {
 	PingInterval     time.Duration // clients that ping more often lose their connection
 	HandOverAfter    time.Duration // a request that is executed for longer no longer holds up its connection
 	ProgressTimeout  time.Duration // a message that arrives, or an answer that is sent, must proceed in it
-	LargeMessage     int           // bytes: a message of more must have come within LargeParts times ProgressTimeout
 	AcceptFailed     func(error)   // is told that no connection could be accepted for a moment
 }
 
@@ -100,6 +99,10 @@ type Client interface {
 	// Overdue reports whether the client keeps others waiting for too long with an answer that it does not take. It is called at each check of
 	// the connection, whose mutex is held meanwhile.
 	Overdue() bool
+
+	// LeastProgress is how much of a message of so many bytes must arrive within Options.ProgressTimeout; at least progressBytes count. The
+	// connection's mutex is held meanwhile.
+	LeastProgress(bytes int) int
 
 	// HeadersRefused is called when a request is refused with ErrMetadata, with the size of its metadata. The connection's mutex is
 	// held meanwhile.

@@ -163,6 +163,7 @@ func TestSendersTakeTurns(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	c := newConn(&Server{options: testOptions(), service: &service{}}, a)
+	c.client = client{new(service)}
 	c.sendWindow = windowMax
 	const streams = 7
 	for i := range uint32(streams) {
