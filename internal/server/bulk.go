@@ -89,17 +89,17 @@ func (s *kvService) bulkLoad(
 		if m.err != nil {
 			return mvcc.BulkLoaded{}, m.err
 		}
-		for _, e := range m.request.Entries {
+		for _, e := range m.Entries {
 			permitted.note(e.Key)
 			if err := l.Add(e.Key, e.Value); err != nil {
 				return mvcc.BulkLoaded{}, cmp.Or(context.Cause(ctx), err)
 			}
 		}
-		commit := m.request.Commit
+		commit := m.Commit
 		if m.added == nil {
-			m.request.ReturnToVTPool()
+			m.ReturnToVTPool()
 		} else {
-			m.request.Reset() // which goroutines may refer to for longer
+			m.Reset() // which goroutines may refer to for longer
 			close(m.added)
 		}
 		if commit {
@@ -124,9 +124,20 @@ func commitBulk(ctx context.Context, l *mvcc.BulkLoad) (mvcc.BulkLoaded, error) 
 
 // bulkMessage is a message of a bulk load, or the error of receiving.
 type bulkMessage struct {
-	request *pb.BulkLoadRequest
-	err     error
-	added   chan struct{} // of a large message: closed when its entries are added
+	*pb.BulkLoadRequest
+	most, size int // bytes of its encoding
+	err        error
+	added      chan struct{} // of a large message: the caller closes it when the entries are added
+}
+
+// UnmarshalVT is called by the codec for a received message. One that is too large is not decoded, and fails only once it is received: an error of the
+// codec would end the stream without its reason.
+func (m *bulkMessage) UnmarshalVT(data []byte) error {
+	if m.size = len(data); m.size > m.most {
+		m.err = &mvcc.LimitError{What: "batch bytes", Limit: m.most, Got: m.size}
+		return nil
+	}
+	return m.BulkLoadRequest.UnmarshalVT(data)
 }
 
 // receiveBulk receives in a goroutine of its own, so that a drain does not wait for the client's
@@ -137,8 +148,11 @@ func (s *kvService) receiveBulk(
 	messages := make(chan bulkMessage, 1)
 	s.drain.receivers.Go(func() {
 		for {
-			m := bulkMessage{request: pb.BulkLoadRequestFromVTPool()}
-			if m.err = stream.RecvMsg(m.request); m.request.SizeVT() > pooledBytesMax {
+			m := bulkMessage{BulkLoadRequest: pb.BulkLoadRequestFromVTPool(), most: bulkMessageMax(&s.config)}
+			if err := stream.RecvMsg(&m); err != nil {
+				m.err = err
+			}
+			if m.size > pooledBytesMax {
 				m.added = make(chan struct{})
 			}
 			select {

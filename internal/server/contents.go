@@ -221,7 +221,7 @@ const plainBytes = 256 << 10
 // which creates a watch.
 func carriesOperations(message any) bool {
 	switch message.(type) {
-	case *pipelineRequest, *pb.TransactRequest, *pb.BulkLoadRequest:
+	case *pipelineRequest, *pb.TransactRequest, *bulkMessage:
 		return true
 	case *pb.HistoryRequest, *pb.DiffRequest, *pb.GetOutcomeRequest:
 		return false

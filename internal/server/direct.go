@@ -112,6 +112,8 @@ func (s *Server) newDirect() *transport.Services {
 func (s *Server) largestMessage(path string) int {
 	row := rpcRows[path]
 	switch {
+	case path == pb.KVService_BulkLoad_FullMethodName:
+		return bulkMessageMax(&s.config)
 	case row == nil || !row.open:
 		return messageBytesMax(&s.config)
 	case row.sender:

@@ -27,6 +27,7 @@ func limitRows() []limitRow {
 		{"keys and values of a write", option(c.Limits.BatchSize, "max-batch-size"), "`BATCH_TOO_LARGE`"},
 		{"operations of a request", option(c.Limits.BatchOps, "max-batch-ops"), "`BATCH_TOO_LARGE`"},
 		{"a message to the server", size(messageBytesMax(&c)) + ", which follows from the two before", "`BATCH_TOO_LARGE`"},
+		{"a message of a `BulkLoad`", size(bulkMessageMax(&c)) + ", 1MiB above `--max-value-size`", "`BATCH_TOO_LARGE`"},
 		{"fields of a message, those of messages in it included", fmt.Sprintf("%d times `--max-batch-ops`", fieldsPerOperation), "`BATCH_TOO_LARGE`, or INTERNAL on a stream"},
 		{"values that an `InvokeAll` reads, and those that it returns", "each as keys and values of a write; those of one key may be more", "`BATCH_TOO_LARGE`"},
 		{"a message to a client of gRPC", "4MiB unless the client is told otherwise; `client` of this repository accepts more, and reads larger values with `GetStream`", "RESOURCE_EXHAUSTED, raised by the client"},

@@ -88,6 +88,12 @@ func messageBytesMax(c *config.Config) int {
 	return int(c.Limits.BatchSize) + perOperation*c.Limits.BatchOps + fixed
 }
 
+// bulkMessageMax is the largest message of a bulk load: any entry, and room for many small ones.
+func bulkMessageMax(c *config.Config) int {
+	const others = 1 << 20
+	return int(c.Limits.ValueSize) + others
+}
+
 func (s *Server) newGRPC() {
 	if s.config.Transport == config.TransportDirect {
 		s.register(s.newDirect())

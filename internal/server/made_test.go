@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -185,8 +186,11 @@ type bulkMessages struct {
 
 func (b *bulkMessages) RecvMsg(m any) error {
 	b.asked <- struct{}{}
-	m.(*pb.BulkLoadRequest).Entries = []*pb.BulkEntry{{Key: []byte("k"), Value: make([]byte, 2*pooledBytesMax)}} //nolint:forcetypeassert // nothing else is received
-	return nil
+	message, err := proto.Marshal(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte("k"), Value: make([]byte, 2*pooledBytesMax)}}})
+	if err != nil {
+		return err
+	}
+	return m.(*bulkMessage).UnmarshalVT(message) //nolint:forcetypeassert // nothing else is received
 }
 
 // TestABulkLoadHasOneLargeMessageInMemory: it receives the next one when the entries of that before are added.
@@ -203,5 +207,48 @@ func TestABulkLoadHasOneLargeMessageInMemory(t *testing.T) {
 			t.Fatalf("message %d is not added yet, and %d more were received", n, asked)
 		}
 		close(m.added)
+	}
+}
+
+// TestAMessageOfABulkLoadHasAnEntryAtLeast, and little more: it is in memory beside what others write. One that is too large is refused before it is
+// received, or with gRPC's transport before it is decoded.
+func TestAMessageOfABulkLoadHasAnEntryAtLeast(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with, func(c *config.Config) { c.Limits.ValueSize = config.MiB })
+		load := func(entries ...*pb.BulkEntry) error {
+			stream, err := h.kv.BulkLoad(testContext(t))
+			if err == nil {
+				_ = stream.Send(&pb.BulkLoadRequest{Entries: entries, Commit: true}) // the error is that of the answer
+				_, err = stream.CloseAndRecv()
+			}
+			return err
+		}
+		largest := &pb.BulkEntry{Key: bytes.Repeat([]byte("k"), h.limits.KeyBytes), Value: make([]byte, h.limits.ValueBytes)}
+		if err := load(largest); err != nil {
+			t.Errorf("the largest entry: %v", err)
+		}
+		other := &pb.BulkEntry{Key: []byte("other"), Value: make([]byte, h.limits.ValueBytes)}
+		failureOf(t, load(largest, other)).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
+		if got, err := h.kv.Get(testContext(t), &pb.GetRequest{Key: other.Key}); err != nil || got.Found {
+			t.Errorf("a part of a refused message is loaded: %v, %v", got.GetFound(), err)
+		}
+	})
+}
+
+// TestATooLargeMessageOfABulkLoadIsNotDecoded: it would be in memory once more.
+func TestATooLargeMessageOfABulkLoadIsNotDecoded(t *testing.T) {
+	message := mustMarshal(t, &pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte("key"), Value: []byte("value")}}})
+	for most, want := range map[int]int{len(message): 1, len(message) - 1: 0} {
+		m := bulkMessage{BulkLoadRequest: new(pb.BulkLoadRequest), most: most}
+		if err := m.UnmarshalVT(message); err != nil || len(m.Entries) != want || (m.err == nil) != (want > 0) {
+			t.Errorf("a limit of %d: %d entries, %v, %v", most, len(m.Entries), m.err, err)
+		}
+	}
+	h := mustStart(t, withDirect)
+	c := h.dialRaw(t) // sends the length alone
+	c.begin(1, pb.KVService_BulkLoad_FullMethodName, "120S")
+	c.send(frame(frameData, 0, 1, prefixed(bulkMessageMax(&h.config) + 1)[:grpcPrefixBytes]))
+	if got := c.reasonOf(t, 1); got != "BATCH_TOO_LARGE" {
+		t.Errorf("a too large message is received: %q", got)
 	}
 }

@@ -654,7 +654,7 @@ func (l *lateLoad) RecvMsg(m any) error {
 		return l.ctx.Err()
 	default:
 	}
-	r := m.(*pb.BulkLoadRequest) //nolint:forcetypeassert // there is no other kind
+	r := m.(*bulkMessage) //nolint:forcetypeassert // there is no other kind
 	r.Entries, r.Commit = []*pb.BulkEntry{{Key: []byte("k")}}, true
 	l.change()
 	close(l.received)

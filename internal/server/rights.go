@@ -269,7 +269,7 @@ func footprintOfInvokeAll(f *footprint, r *pb.InvokeAllRequest) {
 	f.preconditions(r.GetPreconditions())
 }
 
-func footprintOfBulkLoad(f *footprint, r *pb.BulkLoadRequest) {
+func footprintOfBulkLoad(f *footprint, r interface{ GetEntries() []*pb.BulkEntry }) {
 	for _, e := range r.GetEntries() {
 		f.write(e.GetKey())
 	}

@@ -133,7 +133,10 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 			a.begun(1, 1, "KVService/InvokeAll", largeInvokeAll(setAndGet))
 			a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
 		}},
-		{"batches beside invocations", func(a *attacker) { a.besideInvocations(a.times(2, 6)) }},
+		{"batches beside invocations", func(a *attacker) {
+			a.besideInvocations(a.times(2, 6), func() { a.sendAll(1, encodedBatch(4, 15<<20)) })
+		}},
+		{"bulk loads beside invocations", func(a *attacker) { a.besideInvocations(a.times(1, 6), a.bulkLoad) }},
 		{"unread pipelines", func(a *attacker) { a.pipelines(a.times(20, 100), 4) }},
 		{"watches that are not read", func(a *attacker) { a.watches(a.times(50, 900), a.times(8, 40), new(pb.CreateWatch)) }},
 		{"watches of snapshots that are not read", func(a *attacker) {
@@ -398,14 +401,36 @@ func (a *attacker) besideShares() {
 	a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
 }
 
-// besideInvocations sends the largest batches, and small requests that add to the values of the largest one.
-func (a *attacker) besideInvocations(rounds int) {
+// bulkLoad loads the largest values, a message for each. Others that load at the moment refuse it.
+func (a *attacker) bulkLoad() {
+	stream, err := pb.NewKVServiceClient(a.dial()).BulkLoad(a.ctx)
+	if err != nil {
+		a.Error(err)
+		return
+	}
+	for i := range byte(8) {
+		if stream.Send(&pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte{'y', i}, Value: make([]byte, 16<<20)}}, Commit: i == 7}) != nil {
+			break // the answer says why
+		}
+	}
+	switch _, err := stream.CloseAndRecv(); status.Code(err) {
+	case codes.OK:
+		a.done.Add(1)
+	case codes.ResourceExhausted:
+		a.refused.Add(1)
+	default:
+		a.Errorf("a bulk load: %v", err)
+	}
+}
+
+// besideInvocations does something large, and sends small requests that add to the largest values.
+func (a *attacker) besideInvocations(rounds int, large func()) {
 	a.begun(1, 1, "KVService/InvokeAll", largeInvokeAll(func(i *pb.Invocation) { setAndGet(i); i.ReturnNew = false }))
 	var all sync.WaitGroup
 	for range 3 {
 		all.Go(func() {
 			for range rounds {
-				a.sendAll(1, encodedBatch(4, 15<<20))
+				large()
 			}
 		})
 		kv := pb.NewKVServiceClient(a.dial())

@@ -81,7 +81,8 @@ type KVServiceClient interface {
 	InvokeAll(ctx context.Context, in *InvokeAllRequest, opts ...grpc.CallOption) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
 	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
-	// order load fastest. If a key is sent several times, its last value counts.
+	// order load fastest. If a key is sent several times, its last value counts. A message has at most
+	// the length of the largest value and 1 MiB; several of some hundred KiB load fastest.
 	//
 	// One bulk load runs at a time; another gets BULK_LOAD_BUSY. Commits continue during the load. At
 	// its end they pause for some milliseconds and two syncs of the device, until the load is
@@ -288,7 +289,8 @@ type KVServiceServer interface {
 	InvokeAll(context.Context, *InvokeAllRequest) (*InvokeAllResponse, error)
 	// BulkLoad loads many keys without the log and the memtable. They become visible and durable at
 	// one epoch, or not at all: a stream that ends without `commit` leaves nothing. Keys in ascending
-	// order load fastest. If a key is sent several times, its last value counts.
+	// order load fastest. If a key is sent several times, its last value counts. A message has at most
+	// the length of the largest value and 1 MiB; several of some hundred KiB load fastest.
 	//
 	// One bulk load runs at a time; another gets BULK_LOAD_BUSY. Commits continue during the load. At
 	// its end they pause for some milliseconds and two syncs of the device, until the load is
