@@ -40,7 +40,7 @@ func allocateHoles(fd int, end int64, call func(fd int, off, length int64) error
 		if errors.Is(err, unix.ENXIO) { // there is nothing but the hole
 			off, err = end, nil
 		}
-		if off = min(off, end); err == nil {
+		if off = min(off, end); err == nil && off > hole { // otherwise a writer has filled it meanwhile
 			err = call(fd, hole, off-hole)
 		}
 		if err != nil {

@@ -3,7 +3,9 @@ package vfs
 import (
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,5 +68,53 @@ func TestAFileLargerThanTheFreeSpaceGrows(t *testing.T) {
 				t.Errorf("the file has %d bytes and blocks for %d, want %d", st.Size, st.Blocks*512, want)
 			}
 		})
+	}
+}
+
+// TestAHoleThatIsFilledMeanwhileIsLeftOut: a writer may fill a hole after allocate has found it, and before it has found its end. Nothing is left to
+// allocate, and the system refuses a range of no bytes, which would be a failed write of the file.
+func TestAHoleThatIsFilledMeanwhileIsLeftOut(t *testing.T) {
+	const page, pages, within = 4 << 10, 1 << 10, 200 * time.Millisecond // the writer is met after 3 ms, 40 ms at most
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	fd := int(f.Fd())
+	if err := f.Truncate(pages * page); err != nil {
+		t.Fatal(err)
+	}
+	var stop atomic.Bool
+	written := make(chan error, 1)
+	go func() {
+		for start := time.Now(); time.Since(start) < within && !stop.Load(); {
+			if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, pages*page); err != nil {
+				written <- err
+				return
+			}
+			for i := range int64(pages) {
+				_, _ = unix.Pwrite(fd, []byte{1}, i*page)
+			}
+		}
+		written <- nil
+	}()
+	for {
+		err := allocateHoles(fd, pages*page, func(_ int, off, length int64) error {
+			if length <= 0 && !stop.Swap(true) {
+				t.Errorf("%d bytes are to be allocated from %d", length, off)
+			}
+			return nil
+		})
+		if err != nil && !stop.Swap(true) {
+			t.Error(err)
+		}
+		select {
+		case err := <-written:
+			if err != nil {
+				t.Skip(err)
+			}
+			return
+		default:
+		}
 	}
 }
