@@ -163,7 +163,7 @@ func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 // enterBeside is enter for what a request makes that has own bytes in the share, or in the large slot, already: in the slot both are one. It
 // is enter without own bytes. For what is admitted the caller calls leaveBeside.
 func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool {
-	if a.admits(conn, sh, own, bytes) {
+	if a.admits(conn, a.claim(conn, sh), sh, own, bytes) {
 		return true
 	}
 	a.refused.Add(1)
@@ -186,7 +186,15 @@ func (a *admission) count(conn *connection, sh share, bytes int) {
 	}
 }
 
-func (a *admission) admits(conn *connection, sh share, own, bytes int) bool {
+// claim is that of a connection's requests to the large slot of a share.
+func (a *admission) claim(conn *connection, sh share) *claim {
+	if conn == nil {
+		return &a.unknown[sh]
+	}
+	return &conn.claims[sh]
+}
+
+func (a *admission) admits(conn *connection, c *claim, sh share, own, bytes int) bool {
 	w, one := &a.words[sh], uint64(0)
 	if own == 0 {
 		one = admissionOne
@@ -197,7 +205,7 @@ func (a *admission) admits(conn *connection, sh share, own, bytes int) bool {
 	if a.add(conn, sh, one+uint64(bytes), bytes) {
 		return true
 	}
-	if !a.takeLarge(conn, sh, int64(own+bytes)) {
+	if !a.takeLarge(conn, c, sh, int64(own+bytes)) {
 		return false
 	}
 	if own > 0 {
@@ -211,14 +219,10 @@ func (a *admission) admits(conn *connection, sh share, own, bytes int) bool {
 
 // takeLarge takes the large slot of a share of requests for what finds no room in the share. What is in the slot, and fits into the share by now,
 // goes back there: most of a request may have been left since.
-func (a *admission) takeLarge(conn *connection, sh share, bytes int64) bool {
+func (a *admission) takeLarge(conn *connection, c *claim, sh share, bytes int64) bool {
 	w := &a.words[sh]
 	if !w.limit.isLarge(bytes) {
 		return false
-	}
-	c := &a.unknown[sh]
-	if conn != nil {
-		c = &conn.claims[sh]
 	}
 	for !w.large.take(conn, c, bytes) {
 		if h := w.large.held.Load(); h == nil || !a.returnHeld(sh, h) {

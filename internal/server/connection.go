@@ -58,6 +58,7 @@ type connectionCounts struct {
 	writes   atomic.Int64 // sessions of its writes that read first
 	walks    atomic.Int64 // sessions of the walks of its watches
 	opens    atomic.Int64 // streams of methods that every client may call; see enterOpen
+	commits  commitClaim  // of transactions, that wait
 }
 
 // peer is the address of the client.

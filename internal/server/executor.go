@@ -218,7 +218,10 @@ func (m *made) begin(size int) {
 }
 
 // admitMade counts bytes of what is made, in steps. What is counted already stays so meanwhile: to give up the large slot would be the end of a turn.
-func (c *executor) admitMade(bytes int) error {
+func (c *executor) admitMade(bytes int) error { return c.countMade(bytes, c.admission.enterMade) }
+
+// countMade is admitMade; enter finds room for the bytes, beside those that the request has as a large write already.
+func (c *executor) countMade(bytes int, enter func(conn *connection, own, bytes int) error) error {
 	m := &c.made
 	if bytes += m.before; bytes <= max(m.bytes, smallRequestMax) {
 		return nil
@@ -228,10 +231,17 @@ func (c *executor) admitMade(bytes int) error {
 		return nil
 	}
 	bytes += bytes / 4
-	if !c.admission.enterBeside(conn, shareLargeWrites, m.own+m.bytes, bytes-m.bytes) {
-		return errOverloaded
+	if err := enter(conn, m.own+m.bytes, bytes-m.bytes); err != nil {
+		return err
 	}
 	m.conn, m.bytes = conn, bytes
+	return nil
+}
+
+func (a *admission) enterMade(conn *connection, own, bytes int) error {
+	if !a.enterBeside(conn, shareLargeWrites, own, bytes) {
+		return errOverloaded
+	}
 	return nil
 }
 

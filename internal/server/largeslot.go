@@ -23,6 +23,7 @@ type largeSlot struct {
 
 	mu     sync.Mutex // a leaf; guards what follows
 	taken  time.Time
+	by     *claim    // of what took it
 	sent   time.Time // when its client was the one to take it; zero: it is not
 	wanted bool      // another owner was refused since it was taken
 	claims []*claim  // the oldest first
@@ -34,7 +35,8 @@ type largeHeld struct {
 	bytes int64
 }
 
-// claim is that of an owner that was refused and has not had the slot since. The slot's mutex guards it.
+// claim is that of an owner that was refused and has not had the slot since. An owner whose commits wait has another one for these, so that they and
+// its requests take turns, too. The slot's mutex guards it.
 type claim struct {
 	asked time.Time // when the owner was refused last; zero: it has no claim
 }
@@ -56,12 +58,12 @@ func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
 	defer s.mu.Unlock()
 	now := time.Now()
 	h := s.held.Load()
-	if h != nil && h.owner == owner {
+	if h != nil && h.owner == owner && s.by == c {
 		return false // it has its turn
 	}
 	if h == nil && s.isTurnLocked(c, now) {
 		s.held.Store(&largeHeld{owner, bytes})
-		s.taken, s.sent, s.wanted = now, time.Time{}, false
+		s.taken, s.by, s.sent, s.wanted = now, c, time.Time{}, false
 		s.forgetLocked(c)
 		return true
 	}

@@ -17,9 +17,8 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// TestWhatARequestMakesIsALargeWrite: a request of some bytes that writes large values again, and the commit of what a transaction has written before,
-// have as much in memory as a batch of these values. While large writes have no room, and while their slot is taken, they are refused, and change
-// nothing. What the request itself has is not counted twice.
+// TestWhatARequestMakesIsALargeWrite: a request of some bytes that writes large values again has as much in memory as a batch of these values. While
+// large writes have no room, and while their slot is taken, it is refused, and changes nothing. What the request itself has is not counted twice.
 func TestWhatARequestMakesIsALargeWrite(t *testing.T) {
 	const values, size = 3, 4 << 20
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
@@ -55,7 +54,6 @@ func TestWhatARequestMakesIsALargeWrite(t *testing.T) {
 				_, err := txns.Execute(ctx, &pb.ExecuteRequest{ThenOperations: executed})
 				return err
 			}, false},
-			{"commit of a transaction", func() error { return commitOf(ctx, txns, 40, 60<<10) }, false},
 			{"InvokeAll that replaces", invokeAll([]*pb.Invocation{
 				{Key: []byte("large/000"), Operation: &pb.Invocation_GetAndSet{GetAndSet: make([]byte, 200<<10)}},
 			}), true},
@@ -103,33 +101,6 @@ func (h *harness) pipelined(t *testing.T, ctx context.Context, list []*pb.Invoca
 		return err
 	}
 	return status.ErrorProto(out.GetError())
-}
-
-// commitOf commits a transaction of so many writes, each of which is small.
-func commitOf(ctx context.Context, txns pb.TransactionServiceClient, n, size int) error {
-	stream, err := txns.Transact(ctx)
-	if err != nil {
-		return err
-	}
-	requests := []*pb.TransactRequest{{Request: &pb.TransactRequest_Begin{Begin: new(pb.BeginRequest)}}}
-	for i := range n {
-		put := &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "t%03d", i), Value: make([]byte, size)}
-		requests = append(requests, &pb.TransactRequest{Request: &pb.TransactRequest_Write{Write: &pb.WriteRequest{Mutations: []*pb.Mutation{put}}}})
-	}
-	requests = append(requests, &pb.TransactRequest{Request: &pb.TransactRequest_Commit{Commit: new(pb.CommitRequest)}})
-	for _, request := range requests {
-		if err := stream.Send(request); err != nil {
-			return err
-		}
-		out, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		if e := out.GetError(); e != nil {
-			return status.ErrorProto(e)
-		}
-	}
-	return stream.CloseSend()
 }
 
 // TestAGrowingWriteKeepsTheSlot: what a request makes takes the large slot once, whatever others ask for meanwhile: another turn between would refuse each

@@ -581,7 +581,7 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	if err != nil {
 		return ackWait{}, err
 	}
-	if err := c.executor.admitMade(c.txn.WriteBytes()); err != nil { // until the executor is released
+	if err := c.executor.countMade(c.txn.WriteBytes(), c.awaitRoom); err != nil { // until the executor is released
 		return ackWait{}, err
 	}
 	at, durability := c.txn.At(), c.row.durability
