@@ -13,6 +13,7 @@ import (
 // inbox is what has come for a call. The connection's mutex guards it.
 type inbox struct {
 	received []byte // and not taken: begins with the prefix of a message
+	before   int    // bytes that were taken from its array since that was new, or more
 	spare    []byte // for received
 	dropped  bool   // nothing is taken any more
 	refused  error  // why no message after received is taken: its rest did not come in time
@@ -125,11 +126,11 @@ func (k *call) takeLocked(n int) (message []byte, whole bool) {
 	if len(k.conn.out.buf) > 0 { // windows
 		k.conn.flushSoonLocked()
 	}
-	if whole = len(k.received) == n; whole {
-		message, k.received = k.received, nil
-	} else {
-		message, k.received = k.received[:n:n], k.received[n:]
+	if message, whole = k.received, len(k.received) == n; !whole {
+		message = message[:n:n]
 	}
+	k.before += n
+	k.received = ownArray(k.received[n:], &k.before)
 	_ = k.countWaitingLocked() // it is less than before
 	return message, whole
 }
@@ -240,9 +241,7 @@ func (k *call) refuseRestLocked(st *status.Status) {
 	k.refused = st.Err()
 	k.conn.takenLocked(rest - counted)
 	k.counted -= counted
-	if k.received = k.received[:whole]; whole == 0 {
-		k.received = nil
-	}
+	k.received = ownArray(k.received[:whole], &k.before)
 	_ = k.countWaitingLocked() // it is less than before
 	k.changed.Broadcast()
 }

@@ -181,9 +181,8 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 		case len(body) >= n:
 			reserved, s.message.reserved = s.message.reserved, 0
 			m.within = true
-			if s.message.body = body[n:]; len(s.message.body) == 0 {
-				s.message.body = nil
-			}
+			s.message.before += n
+			s.message.body = ownArray(body[n:], &s.message.before)
 			c.countMessagesLocked(s)
 			return body[:n:n], reserved
 		}

@@ -66,6 +66,7 @@ type cancellation struct {
 // come in several frames.
 type message struct {
 	body     []byte // prefix included
+	before   int    // bytes that were taken from its array since that was new, or more
 	reserved int    // what Receive has admitted
 	waiting  int    // what Receive has admitted for other messages of a stream, which wait to be taken
 }
@@ -80,12 +81,28 @@ func (m *message) append(payload []byte) {
 }
 
 // appendPart appends what has come of a message that takes so many bytes in all; 0 is not known. Once an eighth of a message has come, its buffer has
-// room for all of it, and does not grow any more: it would be in memory twice meanwhile.
+// room for all of it, and for the beginning of the next in the same frame, and does not grow any more: it would be in memory twice meanwhile.
 func appendPart(b, payload []byte, all int) []byte {
 	if n := len(b) + len(payload); n > cap(b) && n <= all && n >= all/8 {
-		b = append(make([]byte, 0, all), b...)
+		b = append(make([]byte, 0, all+min(all/8, framePayloadMax)), b...)
 	}
 	return append(b, payload...)
+}
+
+// ownArray is what remains of what has come, after so many bytes that were taken before it. If its array is much larger, it gets its own: a client could have a
+// byte of the next message follow each large one, and nothing counts the array. It copies less than was taken, and of small messages in one frame next to
+// nothing.
+func ownArray(rest []byte, before *int) []byte {
+	switch array := *before + cap(rest); {
+	case len(rest) == 0:
+		rest = nil
+	case array > 2*len(rest)+framePayloadMax:
+		rest = slices.Clone(rest)
+	default:
+		return rest
+	}
+	*before = 0
+	return rest
 }
 
 // Deadline implements context.Context.
