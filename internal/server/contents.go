@@ -4,11 +4,10 @@ import (
 	"errors"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -37,13 +36,17 @@ const countedMessageMin = 256
 // fieldsCounted bounds the fields whose elements are counted apart. No request has that many.
 const fieldsCounted = 16
 
-// contentsOf counts the elements of a message. What cannot be decoded is not counted.
-func contentsOf(message []byte) (c contents) {
+// errMalformed is a message that cannot be cut into fields, as the standard decoder says it. The generated decoder accepts some of these, such
+// as a group that ends with another number: what comes after would be decoded and not counted.
+var errMalformed = errors.New("proto: a field is malformed")
+
+// contentsOf counts the elements of a message.
+func contentsOf(message []byte) (c contents, err error) {
 	var counts [fieldsCounted]int
 	for len(message) > 0 {
 		field, payload, rest := cutField(message)
 		if rest == nil {
-			break
+			return c, errMalformed
 		}
 		if payload != nil {
 			c.elements++
@@ -54,7 +57,7 @@ func contentsOf(message []byte) (c contents) {
 	for _, n := range counts {
 		c.most = max(c.most, n)
 	}
-	return c
+	return c, nil
 }
 
 // cutField returns the first field of a message, its bytes if it is a message or a byte string, and the
@@ -84,7 +87,7 @@ func cutField(message []byte) (field int, payload, rest []byte) {
 
 // pipelinedContents is what can be said of an encoded PipelineRequest before it is decoded.
 type pipelinedContents struct {
-	contents // of the request, or of all if there are several, as no client sends
+	contents // of the request, or of all if there are several, as no client sends: the decoder adds one to another of the same kind
 	id       uint64
 	method   telemetry.Method
 }
@@ -95,18 +98,26 @@ var pipelinedMethods = [...]telemetry.Method{
 	telemetry.MethodDeleteRange, telemetry.MethodInvoke, telemetry.MethodInvokeAll,
 }
 
-func pipelinedOf(message []byte) pipelinedContents {
-	p, requests := pipelinedContents{method: telemetry.MethodPipeline}, 0
+// pipelinedOf counts the elements of the request in a message, which may as well be one of another stream whose requests are in a oneof.
+func pipelinedOf(message []byte, of protoreflect.MessageDescriptor) (p pipelinedContents, err error) {
+	p.method = telemetry.MethodPipeline
+	requests := 0
 	for len(message) > 0 {
 		field, payload, rest := cutField(message)
 		if rest == nil {
-			break
+			return p, errMalformed
 		}
 		switch i := field - 2; {
 		case payload != nil:
 			requests++
-			inner := contentsOf(payload)
-			p.elements, p.most = p.elements+inner.elements, max(p.most, inner.most)
+			if messageIn(of, field) == nil {
+				break // of a newer version, perhaps no message
+			}
+			inner, err := contentsOf(payload)
+			if err != nil {
+				return p, err
+			}
+			p.elements, p.most = p.elements+inner.elements, p.most+inner.most
 			if i >= 0 && i < len(pipelinedMethods) {
 				p.method = pipelinedMethods[i] // the last one is decoded
 			}
@@ -118,7 +129,7 @@ func pipelinedOf(message []byte) pipelinedContents {
 	if requests > fieldsCounted { // each replaces the one before, but is decoded
 		p.most = max(p.most, requests)
 	}
-	return p
+	return p, nil
 }
 
 // bytes is what a message with these contents is admitted with.
@@ -162,11 +173,18 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 // decode decodes a message once there is room for it.
 func (c boundedCodec) decode(buf mem.Buffer, v any) (found contents, err error) {
-	found, size := decodedBytes(buf.ReadOnlyData(), v)
-	if err := c.check(found, buf.Len(), v); err != nil {
-		return found, err
+	found, size, err := decodedBytes(buf.ReadOnlyData(), v)
+	if err == nil {
+		err = c.check(found, buf.Len(), v)
 	}
-	if err := checkFields(buf.ReadOnlyData(), descriptorOf(v), c.limits); err != nil {
+	if err == nil {
+		err = checkFields(buf.ReadOnlyData(), descriptorOf(v), c.limits)
+	}
+	if p, pipelined := v.(*pipelineRequest); pipelined && errors.Is(err, errMalformed) {
+		p.failed = err // as if it had been decoded
+		return found, nil
+	}
+	if err != nil {
 		return found, err
 	}
 	if size < countedBytesMin {
@@ -257,7 +275,7 @@ func (c boundedCodec) receiveUnary(receive func(any) error, request any) (size i
 		return 0, statusOf(err).Err()
 	}
 	if err != nil {
-		return 0, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+		return 0, undecodable(err)
 	}
 	if u.encoded.Len() < countedBytesMin {
 		return 0, nil

@@ -63,6 +63,8 @@ func TestEmptyOperationsAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 			{"TransactionService/Execute", empty, false},
 			{"KVService/Pipeline", protowire.AppendBytes([]byte{1 << 3, 7, 6<<3 | 2}, empty), true},
 			{"TransactionService/Transact", protowire.AppendBytes([]byte{5<<3 | 2}, empty), true},
+			{"KVService/Pipeline", append([]byte{1 << 3, 7}, bytes.Repeat(protowire.AppendBytes([]byte{6<<3 | 2}, empty[:1800]), operations/900)...), true}, // the decoder adds one to the other
+			{"TransactionService/Transact", bytes.Repeat(protowire.AppendBytes([]byte{5<<3 | 2}, empty[:1800]), operations/900), true},
 			{"KVService/Pipeline", append([]byte{1 << 3, 7}, alternating[2:]...), true},
 			{"TransactionService/Transact", alternating, true},
 			{"KVService/BulkLoad", empty, true},
@@ -118,10 +120,11 @@ func TestContentsOfAMessageAreThoseThatAreDecoded(t *testing.T) {
 	}
 	group := protowire.AppendTag(protowire.AppendTag(nil, 12, protowire.StartGroupType), 12, protowire.EndGroupType)
 	encoded = append(append(group, protowire.AppendFixed64([]byte{13<<3 | 1}, 1)...), encoded...)
-	if got := contentsOf(encoded); got != (contents{elements: 302, most: 300}) {
-		t.Errorf("got %+v", got)
+	c, err := contentsOf(encoded)
+	if c != (contents{elements: 302, most: 300}) || err != nil {
+		t.Errorf("got %+v, %v", c, err)
 	}
-	if got, want := contentsOf(encoded).bytes(encoded, kindWrite)-len(encoded), admittedBytes(&w, kindWrite)-w.SizeVT(); got != want {
+	if got, want := c.bytes(encoded, kindWrite)-len(encoded), admittedBytes(&w, kindWrite)-w.SizeVT(); got != want {
 		t.Errorf("%d bytes for what is encoded, %d for what is decoded", got, want)
 	}
 	id := protowire.AppendVarint([]byte{1 << 3}, 1<<40)
@@ -130,12 +133,12 @@ func TestContentsOfAMessageAreThoseThatAreDecoded(t *testing.T) {
 	if err := r.UnmarshalVT(outer); err != nil {
 		t.Fatal(err)
 	}
-	if p := pipelinedOf(outer); p.id != r.Id || p.method != methodOfPipelined(&r) || p.elements != 302 {
-		t.Errorf("got %+v for %d", p, r.Id)
+	if p, err := pipelinedOf(outer, pipelineDescriptor); p.id != r.Id || p.method != methodOfPipelined(&r) || p.elements != 302 || err != nil {
+		t.Errorf("got %+v for %d: %v", p, r.Id, err)
 	}
 	for i := range encoded {
-		_ = contentsOf(encoded[:i])
-		_ = pipelinedOf(outer[:i])
+		_, _ = contentsOf(encoded[:i])
+		_, _ = pipelinedOf(outer[:i], pipelineDescriptor)
 	}
 }
 
@@ -190,7 +193,11 @@ func TestRequestsTakeNoMoreThanTheyAreAdmittedWith(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		counted := contentsOf(encoded).bytes(encoded, row.kind) + 1<<20 // of what else runs
+		c, err := contentsOf(encoded)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted := c.bytes(encoded, row.kind) + 1<<20 // of what else runs
 		took := int64(math.MaxInt64)
 		for range 3 { // the buffers of a log segment that is prepared meanwhile are no part of the request
 			c, err := h.takeExecutor()

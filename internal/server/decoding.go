@@ -113,23 +113,24 @@ func endsAtAdmission(request any) bool {
 }
 
 // decodedBytes is about what an encoded request will take, and what is in it.
-func decodedBytes(message []byte, request any) (c contents, bytes int) {
+func decodedBytes(message []byte, request any) (c contents, bytes int, err error) {
 	switch request.(type) {
 	case *pipelineRequest, *pb.TransactRequest:
-		c = pipelinedOf(message).contents
-		return c, c.bytes(message, kindWriteAndRead)
+		p, err := pipelinedOf(message, descriptorOf(request))
+		return p.contents, p.bytes(message, kindWriteAndRead), err
 	case *pb.WatchRequest:
-		c = pipelinedOf(message).contents
-		return c, c.bytes(message, kindRead) + numberBytes*len(message)
+		p, err := pipelinedOf(message, descriptorOf(request))
+		return p.contents, p.bytes(message, kindRead) + numberBytes*len(message), err
 	}
-	c, kind := contentsOf(message), kindWriteAndRead
+	kind := kindWriteAndRead
+	c, err = contentsOf(message)
 	if method, known := methodOf(request); known {
 		kind = kindOf(method)
 	}
 	if bytes = c.bytes(message, kind); !carriesOperations(request) {
 		bytes += numberBytes * len(message)
 	}
-	return c, bytes
+	return c, bytes, err
 }
 
 // numberBytes is what a number of one byte takes once it is decoded.

@@ -75,10 +75,17 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 	kind := kindOf(a.method)
 	var err error
 	if len(message) >= countedMessageMin {
-		c := contentsOf(message)
+		var c contents
+		c, err = contentsOf(message)
 		a.size = c.bytes(message, kind)
-		if err = c.check(&s.limits); err == nil {
+		if err == nil {
+			err = c.check(&s.limits)
+		}
+		if err == nil {
 			err = checkFields(message, directInputs[r.Method()-1], &s.limits)
+		}
+		if errors.Is(err, errMalformed) {
+			err = undecodable(err)
 		}
 	}
 	a.share = shareOf(kind.writes(), a.size)
@@ -328,6 +335,8 @@ func (c *directClient) send(a *directAnswer, st *status.Status) codes.Code {
 // errDecode is a message that cannot be decoded, as gRPC says it.
 var errDecode = errors.New("grpc: failed to unmarshal the received message")
 
+func undecodable(err error) error { return status.Errorf(codes.Internal, "%v: %v", errDecode, err) }
+
 // decode decodes the message of a method, and returns what executes it.
 func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, error) {
 	if l.decoded+len(message) > resetEvery {
@@ -353,7 +362,7 @@ func (l *lane) decode(method telemetry.Method, message []byte) (executeFunc, err
 		execute, l.request, err = decodeRare(method, message)
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+		return nil, undecodable(err)
 	}
 	return execute, nil
 }

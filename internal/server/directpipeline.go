@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -102,7 +103,11 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	size, large := len(message), len(message) >= countedMessageMin
 	if large {
 		var err error
-		if size, err = p.admitEncoded(&a, message); err != nil {
+		size, err = p.admitEncoded(&a, message)
+		if errors.Is(err, errMalformed) {
+			return p.endUndecodable(err)
+		}
+		if err != nil {
 			p.refuse(&a, err)
 			return true
 		}
@@ -111,10 +116,7 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 		if large {
 			p.leave(&a)
 		}
-		p.mu.Lock()
-		p.ended = status.Newf(codes.Internal, "%v: %v", errDecode, err)
-		p.mu.Unlock()
-		return false
+		return p.endUndecodable(err)
 	}
 	a.id = p.in.msg.Id
 	if err := l.open(); err != nil {
@@ -154,9 +156,20 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	return true
 }
 
+// endUndecodable ends the pipeline at a request that cannot be decoded. It returns false, as serve does.
+func (p *directPipeline) endUndecodable(err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = status.Convert(undecodable(err))
+	return false
+}
+
 // admitEncoded admits a request before it is decoded, and returns with how many bytes.
 func (p *directPipeline) admitEncoded(a *answer, message []byte) (size int, err error) {
-	r := pipelinedOf(message)
+	r, err := pipelinedOf(message, pipelineDescriptor)
+	if err != nil {
+		return 0, err
+	}
 	a.id, a.method = r.id, r.method
 	if err := r.check(&p.server.limits); err != nil {
 		return 0, err

@@ -22,10 +22,11 @@ func checkFields(message []byte, of protoreflect.MessageDescriptor, limits *mvcc
 	if len(message)/2 <= most || of == nil {
 		return nil
 	}
-	if n := countFields(message, of, most); n > most {
+	n, err := countFields(message, of, most)
+	if n > most {
 		return &mvcc.LimitError{What: "batch fields", Limit: most, Got: n}
 	}
-	return nil
+	return err
 }
 
 var pipelineDescriptor = (*pb.PipelineRequest)(nil).ProtoReflect().Descriptor()
@@ -41,22 +42,32 @@ func descriptorOf(v any) protoreflect.MessageDescriptor {
 	return nil
 }
 
-// countFields is the number of fields of a message and of the messages in it. It stops above most, and where the message cannot be decoded.
+// messageIn is the descriptor of the messages in a field; nil if it has none, or is not known.
+func messageIn(of protoreflect.MessageDescriptor, field int) protoreflect.MessageDescriptor {
+	if f := of.Fields().ByNumber(protowire.Number(field)); f != nil {
+		return f.Message()
+	}
+	return nil
+}
+
+// countFields is the number of fields of a message and of the messages in it. It stops above most.
 // No message of the API contains one of its own kind, which bounds the depth.
-func countFields(message []byte, of protoreflect.MessageDescriptor, most int) int {
-	n := 0
+func countFields(message []byte, of protoreflect.MessageDescriptor, most int) (n int, err error) {
 	for len(message) > 0 && n <= most {
-		number, payload, rest := cutField(message)
+		field, payload, rest := cutField(message)
 		if rest == nil {
-			break
+			return n, errMalformed
 		}
 		n++
-		if len(payload) > 1 {
-			if f := of.Fields().ByNumber(protowire.Number(number)); f != nil && f.Message() != nil {
-				n += countFields(payload, f.Message(), most-n)
+		if len(payload) > 0 {
+			if inner := messageIn(of, field); inner != nil {
+				more, err := countFields(payload, inner, most-n)
+				if n += more; err != nil {
+					return n, err
+				}
 			}
 		}
 		message = rest
 	}
-	return n
+	return n, nil
 }

@@ -83,18 +83,18 @@ func TestFieldsAreCountedOnAllLevels(t *testing.T) {
 	}
 	of := m.ProtoReflect().Descriptor()
 	const want = 1 + 2 + 3 + 3
-	if n := countFields(encoded, of, 1<<20); n != want {
-		t.Errorf("%d fields, want %d", n, want)
+	if n, err := countFields(encoded, of, 1<<20); n != want || err != nil {
+		t.Errorf("%d fields, want %d: %v", n, want, err)
 	}
 	inner := protowire.AppendBytes([]byte{1<<3 | 2}, append(bytes.Repeat([]byte{1 << 3, 1}, 500), bytes.Repeat([]byte{0xf8, 0x7f, 1}, 500)...))
-	if n := countFields(append(encoded, protowire.AppendBytes([]byte{encoded[0]}, inner)...), of, 1<<20); n != want+2+1000 {
-		t.Errorf("%d fields, want %d", n, want+2+1000)
+	if n, err := countFields(append(encoded, protowire.AppendBytes([]byte{encoded[0]}, inner)...), of, 1<<20); n != want+2+1000 || err != nil {
+		t.Errorf("%d fields, want %d: %v", n, want+2+1000, err)
 	}
-	if n := countFields(encoded, of, 5); n > 6 {
-		t.Errorf("counted to %d, where 5 are allowed", n)
+	if n, err := countFields(encoded, of, 5); n > 6 || err != nil {
+		t.Errorf("counted to %d, where 5 are allowed: %v", n, err)
 	}
 	for i := range encoded {
-		_ = countFields(encoded[:i], of, 1<<20)
+		_, _ = countFields(encoded[:i], of, 1<<20)
 	}
 }
 

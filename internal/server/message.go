@@ -55,7 +55,7 @@ const resetEvery = 64 << 10
 func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 	size := len(data)
 	if size >= countedMessageMin {
-		p := pipelinedOf(data)
+		p, _ := pipelinedOf(data, pipelineDescriptor) // boundedCodec has refused what is malformed
 		size = p.bytes(data, kindOf(p.method))
 	}
 	r.failed = r.decode(data, size)

@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -99,7 +98,7 @@ func (p *pipeline) receive() error {
 			return err
 		}
 		if err := p.in.failed; err != nil {
-			return status.Errorf(codes.Internal, "%v: %v", errDecode, err)
+			return undecodable(err)
 		}
 		p.executing.Store(true)
 		if p.server.drain.active.Load() {
