@@ -445,7 +445,7 @@ func conformRandom(t *testing.T, fsys FS, dir string) {
 	for step := range 400 {
 		off, n := rng.IntN(20000), rng.IntN(9000)
 		var err error
-		switch rng.IntN(8) {
+		switch rng.IntN(9) {
 		case 0:
 			err = f.Truncate(int64(off))
 			extend(off)
@@ -455,6 +455,8 @@ func conformRandom(t *testing.T, fsys FS, dir string) {
 			extend(off)
 		case 2:
 			err = errors.Join(f.SyncData(), f.Sync())
+		case 3:
+			f.DropCache() // loses nothing, synced or not
 		default:
 			data := bytes.Repeat([]byte(fmt.Sprint(step, ".")), n)[:n]
 			_, err = f.WriteAt(data, int64(off))

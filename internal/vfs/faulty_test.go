@@ -170,6 +170,43 @@ func TestBatchFaultAffectsItsRequestOnly(t *testing.T) {
 	}
 }
 
+// TestADroppedCacheShowsNoDiscardedPages: they read as they are on the disk. What is to be written stays.
+func TestADroppedCacheShowsNoDiscardedPages(t *testing.T) {
+	fs := NewFaulty(NewMem())
+	f, err := fs.Open("file", Create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string, block int64) {
+		t.Helper()
+		if _, err := f.WriteAt([]byte(text), block*memBlockSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old", 0)
+	write("old", 1)
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	fs.Inject(Rule{Op: OpSyncData, Fault: DiscardDirty, Nth: 1})
+	for _, block := range []int64{0, 1, 3} {
+		write("new", block)
+	}
+	if err := f.SyncData(); err == nil {
+		t.Fatal("the sync did not fail")
+	}
+	write("x", 1) // a page is dirty as a whole
+	write("new", 4)
+	f.DropCache()
+	f.DropCache()
+	for block, want := range map[int64]string{0: "old", 1: "xew", 3: "\x00\x00\x00", 4: "new"} {
+		got := make([]byte, 3)
+		if _, err := f.ReadAt(got, block*memBlockSize); err != nil || string(got) != want {
+			t.Errorf("block %d is %q, %v; want %q", block, got, err, want)
+		}
+	}
+}
+
 // TestDiscardedPagesReadAsWrittenAndAreLostInACrash: a later sync does not write the pages that a failed sync discarded,
 // unless they are written again.
 func TestDiscardedPagesReadAsWrittenAndAreLostInACrash(t *testing.T) {

@@ -217,6 +217,18 @@ func (f *memFile) discardDirty() {
 	n.pending = kept
 }
 
+// DropCache makes the discarded blocks visible as they are on the disk.
+func (f *memFile) DropCache() {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	n := f.node
+	n.recordDirty()
+	for i := range n.discarded {
+		n.now.revert(n.durable, i)
+	}
+	n.discarded = nil
+}
+
 // recordDirty removes from the discarded blocks those that were written again or truncated.
 func (n *memNode) recordDirty() {
 	if len(n.discarded) == 0 {

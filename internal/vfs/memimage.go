@@ -133,6 +133,15 @@ func (m *memImage) fits(off, length int64, free int) int64 {
 	return length
 }
 
+// revert makes block i, which is allocated, what it is in src: zeros if it is not allocated there.
+func (m *memImage) revert(src *memImage, i int) {
+	if i < len(src.blocks) && src.blocks[i] != nil {
+		m.adopt(src, i, i+1)
+		return
+	}
+	m.blocks[i] = zeroBlock
+}
+
 // adopt makes blocks [from, to) of m those of src, which may not change them in place any more.
 func (m *memImage) adopt(src *memImage, from, to int) {
 	for i := from; i < to; i++ {

@@ -90,6 +90,9 @@ type File interface {
 	Sync() error
 	// SyncData makes contents durable, and the metadata that reading them back needs (fdatasync).
 	SyncData() error
+	// DropCache lets the system forget what it has cached of the contents, and does not have to write. After a sync that failed reads
+	// otherwise find, also in later processes, what is not on the device, and what no later sync writes.
+	DropCache()
 	// ReadBatch reads every request, in any order, and returns when all have completed. Each request's Err is set;
 	// the result is the first of them in request order.
 	ReadBatch(reqs []Request) error

@@ -67,6 +67,9 @@ func (r *Reader) noteSurvey(s *superblockSurvey) {
 // Name is the data file's name.
 func (r *Reader) Name() string { return r.file.Name() }
 
+// DropCache makes later reads find what is on the device, whatever became of syncs of earlier processes: see vfs.File.
+func (r *Reader) DropCache() { r.file.DropCache() }
+
 func (r *Reader) current() *superblock { return r.newest.Load() }
 
 // PageSize is the size of the file's pages.
