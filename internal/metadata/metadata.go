@@ -38,6 +38,9 @@ const (
 // reference to a blob, has room for it.
 const SectionBytesMax = 1 + 80
 
+// DeadlineBytesMax is how much longer a deadline can make a section, which may not have been there before.
+const DeadlineBytesMax = 1 + 1 + binary.MaxVarintLen64
+
 // ErrMalformed means that bytes that should begin with a section do not.
 var ErrMalformed = errors.New("metadata: malformed section")
 

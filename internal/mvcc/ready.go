@@ -2,9 +2,13 @@ package mvcc
 
 import (
 	"context"
+	"encoding/binary"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // lockTriesMax bounds how often a commit gives back its latches to begin again. Others take what it needs each time only by chance.
@@ -45,16 +49,61 @@ func (w *Write) needsRoom() bool {
 	return w.load == nil && w.Batch.Count() > 0 && w.Batch.Count()+len(w.Conditions)+len(w.derived.ends) >= readBeforeMin
 }
 
-// demand is about what the record of a commit will need, with what the commit computes while it holds its latches.
+// demand is what the record of a commit will need at most, with what the commit computes while it holds its latches, unless others write larger values
+// of its keys before it has them.
 func (x *Session) demand(w *Write) *storage.Demand {
-	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()}        // the deletions of an InvokeAll are placeholders
-	if d.More = len(x.buffers.invoked) + x.buffers.aloneBytes; w.Batch.WithMetadata() > 0 { // entries of the expiry queue, attachments
-		d.More += w.Batch.Size()
+	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()} // the deletions of an InvokeAll are placeholders
+	d.More = len(x.buffers.invoked) + x.buffers.aloneBytes                           // old values, and their metadata
+	if w.ops != nil && w.request != nil {
+		d.More += recordHeaderBytes + resultBytesMax
 	}
 	for i := range w.ops {
-		d.More += len(w.ops[i].Operand)
+		d.More += w.ops[i].moreBytesMax()
+		addOwned(d, w.ops[i].queueRecordsMax(), 1+len(w.ops[i].Key))
+	}
+	for i := 0; w.ops == nil && w.Batch.WithMetadata() > 0 && i < w.Batch.Count(); i++ {
+		records := 0
+		f, _ := w.Batch.Metadata(i) // its error ends the commit later
+		if f.ExpiresAt != 0 {
+			records = 2 // as those of an invocation
+		}
+		if f.Lease != 0 {
+			records++ // the attachment
+		}
+		addOwned(d, records, len(w.Batch.Key(i)))
 	}
 	return d
+}
+
+// addOwned adds to a demand so many records that a key owns, whose internal key has so many bytes.
+func addOwned(d *storage.Demand, records, keyBytes int) {
+	d.Records += records
+	d.More += records * (batch.OperationBytesMax + keys.OwnedBytes + keyBytes)
+}
+
+// moreBytesMax is how much longer the new version is than the old value with its metadata.
+func (op *Invoke) moreBytesMax() int {
+	n := binary.MaxVarintLen32 + len(op.Operand) // the value's length
+	switch op.Kind {
+	case InvokeAdd, InvokeMin, InvokeMax:
+		n += integerBytesMax
+	}
+	if op.ExpiresAt != 0 {
+		n += metadata.DeadlineBytesMax
+	}
+	return n
+}
+
+// queueRecordsMax is how many records of the expiry queue the operation writes, if the key has a deadline.
+func (op *Invoke) queueRecordsMax() int {
+	if op.ExpiresAt != 0 {
+		return 2 // the old entry is deleted
+	}
+	switch op.Kind {
+	case InvokeAdd, InvokeAppend, InvokeMin, InvokeMax, InvokeTouch:
+		return 0 // the deadline is kept
+	}
+	return 1
 }
 
 // awaitRoom waits for room; nil needs none.

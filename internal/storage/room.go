@@ -15,16 +15,19 @@ import (
 
 // Demand is what a record will need of memory and of the log.
 type Demand struct {
-	Body  *batch.Body
-	More  int  // bytes that Body does not have yet
-	Frees bool // it has nothing but deletions; see wal.Log.Prepare
+	Body    *batch.Body
+	More    int  // bytes that Body does not have yet
+	Records int  // operations that Body does not have yet
+	Frees   bool // it has nothing but deletions; see wal.Log.Prepare
 }
 
 // logBytes is the size of the record's body.
 func (d *Demand) logBytes() int { return d.Body.Size() + d.More }
 
 // memoryBytes is what the record takes in a memtable.
-func (d *Demand) memoryBytes() int64 { return int64(memtable.MaxSize(d.Body) + d.More) }
+func (d *Demand) memoryBytes() int64 {
+	return int64(memtable.MaxSizeOf(d.Body.Count()+d.Records, d.logBytes()))
+}
 
 // AwaitRoom waits until a record would find memory and a log segment at once, and reserves neither: other records may take them. A caller for
 // which others will wait while it waits calls it before that. The errors are those of AdvanceGeneration.

@@ -60,6 +60,9 @@ type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared int }
 // piece of memory.
 const sharedBytesMin = 512
 
+// OperationBytesMax is what an operation takes in a body beside its internal key and its value: its kind, and both lengths.
+const OperationBytesMax = 1 + 2*binary.MaxVarintLen32
+
 const (
 	spanBytes  = int(unsafe.Sizeof(opSpan{}))
 	sliceBytes = int(unsafe.Sizeof([]byte(nil)))

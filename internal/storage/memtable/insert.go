@@ -23,9 +23,11 @@ const (
 	insertsPerSplit = slotsMax / 2
 )
 
-// MaxSize bounds the bytes that applying body may take, from its size and number of operations alone.
-func MaxSize(body *batch.Body) int {
-	ops, size := body.Count(), body.Size()
+// MaxSize bounds the bytes that applying body may take.
+func MaxSize(body *batch.Body) int { return MaxSizeOf(body.Count(), body.Size()) }
+
+// MaxSizeOf is MaxSize of a body of so many operations, and so many bytes.
+func MaxSizeOf(ops, size int) int {
 	return ops*entryOverheadBytes + size + size/classesPerDoubling + min(ops, 2+ops/insertsPerSplit)*splitBytesMax
 }
 
