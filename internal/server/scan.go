@@ -92,7 +92,7 @@ type scanMemory struct {
 	arenaBytes int    // of all arenas of the page
 	size       int    // of the page when it is encoded, at most, but for the key in its token
 	full       bool   // the page before was as large as a page may be
-	pages      scanPages
+	pages      *scanPages
 }
 
 // scanTokens is what a scan keeps for its resume tokens.
@@ -143,7 +143,7 @@ func newScan(s *Server, req *pb.ScanRequest) (*scan, error) {
 	sc := &scan{
 		server: s, at: keys.Epoch(req.SnapshotEpoch), atTime: req.SnapshotTimeUs, bounds: hashBounds(b), countOnly: req.CountOnly, remaining: req.Limit, tokens: req.Tokens,
 		options:   mvcc.ScanOptions{Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly || req.CountOnly, Limit: scanLimit(req.Limit)},
-		pageBytes: scanPageBytesDefault, scanMemory: scanMemory{pages: scanPages{admission: &s.admission}},
+		pageBytes: scanPageBytesDefault, scanMemory: scanMemory{pages: &scanPages{admission: &s.admission}},
 	}
 	if req.PageBytes > 0 {
 		sc.pageBytes = int(min(req.PageBytes, scanPageBytesMax))
@@ -314,19 +314,6 @@ func (sc *scan) send(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 	return err
 }
 
-// sendCounted sends the page, which counts until the transport has sent it.
-func (sc *scan) sendCounted(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
-	if sc.size < pageCountedMin || sc.access.conn == nil {
-		return stream.Send(&sc.page)
-	}
-	page := sc.pages.add(pb.BufferBytes(sc.size + len(sc.last)))
-	err := stream.SendMsg(&pageMessage{encoder: &sc.page, page: page})
-	if err != nil {
-		page.counted.sent()
-	}
-	return err
-}
-
 // acknowledge waits until what the page reveals is durable.
 func (sc *scan) acknowledge(ctx context.Context, w ackWait) error {
 	if w.ready(sc.server.store) {
@@ -450,15 +437,23 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	}
 }
 
-// reuseArena begins the arena of a page. The first page begins with a small one, since most scans have few entries.
+// reuseArena begins the arena of a page. The first page begins with a small one, since most scans have few entries. That of a value larger than a
+// page is not used again: it has no room for another such value beside a key.
 func (sc *scan) reuseArena() {
-	if sc.full && cap(sc.arena) < sc.pageBytes {
-		sc.arena = make([]byte, 0, sc.pageBytes)
-		for _, e := range sc.entries { // what they point to is sent
-			e.Key, e.Value = nil, nil
-		}
+	switch size := cap(sc.arena); {
+	case size > sc.pageBytes:
+		sc.replaceArena(nil)
+	case sc.full && size < sc.pageBytes:
+		sc.replaceArena(make([]byte, 0, sc.pageBytes))
 	}
 	sc.arena, sc.arenaBytes = sc.arena[:0], cap(sc.arena)
+}
+
+func (sc *scan) replaceArena(arena []byte) {
+	sc.arena = arena
+	for _, e := range sc.entries { // what they point to is sent
+		e.Key, e.Value = nil, nil
+	}
 }
 
 // add copies one entry into the page and returns its size.

@@ -1,18 +1,22 @@
 package server
 
 import (
+	"context"
 	"runtime"
 	"sync"
 	"sync/atomic"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 )
 
 // scanPages are the pages of one scan that the transport has, and has not sent yet. A scan may end long before its last page is sent: the
 // transport takes a page at once, and its client decides when it goes out. So the room of an ended scan in its share shrinks to these pages, but
-// not below what a scan counts at least, and is given back with the last of them, or when its connection ends.
+// not below what a scan counts at least, and is given back with the last of them, or when its connection ends. They know nothing of their scan: it
+// refers to its stream, which refers to the pages that it has, and the cleanup of a page never runs while what it is given refers to the page.
 type scanPages struct {
 	admission *admission
 
@@ -21,6 +25,7 @@ type scanPages struct {
 	ended bool       // the scan has ended; its room in its share is that of conn
 	room  int
 	conn  *connection
+	empty chan struct{} // closed when no page is left; nil: nothing waits for that
 }
 
 // pageCountedMin is the size of the smallest page that is counted. Smaller ones are bounded like other small answers of streams. A page is
@@ -35,6 +40,24 @@ func (p *scanPages) add(bytes int) *scanPage {
 	page := &scanPage{counted: &countedPage{pages: p, bytes: bytes}}
 	runtime.AddCleanup(page, (*countedPage).sent, page.counted)
 	return page
+}
+
+// awaitSent waits until the pages are sent.
+func (p *scanPages) awaitSent(ctx context.Context) error {
+	p.mu.Lock()
+	if p.bytes == 0 {
+		p.mu.Unlock()
+		return nil
+	}
+	empty := make(chan struct{})
+	p.empty = empty
+	p.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // end ends the scan of a connection, which was admitted with so many bytes.
@@ -53,8 +76,15 @@ func (p *scanPages) end(conn *connection, room int) {
 func (p *scanPages) sent(bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bytes -= bytes; p.ended && p.bytes == 0 {
+	if p.bytes -= bytes; p.bytes > 0 {
+		return
+	}
+	if p.ended {
 		p.conn.leavePages(p.admission, p.room)
+	}
+	if p.empty != nil {
+		close(p.empty)
+		p.empty = nil
 	}
 }
 
@@ -94,6 +124,25 @@ func (m *pageMessage) BufferPool() mem.BufferPool { return m.page }
 
 // Sent implements transport.Counted.
 func (m *pageMessage) Sent() { m.page.counted.sent() }
+
+// sendCounted sends the page, which counts until the transport has sent it. It is encoded when those before it are sent, however much the library's
+// transport takes.
+func (sc *scan) sendCounted(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
+	if sc.size < pageCountedMin || sc.access.conn == nil {
+		return stream.Send(&sc.page)
+	}
+	if sc.server.config.Transport == config.TransportGRPC {
+		if err := sc.pages.awaitSent(sc.snapshot.ctx); err != nil {
+			return err
+		}
+	}
+	page := sc.pages.add(pb.BufferBytes(sc.size + len(sc.last)))
+	err := stream.SendMsg(&pageMessage{encoder: &sc.page, page: page})
+	if err != nil {
+		page.counted.sent()
+	}
+	return err
+}
 
 // keepPages counts the room of a scan that has ended before its pages were sent.
 func (c *connection) keepPages(a *admission, room int) {

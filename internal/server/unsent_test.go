@@ -9,9 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -127,6 +129,73 @@ func TestPagesOfAScanAreCountedUntilTheLastIsSent(t *testing.T) {
 	want("the scan ends after its connection", 0, 0)
 	first.counted.sent()
 	want("and its page", 0, 0)
+}
+
+// TestPagesThatWereNotSentAreFreed: the transport of the gRPC library keeps them until nothing refers to it, so they must not keep their scan, which does.
+func TestPagesThatWereNotSentAreFreed(t *testing.T) {
+	const size, conns = 2 << 20, 3
+	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes, c.Transport = 64*config.MiB, config.TransportGRPC })
+	h.putLarge(t, 2, size)
+	before, word := liveHeap(), &h.admission.words[shareScans].word
+	for range conns {
+		conn := h.dialDeaf(t)
+		stream, err := pb.NewKVServiceClient(conn).Scan(testContext(t), new(pb.ScanRequest))
+		if err == nil {
+			_, err = stream.Header() // comes before the page
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the scan has ended", func() bool { return word.Load() == 0 })
+	}
+	eventually(t, "its pages are freed", func() bool { return liveHeap() < before+size })
+}
+
+// keepingStream has every message that it is sent, encoded, like the transport of the gRPC library while its client takes nothing.
+type keepingStream struct {
+	grpc.ServerStreamingServer[pb.ScanResponse]
+	kept []mem.BufferSlice
+}
+
+func (s *keepingStream) SendMsg(m any) error {
+	encoded, err := pb.NewCodec().Marshal(m)
+	s.kept = append(s.kept, encoded)
+	return err
+}
+
+// TestAPageIsEncodedWhenTheOneBeforeIsSent: the transport of the gRPC library takes more than it sends.
+func TestAPageIsEncodedWhenTheOneBeforeIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		server := &Server{configuration: configuration{config: config.Config{Transport: config.TransportGRPC}}}
+		sc := &scan{
+			server: server, access: &access{conn: new(connection)}, snapshot: &openSnapshot{ctx: ctx},
+			scanMemory: scanMemory{pages: &scanPages{admission: &server.admission}, size: 2 * pageCountedMin},
+			page:       pb.ScanResponse{Entries: []*pb.Entry{{Value: make([]byte, 2*pageCountedMin)}}},
+		}
+		stream, results := new(keepingStream), make(chan error, 1)
+		send := func() { results <- sc.sendCounted(stream) }
+		if send(); <-results != nil {
+			t.Fatal("the first page is not sent")
+		}
+		go send()
+		if synctest.Wait(); len(stream.kept) != 1 {
+			t.Error("a page is encoded while the one before waits")
+		}
+		stream.kept[0].Free()
+		if err := <-results; err != nil || len(stream.kept) != 2 {
+			t.Errorf("when that is sent: %v, %d pages are encoded", err, len(stream.kept))
+		}
+		go send()
+		synctest.Wait()
+		if cancel(errOverloaded); !errors.Is(<-results, errOverloaded) {
+			t.Error("a page still waits when the snapshot has ended")
+		}
+		stream.kept[1].Free() // in the bubble, which the cleanup is not
+	})
 }
 
 // stuckBrowser is a browser that takes nothing until it is released.
