@@ -1,12 +1,10 @@
 package mvcc
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -20,23 +18,6 @@ func invoking(ops []Invoke, request *Request) *Write {
 		w.Delete(ops[i].Key)
 	}
 	return w
-}
-
-// touchesOf gives the keys of a write a deadline, and returns a write that gives them another one.
-func touchesOf(t *testing.T, s *Store, of *Write) *Write {
-	t.Helper()
-	x := mustSession(t, s)
-	defer x.Close()
-	var ops []Invoke
-	w := Write{Durability: DurabilityAsync}
-	for i := range of.Batch.Count() {
-		ops = append(ops, Invoke{Kind: InvokeTouch, Key: bytes.Clone(keys.User(of.Batch.Key(i))), ExpiresAt: far + 1})
-		w.SetWithMetadata(ops[i].Key, nil, &metadata.Fields{ExpiresAt: far})
-	}
-	if _, err := commitAndWait(x, &w); err != nil {
-		t.Fatal(err)
-	}
-	return invoking(ops, nil)
 }
 
 // TestTheDemandHasAllThatACommitInstalls: what a commit of many keys waits for, before it takes its latches, has room for all that it writes: values
