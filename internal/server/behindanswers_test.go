@@ -129,6 +129,7 @@ func TestALargeReadInTheSlotDoesNotWaitForAnAnswerToBeTaken(t *testing.T) {
 	const large, small = 2000, 600 // the share has 512 KiB: 232 bytes each
 	reads := &h.admission.words[shareLargeReads]
 	behind := func() { // a get that has found a large value while the batch is tried
+		eventually(t, "the request before is executed", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return !p.executing }) // or the pipeline rests after it
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.reads.alone = append(p.reads.alone, &laterRead{})
