@@ -275,7 +275,7 @@ func (c *connection) handOverReady() {
 	}
 }
 
-// isOverdue reports whether the client has left its answer in the large slot for longer than most while others wanted the slot.
+// isOverdue reports whether the client has left its answer in a large slot for longer than it may, by more than a grace, while others wanted the slot.
 func (c *connection) isOverdue(a *admission, grace time.Duration) bool {
 	return a.words[shareAnswers].large.isOverdue(c, a.slotTime, grace) || a.words[shareScans].large.isOverdue(c, a.slotTime, grace)
 }

@@ -186,7 +186,11 @@ func (w *watchStream) stalled() error {
 		return nil
 	}
 	most, timeout := w.server.config.Feed.StallTimeout, w.server.config.MessageTimeout
-	if others := w.server.admission.watches.awaiting(); w.turn.holds.Load() && others > 0 {
+	others := 0
+	if w.turn.holds.Load() {
+		others = w.server.admission.watches.awaiting()
+	}
+	if others > 0 {
 		most = min(most, timeout)
 		longest := w.server.admission.slotTime / time.Duration(haste(others))
 		if turn := w.turn.since.Load(); turn != 0 && now-time.Duration(turn) >= longest {

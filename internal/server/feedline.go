@@ -102,7 +102,7 @@ func (l *watchLine) fitsLocked(r *watchRoom) bool {
 	return r.conn.bytes(shareWatches)+int64(r.bytes) <= w.limit.free(w.word.Load()+uint64(r.bytes))
 }
 
-// awaiting is how many connections have streams that wait, as far as haste is different for them.
+// awaiting is how many connections have streams that wait. It stops counting at slotParts: more make no turn shorter.
 func (l *watchLine) awaiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

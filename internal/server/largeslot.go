@@ -155,16 +155,17 @@ func (s *largeSlot) handOver(owner any, bytes int64) {
 	}
 }
 
-// haste divides the time that a client has for what is in the slot, if others want the slot.
+// haste is that of the client that has the slot.
 func (s *largeSlot) haste() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return haste(len(s.claims))
 }
 
+// haste divides the time for which a client may keep a slot for which so many wait.
 func haste(waiting int) int { return min(max(waiting, 1), slotParts) }
 
-// turnLocked is what the claims leave of a time.
+// turnLocked is how long a turn may last, if it may last for most with one other waiting.
 func (s *largeSlot) turnLocked(most time.Duration) time.Duration {
 	return most / time.Duration(haste(len(s.claims)))
 }

@@ -11,7 +11,8 @@ import (
 // less than progressBytes of them within --message-timeout loses its connection, whatever else it
 // sends: it would keep its part of the share of answers from others. Frames with data that go out
 // are progress. Answers that wait for the disk, and scans that run, which have --snapshot-timeout, do not
-// count; answers that wait for others before them do. One in the large slot must be taken within slotParts times that, if others want the slot, or a part of it.
+// count; answers that wait for others before them do. One in the large slot must be taken sooner the more
+// others want the slot: see slotParts.
 type unread struct {
 	sent uint64 // bytes of data that had been sent at step
 	step uint32 // the last check at which there was progress, or nothing to wait for

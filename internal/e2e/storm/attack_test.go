@@ -413,13 +413,19 @@ func (a *attacker) bulkLoad() {
 			break // the answer says why
 		}
 	}
-	switch _, err := stream.CloseAndRecv(); status.Code(err) {
+	_, err = stream.CloseAndRecv()
+	a.count("a bulk load", err)
+}
+
+// count counts a request that is done or refused. Another error fails the test.
+func (a *attacker) count(what string, err error) {
+	switch status.Code(err) {
 	case codes.OK:
 		a.done.Add(1)
 	case codes.ResourceExhausted:
 		a.refused.Add(1)
 	default:
-		a.Errorf("a bulk load: %v", err)
+		a.Errorf("%s: %v", what, err)
 	}
 }
 
@@ -436,14 +442,8 @@ func (a *attacker) besideInvocations(rounds int, large func()) {
 		kv := pb.NewKVServiceClient(a.dial())
 		all.Go(func() {
 			for range 4 * rounds {
-				switch _, err := kv.InvokeAll(a.ctx, largeInvokeAll(func(i *pb.Invocation) { addAndGet(i); i.ReturnNew = false })); status.Code(err) {
-				case codes.OK:
-					a.done.Add(1)
-				case codes.ResourceExhausted:
-					a.refused.Add(1)
-				default:
-					a.Errorf("an InvokeAll: %v", err)
-				}
+				_, err := kv.InvokeAll(a.ctx, largeInvokeAll(func(i *pb.Invocation) { addAndGet(i); i.ReturnNew = false }))
+				a.count("an InvokeAll", err)
 				time.Sleep(50 * time.Millisecond)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -137,6 +138,19 @@ func (b *bag) checkpoint(c change) error {
 	b.refs, b.index = refs, index
 	batch.Publish()
 	return nil
+}
+
+// randomChange removes or stores up to n of forty values, of 100 to 400 bytes.
+func randomChange(rng *rand.Rand, n int) change {
+	c := change{}
+	for range n {
+		if name := rng.IntN(40); rng.IntN(5) < 2 {
+			c[name] = nil
+		} else {
+			c[name] = value(name, rng.IntN(100), 100+rng.IntN(300))
+		}
+	}
+	return c
 }
 
 func (b *bag) build(ck *pager.Checkpoint, batch *Batch, c change) (map[int]page.Ref, []page.ID, error) {

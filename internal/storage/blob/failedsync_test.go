@@ -19,17 +19,7 @@ func TestTablesAreNotRebuiltFromWhatAFailedSyncHasLeft(t *testing.T) {
 		b := mustCreate(t, fs, 512)
 		want := map[int]string{}
 		rng := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // repeatable
-		random := func(n int) change {
-			c := change{}
-			for range n {
-				if name := rng.IntN(40); rng.IntN(5) < 2 {
-					c[name] = nil
-				} else {
-					c[name] = value(name, rng.IntN(100), 100+rng.IntN(300))
-				}
-			}
-			return c
-		}
+		random := func(n int) change { return randomChange(rng, n) }
 		for range 12 {
 			c := random(1 + rng.IntN(20))
 			must(t, b.checkpoint(c))

@@ -67,17 +67,7 @@ func TestTablesThatWereUnreadableForAMoment(t *testing.T) {
 		fs := vfs.NewMem()
 		b := mustCreate(t, fs, 512)
 		rng := rand.New(rand.NewPCG(seed, 3))
-		random := func(n int) change {
-			c := change{}
-			for range n {
-				if name := rng.IntN(40); rng.IntN(5) < 2 {
-					c[name] = nil
-				} else {
-					c[name] = value(name, rng.IntN(100), 100+rng.IntN(300))
-				}
-			}
-			return c
-		}
+		random := func(n int) change { return randomChange(rng, n) }
 		want := map[int]string{}
 		for range 12 {
 			for range rng.IntN(3) {

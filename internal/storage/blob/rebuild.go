@@ -48,14 +48,15 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // may belong to other blobs now. So each value is read and compared with its reference, and a blob
 // of which no copy is the one that its leaf refers to counts as lost: nothing is freed for it, ever.
 //
-// The state's own copies are on the device. Others may be of checkpoints that never were: so what the system has cached of the file is dropped before.
+// The state's own copies are on the device. Other copies may not be: the kernel shows pages of a checkpoint whose sync has failed, and never writes
+// them. So Repair drops what the kernel has cached of the file, and reads what the device has.
 //
 // A page that the device fails to read may be intact, and readable later. If there is one, the table is doubtful: Repair gives
 // up nothing (see doubt), and the table is to be rebuilt again (see RebuildAgain). The pages of the table itself do not count.
 func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, buf []byte)) error, live func(page.ID) bool,
 	refs func(each func(page.Ref) error) (complete bool, err error),
 ) (*Store, error) {
-	p.DropCache() // a copy may be of a checkpoint whose sync has failed
+	p.DropCache()
 	state := p.Blobs()
 	leaves := (&Store{pageSize: p.PageSize()}).leaves(state.Slots)
 	stored := p.PartialArray(pager.ArrayIndirectionTable, state.Table, leaves, live)

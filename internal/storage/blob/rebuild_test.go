@@ -158,17 +158,7 @@ func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
 	for _, seed := range []uint64{8, 20, 240, 1500, 1855} {
 		b := mustCreate(t, vfs.NewMem(), 512)
 		rng := rand.New(rand.NewPCG(seed, 3))
-		random := func(n int) change {
-			c := change{}
-			for range n {
-				if name := rng.IntN(40); rng.IntN(5) < 2 {
-					c[name] = nil
-				} else {
-					c[name] = value(name, rng.IntN(100), 100+rng.IntN(300))
-				}
-			}
-			return c
-		}
+		random := func(n int) change { return randomChange(rng, n) }
 		want, all := map[int]string{}, func(page.ID) bool { return true }
 		for range 12 {
 			for range 1 + rng.IntN(3) {
