@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -212,21 +213,9 @@ func (h *harness) commitInStore(t *testing.T, key string, value []byte) uint64 {
 	return uint64(e)
 }
 
-// TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the
-// time, and sooner while more wait.
+// TestAWatchThatTakesItsResponseSlowlyEnds while others wait for its room: after four times --message-timeout, although it takes something all the time.
 func TestAWatchThatTakesItsResponseSlowlyEnds(t *testing.T) {
-	const timeout = 1500 * time.Millisecond
-	if took := untilASlowWatchEnds(t, timeout, 1); took < 3*timeout {
-		t.Errorf("another had the place after %v", took)
-	}
-	if took := untilASlowWatchEnds(t, timeout, slotParts); took > 3*timeout {
-		t.Errorf("one of %d had the place after %v", slotParts, took)
-	}
-}
-
-// untilASlowWatchEnds is how long others, of which one reads, wait for a watch that takes as little of a large response as it must.
-func untilASlowWatchEnds(t *testing.T, timeout time.Duration, others int) time.Duration {
-	t.Helper()
+	const timeout = 2 * time.Second
 	h := mustStart(t, withDirect, func(c *config.Config) { c.MessageTimeout = timeout })
 	e := h.commitInStore(t, "large", make([]byte, 16<<20))
 	slow := h.deafWatch(t, "large", e-1)
@@ -251,16 +240,41 @@ func untilASlowWatchEnds(t *testing.T, timeout time.Duration, others int) time.D
 	eventually(t, "it has the place", func() bool { return h.admission.watches.beside.bytes() > 0 })
 	w := mustWatch(t, h, &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e - 1}})
 	w.recv()
-	eventually(t, "it waits for the place", h.admission.watches.isAwaited)
-	for range others - 1 {
-		h.deafWatch(t, "large", e-1)
-	}
 	if got := w.recv().GetChanges().GetCommits(); len(got) != 1 {
 		t.Fatal("the operation has not come")
 	}
-	took := time.Since(began)
+	if took := time.Since(began); took < 3*timeout {
+		t.Errorf("another had the place after %v", took)
+	}
 	if got := slow.reasonOf(t, 1); got != "reset: CANCEL" { // it goes on too slowly for the reason to come after the rest
 		t.Errorf("the slow one ended with %q", got)
 	}
-	return took
+}
+
+// TestASlowWatchEndsSoonerWhileMoreConnectionsWait, though the client takes something all the time.
+func TestASlowWatchEndsSoonerWhileMoreConnectionsWait(t *testing.T) {
+	const timeout = 12 * time.Second
+	for others, want := range []time.Duration{0, 4 * timeout, 2 * timeout, 4 * timeout / 3, timeout, timeout} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &Server{clock: clock{started: time.Now()}, configuration: configuration{config: config.Config{MessageTimeout: timeout}}}
+			s.config.Feed.StallTimeout = time.Hour
+			s.admission.slotTime = slotParts * timeout
+			w := &watchStream{server: s}
+			w.turn.holds.Store(true)
+			time.Sleep(time.Nanosecond) // zero is no time
+			begun := s.clock.now()
+			w.turn.since.Store(int64(begun))
+			for range others {
+				s.admission.watches.waiting = append(s.admission.watches.waiting, &watchRoom{conn: new(connection)})
+			}
+			for ended := time.Duration(0); ended < 5*timeout; ended = s.clock.now() - begun {
+				w.sending.Store(int64(s.clock.now()))
+				err := w.stalled()
+				if is := want > 0 && ended >= want; (err != nil) != is {
+					t.Fatalf("%d others: after %v: %v", others, ended, err)
+				}
+				time.Sleep(timeout / 12)
+			}
+		})
+	}
 }
