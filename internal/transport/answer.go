@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -196,8 +197,8 @@ func (r Request) Answer(m Message, release func()) bool {
 		return false
 	}
 	if !inline {
-		s.pending = append(s.pending[:0], b[from:]...)
-		c.pending += len(s.pending)
+		s.pending.push(slices.Clone(b[from:]), nil)
+		c.pending += s.pending.bytes
 		c.out.buf = b[:from]
 		s.last = true
 		c.queueLocked(s)
@@ -230,7 +231,8 @@ func (r Request) answerLarge(m Message, size int, release func()) bool {
 		return false
 	}
 	c.out.buf = c.answerHeadersLocked(c.out.buf, s)
-	s.pending, s.last, s.release = b, true, release
+	s.pending.push(b, release)
+	s.last = true
 	c.pending += len(b)
 	c.queueLocked(s)
 	return true

@@ -36,10 +36,9 @@ type call struct {
 	header   metadata.MD
 	trailer  metadata.MD
 	inbox
-	mustProgress bool    // what is pending counts against a client that takes nothing; see RequireProgress
-	restLimited  bool    // what is pending must be taken within one progress timeout; see LimitRest
-	crowded      int     // a goroutine that sends waits until less than this is pending; 0: none does
-	lent         *[]byte // buffer of what the stream has pending; nil if that was copied
+	mustProgress bool // what is pending counts against a client that takes nothing; see RequireProgress
+	restLimited  bool // what is pending must be taken within one progress timeout; see LimitRest
+	crowded      int  // a goroutine that sends waits until less than this is pending; 0: none does
 }
 
 var (
@@ -135,7 +134,6 @@ func (k *call) wake() {
 func (k *call) removedLocked() {
 	k.stopLocked()
 	k.dropLocked()
-	k.returnLentLocked()
 	k.changed.Broadcast()
 }
 
@@ -174,7 +172,7 @@ func (k *call) fail(err error) error {
 	switch {
 	case k.stream.gone || k.returned || k.failed != nil:
 		return st.Err()
-	case len(k.stream.pending) == 0 || k.endedLocked() != nil:
+	case k.stream.pending.bytes == 0 || k.endedLocked() != nil:
 		k.conn.failLocked(k.stream, st)
 	default:
 		k.failed = st.Err()

@@ -229,11 +229,11 @@ func TestSlowClientsOfCallsHoldLittle(t *testing.T) {
 			eventually(t, "the handler waits", func() bool {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				return c.streams[1] != nil && len(c.streams[1].pending) >= callPendingMax
+				return c.streams[1] != nil && c.streams[1].pending.bytes >= callPendingMax
 			})
 			time.Sleep(5 * time.Millisecond)
 			c.mu.Lock()
-			if n := len(c.streams[1].pending); n > callPendingMax+2*framePayloadMax {
+			if n := c.streams[1].pending.bytes; n > callPendingMax+2*framePayloadMax {
 				t.Errorf("%d bytes wait", n)
 			}
 			c.mu.Unlock()
@@ -499,7 +499,7 @@ func TestReaderReadsWhileCallsSend(t *testing.T) {
 	eventually(t, "the handler waits for windows", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.streams[1] == nil || len(c.streams[1].pending) < callPendingMax || c.out.flushing {
+		if c.streams[1] == nil || c.streams[1].pending.bytes < callPendingMax || c.out.flushing {
 			return false
 		}
 		gated.Conn = c.raw

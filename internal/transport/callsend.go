@@ -115,7 +115,7 @@ func (k *call) send(buf *[]byte, sent func()) error {
 	}
 	k.sendHeaderLocked(nil)
 	k.sendLocked(buf, sent)
-	if len(k.stream.pending) >= flushNowMin && !c.out.flushing {
+	if k.stream.pending.bytes >= flushNowMin && !c.out.flushing {
 		c.flushLocked()
 	} else {
 		c.flushSoonLocked()
@@ -179,7 +179,7 @@ func (k *call) waitRoomLocked(most int) error {
 		if err := k.endedLocked(); err != nil {
 			return err
 		}
-		if len(s.pending) < most {
+		if s.pending.bytes < most {
 			return nil
 		}
 		if !c.out.flushing && c.sendWindow > 0 && s.sendWindow > 0 {
@@ -242,7 +242,7 @@ func errEncoding(err error) error {
 func (k *call) sendLocked(buf *[]byte, sent func()) {
 	c, s, b, size := k.conn, k.stream, *buf, len(*buf)
 	switch {
-	case len(s.pending) == 0 && len(b) <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(c.out.buf) < outMax:
+	case s.pending.bytes == 0 && size <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(c.out.buf) < outMax:
 		c.out.buf = AppendFrameHeader(c.out.buf, len(b), http2.FrameData, 0, s.id)
 		c.out.buf = append(c.out.buf, b...)
 		s.sendWindow -= len(b)
@@ -253,42 +253,33 @@ func (k *call) sendLocked(buf *[]byte, sent func()) {
 			sent()
 		}
 		return
-	case len(s.pending) == 0:
-		s.pending, k.lent = b, buf
-	default:
-		s.pending = append(s.pending, b...)
+	case sent == nil && size <= smallAnswerMax:
+		copy(s.pending.extend(size), b)
 		k.buffers().Put(buf)
+	default:
+		s.pending.push(b, func() {
+			k.buffers().Put(buf)
+			if sent != nil {
+				sent()
+			}
+		})
 	}
 	c.pending += size
-	if sent != nil {
-		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: sent})
-	}
 	c.queueLocked(s)
 }
 
 // sentLocked: the client's windows have taken something.
 func (k *call) sentLocked() {
-	if len(k.stream.pending) == 0 {
-		k.returnLentLocked()
-	}
-	if len(k.stream.pending) < k.crowded {
+	if k.stream.pending.bytes < k.crowded {
 		k.crowded = 0
 		k.changed.Broadcast()
-	}
-}
-
-// returnLentLocked gives back the buffer of what was pending.
-func (k *call) returnLentLocked() {
-	if k.lent != nil {
-		k.buffers().Put(k.lent)
-		k.lent, k.stream.pending = nil, nil
 	}
 }
 
 // sendsMuchLocked reports whether calls have much to send. The reader then reads on, so that the
 // windows which the client gives meanwhile keep the answer going.
 func (c *Conn) sendsMuchLocked() bool {
-	return slices.ContainsFunc(c.senders, func(s *stream) bool { return s.call != nil && len(s.pending) >= flushNowMin })
+	return slices.ContainsFunc(c.senders, func(s *stream) bool { return s.call != nil && s.pending.bytes >= flushNowMin })
 }
 
 // flushAsideLocked writes what is to be sent, in a goroutine of its own.

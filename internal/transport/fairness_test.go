@@ -91,7 +91,7 @@ func TestStreamsThatAlwaysSendHoldUpNoOther(t *testing.T) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for i := range uint32(senders) {
-				if s := c.streams[2*i+1]; s == nil || len(s.pending) < callPendingMax {
+				if s := c.streams[2*i+1]; s == nil || s.pending.bytes < callPendingMax {
 					return false
 				}
 			}

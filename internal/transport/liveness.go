@@ -88,7 +88,7 @@ func (c *Conn) waitsLocked() bool {
 		return true
 	}
 	for _, s := range c.streams {
-		if (s.call == nil || s.call.mustProgress) && len(s.pending) > 0 {
+		if (s.call == nil || s.call.mustProgress) && s.pending.bytes > 0 {
 			return true
 		}
 	}
@@ -174,7 +174,7 @@ func (c *Conn) check(now time.Time) {
 }
 
 func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
-	sends := len(s.pending) > 0 && s.call != nil && s.last // a handler that has not returned decides itself
+	sends := s.pending.bytes > 0 && s.call != nil && s.last // a handler that has not returned decides itself
 	receives := s.incomplete() && s.recvWindow > 0 && c.connWindow > 0
 	switch {
 	case s.fast != 0 && (receives || s.messages != nil) && !s.deadline.IsZero() && !now.Before(s.deadline):

@@ -26,12 +26,6 @@ type messages struct {
 	widened int            // bytes at the begin of the body that the client's window no longer counts
 }
 
-// pendingRelease is called when so many bytes of a stream have been sent.
-type pendingRelease struct {
-	at      uint64
-	release func()
-}
-
 const (
 	// pendingMax is how many bytes of a stream of messages wait for its windows before no more messages
 	// are executed; and how many bytes all streams of a connection may have waiting before
@@ -120,7 +114,7 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 		m.count++
 		m.held = !more && !m.resumed
 		m.within, m.resumed = false, false
-		m.full = len(s.pending) > c.pendingMaxLocked()
+		m.full = s.pending.bytes > c.pendingMaxLocked()
 		c.consumedLocked(s, len(whole))
 		c.mu.Unlock()
 		whole = nil
@@ -262,9 +256,11 @@ func (r Request) Send(msg Message, release func()) bool {
 		b = c.answerHeadersLocked(b, s)
 	}
 	n := grpcPrefixBytes + size
-	if direct := len(s.pending) == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(b) < outMax; direct {
+	if direct := s.pending.bytes == 0 && n <= min(s.sendWindow, c.sendWindow, smallAnswerMax) && len(b) < outMax; direct {
 		b = AppendFrameHeader(b, n, 0, 0, s.id)
-		b = appendMessage(b, msg, size)
+		from := len(b)
+		b = grow(b, n)
+		encodeMessage(b[from:], msg)
 		s.sendWindow -= n
 		c.sendWindow -= n
 		c.out.buf, c.liveness.answered = b, true
@@ -274,23 +270,22 @@ func (r Request) Send(msg Message, release func()) bool {
 		return true
 	}
 	c.out.buf = b
-	s.pending = appendMessage(s.pending, msg, size)
-	c.pending += n
 	if release != nil {
-		s.releases = append(s.releases, pendingRelease{at: s.sent + uint64(len(s.pending)), release: release})
+		b = make([]byte, n)
+		s.pending.push(b, release)
+	} else {
+		b = s.pending.extend(n)
 	}
+	encodeMessage(b, msg)
+	c.pending += n
 	c.queueLocked(s)
 	return true
 }
 
-// appendMessage appends a message with its prefix. Encoding messages of the generated code does not
-// fail.
-func appendMessage(b []byte, m Message, size int) []byte {
-	from := len(b)
-	b = grow(b, grpcPrefixBytes+size)
-	putPrefix(b[from:], size)
-	_, _ = m.MarshalToSizedBufferVT(b[from+grpcPrefixBytes:])
-	return b
+// encodeMessage fills b with a message and its prefix. Encoding messages of the generated code does not fail.
+func encodeMessage(b []byte, m Message) {
+	putPrefix(b, len(b)-grpcPrefixBytes)
+	_, _ = m.MarshalToSizedBufferVT(b[grpcPrefixBytes:])
 }
 
 // EndStream ends a stream of messages with a status, after what was sent.

@@ -1,9 +1,13 @@
 package transport
 
 import (
+	"bytes"
+	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
 )
 
 // pending is how much the streams of a connection have pending, and whether the connection counts as much.
@@ -11,9 +15,18 @@ func (c *Conn) pendingOfStreams() (bytes int, right bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.streams {
-		bytes += len(s.pending)
+		bytes += s.pending.bytes
 	}
 	return bytes, bytes == c.pending
+}
+
+// held is how many bytes the arrays of what is pending have.
+func (p *pending) held() int {
+	n := cap(p.first.rest)
+	for _, later := range p.later {
+		n += cap(later.rest)
+	}
+	return n
 }
 
 // TestSmallMessagesOfManyStreamsHaveABoundTogether: what the streams of a client that takes nothing have pending is bounded for the
@@ -105,4 +118,97 @@ func TestPendingBytesOfStreamsThatEndAreForgotten(t *testing.T) {
 		}
 		return bytes == 0
 	})
+}
+
+// TestPendingIsWhatWasAdded: everything is taken in the order in which it was added. A message that counts is given back once, when its last byte was taken.
+func TestPendingIsWhatWasAdded(t *testing.T) {
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var p pending
+		var added, taken []byte
+		given := map[int]int{} // how often the message that ends there was given back
+		ends := []int{}
+		for range 200 {
+			switch n := 1 + random.IntN(100); random.IntN(4) {
+			case 0:
+				n *= 100
+				b := bytes.Repeat([]byte{byte(random.Int())}, n)
+				added = append(added, b...)
+				end := len(added)
+				ends = append(ends, end)
+				p.push(b, func() { given[end]++; clear(b) })
+			case 1:
+				b := p.extend(n)
+				for i := range b {
+					b[i] = byte(random.Int())
+				}
+				added = append(added, b...)
+			default:
+				n = min(p.bytes, n*random.IntN(60))
+				taken = p.appendTo(taken, n)
+			}
+			if p.bytes != len(added)-len(taken) {
+				t.Fatalf("seed %d: %d bytes are pending of %d, of which %d were taken", seed, p.bytes, len(added), len(taken))
+			}
+			for _, end := range ends {
+				want := 0
+				if end <= len(taken) {
+					want = 1
+				}
+				if given[end] != want {
+					t.Fatalf("seed %d: the message that ends at %d was given back %d times after %d bytes", seed, end, given[end], len(taken))
+				}
+			}
+		}
+		if !bytes.HasPrefix(added, taken) {
+			t.Fatalf("seed %d: other bytes were taken than added", seed)
+		}
+		p.drop()
+		for _, end := range ends {
+			if given[end] != 1 {
+				t.Fatalf("seed %d: the message that ends at %d was given back %d times in the end", seed, end, given[end])
+			}
+		}
+		if p.bytes != 0 || p.held() != 0 || p.later != nil {
+			t.Fatalf("seed %d: %d bytes are left in %d", seed, p.bytes, p.held())
+		}
+	}
+}
+
+// TestWhatFollowsALargeMessageKeepsNoneOfIt: a client takes a large message, and no more. What was counted for it is given back, and so is its memory.
+func TestWhatFollowsALargeMessageKeepsNoneOfIt(t *testing.T) {
+	const large = 1 << 20
+	var sent atomic.Int64
+	services := testServices()
+	services.RegisterService(&grpc.ServiceDesc{ServiceName: "large", Streams: []grpc.StreamDesc{{
+		StreamName: "Send", ServerStreams: true, ClientStreams: true,
+		Handler: func(_ any, stream grpc.ServerStream) error {
+			for _, m := range []any{countedRaw{raw: make([]byte, large), sent: &sent}, raw("small")} {
+				if err := stream.SendMsg(m); err != nil {
+					return err
+				}
+			}
+			<-stream.Context().Done()
+			return nil
+		},
+	}}}, nil)
+	s, server, address := startWith(t, services)
+	p := dial(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: large})
+	_ = p.framer.WriteWindowUpdate(0, windowMax-firstWindow)
+	p.open(1, "/large/Send")
+	c := onlyConn(t, server)
+	small := raw("small").SizeVT() + grpcPrefixBytes
+	eventually(t, "the end of the large message and all of the small one wait", func() bool { n, _ := c.pendingOfStreams(); return n == grpcPrefixBytes+small })
+	if sent.Load() != 0 {
+		t.Error("the large message does not count, and not all of it was sent")
+	}
+	_ = p.framer.WriteWindowUpdate(1, grpcPrefixBytes)
+	eventually(t, "the small one waits", func() bool { n, _ := c.pendingOfStreams(); return n == small })
+	c.mu.Lock()
+	if n := c.streams[1].pending.held(); n > 100 || sent.Load() != 1 {
+		t.Errorf("%d bytes wait in %d; the large message was given back %d times", small, n, sent.Load())
+	}
+	c.mu.Unlock()
+	_ = p.framer.WriteRSTStream(1, http2.ErrCodeCancel)
+	eventually(t, "the handler has returned", func() bool { return s.streams.Load() == 0 })
 }

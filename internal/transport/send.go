@@ -16,7 +16,7 @@ func (c *Conn) queueLocked(s *stream) {
 
 // sends reports whether the stream has something to send that its own window allows.
 func (s *stream) sends() bool {
-	return len(s.pending) > 0 && s.sendWindow > 0 || len(s.pending) == 0 && s.last
+	return s.pending.bytes > 0 && s.sendWindow > 0 || s.pending.bytes == 0 && s.last
 }
 
 // pumpLocked moves what windows allow from the streams into the output, a frame of each in turn,
@@ -54,25 +54,23 @@ func rotate(streams []*stream, n int) {
 
 // sendFrameLocked sends the next frame of a stream.
 func (c *Conn) sendFrameLocked(s *stream) {
-	if n := min(len(s.pending), s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
+	if n := min(s.pending.bytes, s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
 		c.out.buf = AppendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
-		c.out.buf = append(c.out.buf, s.pending[:n]...)
-		s.pending = s.pending[n:]
+		c.out.buf = s.pending.appendTo(c.out.buf, n)
 		c.pending -= n
 		s.sendWindow -= n
 		c.sendWindow -= n
-		s.sent += uint64(n)
 		s.progressLocked(n * len(c.streams)) // they share what the client takes
 		c.liveness.answered = true
-		if len(s.pending) == 0 && s.messages != nil {
-			s.pending = nil // what was sent may be large, and the stream idle for long
+		if m := s.messages; m != nil && m.full && s.pending.bytes == 0 {
+			m.full = false
+			c.resumeLocked(s)
 		}
-		c.sentLocked(s)
 		if s.call != nil {
 			s.call.sentLocked()
 		}
 	}
-	if len(s.pending) > 0 || !s.last {
+	if s.pending.bytes > 0 || !s.last {
 		return
 	}
 	switch {
@@ -84,16 +82,4 @@ func (c *Conn) sendFrameLocked(s *stream) {
 		c.sendBlockLocked(s, append(c.encoder.begin(nil), s.trailers...), true)
 	}
 	c.removeLocked(s)
-}
-
-// sentLocked does what waits for bytes of a stream to be sent.
-func (c *Conn) sentLocked(s *stream) {
-	for len(s.releases) > 0 && s.releases[0].at <= s.sent {
-		s.releases[0].release()
-		s.releases = s.releases[1:]
-	}
-	if m := s.messages; m != nil && m.full && len(s.pending) == 0 {
-		m.full = false
-		c.resumeLocked(s)
-	}
 }

@@ -45,14 +45,11 @@ type receiving struct {
 // sending is a stream's side that the server sends on.
 type sending struct {
 	sendWindow int
-	answered   bool             // headers have been sent
-	pending    []byte           // of an answer that windows do not allow yet
-	trailers   []byte           // header block that ends the stream after pending; nil: status OK, empty: none
-	last       bool             // the stream ends after pending
-	queued     bool             // the stream is in the connection's queue of senders
-	release    func()           // of pending; may be nil
-	releases   []pendingRelease // of parts of pending, in order
-	sent       uint64           // bytes of pending that have been sent, of all times
+	answered   bool // headers have been sent
+	pending    pending
+	trailers   []byte // header block that ends the stream after pending; nil: status OK, empty: none
+	last       bool   // the stream ends after pending
+	queued     bool   // the stream is in the connection's queue of senders
 }
 
 // cancellation is the stream as a context.
@@ -208,12 +205,12 @@ func (c *Conn) removeLocked(s *stream) {
 		return
 	}
 	s.gone = true
-	c.pending -= len(s.pending)
+	c.pending -= s.pending.bytes
 	delete(c.streams, s.id)
 	if s.call != nil {
 		s.call.removedLocked()
 	}
-	s.pending = nil // which counts no more, and a goroutine may have the stream for long
+	s.pending.drop()
 	if s.queued {
 		c.senders = slices.DeleteFunc(c.senders, func(other *stream) bool { return other == s })
 		s.queued = false
@@ -221,14 +218,6 @@ func (c *Conn) removeLocked(s *stream) {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	if s.release != nil {
-		s.release()
-		s.release = nil
-	}
-	for _, r := range s.releases {
-		r.release()
-	}
-	s.releases = nil
 	c.endMessage(&s.message)
 	if s.messages != nil {
 		c.dropMessagesLocked(s)

@@ -165,10 +165,11 @@ func TestSendersTakeTurns(t *testing.T) {
 	c := newConn(&Server{options: testOptions(), service: &service{}}, a)
 	c.client = client{new(service)}
 	c.sendWindow = windowMax
-	const streams = 7
+	const streams, waits = 7, 1 << 20
 	for i := range uint32(streams) {
 		s := c.newStreamLocked(2*i + 1)
-		s.sendWindow, s.pending = windowMax, make([]byte, 1<<20)
+		s.sendWindow = windowMax
+		s.pending.push(make([]byte, waits), nil)
 		c.queueLocked(s)
 	}
 	for range streams * 4 {
@@ -177,8 +178,8 @@ func TestSendersTakeTurns(t *testing.T) {
 	}
 	for id, s := range c.streams {
 		const all = streams * 4 * outMax
-		if s.sent < all/streams/2 {
-			t.Errorf("stream %d has sent %d bytes of %d", id, s.sent, all)
+		if sent := waits - s.pending.bytes; sent < all/streams/2 {
+			t.Errorf("stream %d has sent %d bytes of %d", id, sent, all)
 		}
 	}
 }
@@ -250,7 +251,7 @@ func TestIdleStreamsKeepLittle(t *testing.T) {
 	eventually(t, "their memory is given back", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.streams[1].pending == nil && cap(c.out.buf)+cap(c.out.spare)+cap(c.senders) == 0
+		return c.streams[1].pending.held() == 0 && cap(c.out.buf)+cap(c.out.spare)+cap(c.senders) == 0
 	})
 	_ = p.framer.WriteData(1, true, prefixed(0))
 	if st, n := p.outcome(1); st != "0" || n != want/messages {
