@@ -134,6 +134,38 @@ func crashedLater(t *testing.T, mem *vfs.Mem, what string, at int64) bool {
 	return at == 0 || crashed
 }
 
+// TestANameWhoseSyncFailedIsMadeAnew: a sync of a directory fails in the first start, and what was made before it is not on the device, though the kernel
+// shows it and later syncs succeed. The process starts again, and then the machine crashes.
+func TestANameWhoseSyncFailedIsMadeAnew(t *testing.T) {
+	syncs := 0
+	for nth := 1; ; nth++ {
+		mem := vfs.NewMem()
+		faulty := vfs.NewFaulty(mem)
+		rule := faulty.Inject(vfs.Rule{Op: vfs.OpSyncDir, Nth: nth, Fault: vfs.DiscardDirty})
+		if s, err := mvcc.Open(tiny(faulty)); err == nil {
+			_ = s.Close()
+		}
+		if rule.Fired() == 0 {
+			break
+		}
+		syncs++
+		for range 3 { // the log of the first ones is not kept
+			mem = mem.Crash(1, vfs.SurviveProcess)
+			s := mustOpen(t, tiny(mem))
+			mustPut(t, s, "a", "1")
+			mustCheckpoint(t, s)
+			mustPut(t, s, "b", "2")
+			mustClose(t, s)
+		}
+		after := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
+		mustHold(t, after, map[string]string{"a": "1", "b": "2"})
+		mustClose(t, after)
+	}
+	if syncs < 3 {
+		t.Errorf("a start makes %d syncs of directories", syncs)
+	}
+}
+
 // TestBulkLoadBeforeAStartOnAFullDisk: the file system needs space to write the superblock again. The store opens, and accepts its
 // first commit when that has succeeded.
 func TestBulkLoadBeforeAStartOnAFullDisk(t *testing.T) {

@@ -71,6 +71,9 @@ func (c *quarantineChain) checkpoint() {
 		if rule.Op == vfs.OpSync|vfs.OpSyncData && c.rng.IntN(2) == 0 {
 			rule.Fault = vfs.DiscardDirty
 		}
+		if c.rng.IntN(4) == 0 { // the names of new files are lost
+			rule = vfs.Rule{Op: vfs.OpSyncDir, Nth: 1, Fault: vfs.DiscardDirty, Err: syscall.EIO}
+		}
 		fault = c.faulty.Inject(rule)
 		c.tracef("%+v", rule)
 	}
@@ -86,14 +89,15 @@ func (c *quarantineChain) checkpoint() {
 		c.crash()
 	case err != nil && fired:
 		c.total["faulted"]++
-		c.fs.CrashAt(0)
 	case err != nil && c.damaged && isDamaged(err):
 		c.ended = true
 	case err != nil:
 		c.t.Fatal(err)
 	default:
-		c.fs.CrashAt(0)
 		c.total["quarantined"] += c.engine.Stats().Quarantine.Versions
+	}
+	if c.fs.CrashAt(0); c.fs.Crashed() && !c.ended { // what a checkpoint leaves to the background
+		c.crash()
 	}
 }
 

@@ -117,7 +117,11 @@ func writeEmpty(fsys vfs.FS, name string, opts *Options) error {
 	if err := fsys.Rename(building, name); err != nil {
 		return err
 	}
-	return fsys.SyncDir(path.Dir(name))
+	err = fsys.SyncDir(path.Dir(name))
+	if err != nil { // the next start would find a name that no sync makes durable any more
+		err = errors.Join(err, fsys.Remove(name))
+	}
+	return err
 }
 
 // Open opens a data file at its newest durable state.

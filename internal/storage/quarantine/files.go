@@ -142,7 +142,9 @@ func (f *Files) change(number int, copyBytes int64, fill func(vfs.File, int64) e
 		err = f.fs.SyncDir(f.dir)
 	}
 	if err != nil {
-		f.reserved, f.suspect = 0, !errors.Is(err, vfs.ErrNoSpace)
+		if f.reserved, f.suspect = 0, !errors.Is(err, vfs.ErrNoSpace); f.suspect { // another process would not know
+			err = errors.Join(err, removeIfExists(f.fs, name))
+		}
 		return err
 	}
 	f.suspect = false
@@ -150,7 +152,7 @@ func (f *Files) change(number int, copyBytes int64, fill func(vfs.File, int64) e
 }
 
 // open opens a file, or makes it. After a failed sync the file or its name may not be on the device
-// though a later sync succeeds, so both are made anew.
+// though a later sync succeeds, so both are made anew. If it could not be removed then, it is now.
 func (f *Files) open(name string) (vfs.File, error) {
 	if f.suspect {
 		if err := removeIfExists(f.fs, name); err != nil {
