@@ -109,10 +109,11 @@ func (a *Archiver) readObject(ctx context.Context, l *loading) error {
 
 // unreadableLoad handles a bulk load that cannot be read: it is read again from its beginning, but not for ever.
 func (a *Archiver) unreadableLoad(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	l := a.loads.now
+	if ctx.Err() != nil { // the last flush has another context, and must not go on with half an object
+		a.loads.now = &loading{after: l.after, through: l.through, failures: l.failures}
 		return err
 	}
-	l := a.loads.now
 	if _, held, _ := a.source.HeldLoad(l.after, l.through); held && l.failures+1 < damagesMax {
 		a.loads.now = &loading{after: l.after, through: l.through, failures: l.failures + 1}
 		return err
