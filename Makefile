@@ -12,7 +12,7 @@ GO    ?= go
 BUF   := $(GO) run -modfile=$(CURDIR)/tools/go.mod github.com/bufbuild/buf/cmd/buf
 # With less garbage collection the compiler and golangci-lint need a fifth less processor time. Tests run with the usual one.
 LESS_GC := GOGC=400 GOMEMLIMIT=4GiB
-LINT  := $(LESS_GC) $(GO) run -modfile=$(CURDIR)/tools/lint/go.mod github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+LINT  := $(LESS_GC) $(CURDIR)/tools/lint/golangci-lint.sh
 # Modules of this repository: the server, and what must stay out of its go.mod.
 MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/deploycheck tools/lint
 
