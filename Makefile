@@ -182,6 +182,11 @@ generate: ## Generate the Go code of the wire contract, and the tables in docs
 	$(BUF) generate
 	$(BUF) generate --template buf.gen.hot.yaml
 	$(GO) test -count=1 -run 'TableIsThatOf' ./internal/config ./internal/telemetry ./internal/lint ./internal/server -args -doctable.update
+	$(BUF) lint
+	tools/wire-check.sh --update
+
+wire-check: ## Fail if the contract or the generated code are not those that make generate left; if so, says whether they are linted and current
+	tools/wire-check.sh
 
 generate-check: ## Fail if the committed generated code is not current
 	tools/generate-check.sh
@@ -194,7 +199,7 @@ buf-breaking: ## Fail if the wire contract breaks the newest tag's (before the f
 
 ##@ All
 
-ci: fmt-check lint test test-invariants race crash fuzz-smoke generate-check buf-lint buf-breaking tidy-check deadcode vulncheck bench-smoke ## Every check there is, but those that need a package index
+ci: fmt-check lint test test-invariants race crash fuzz-smoke generate-check buf-lint wire-check buf-breaking tidy-check deadcode vulncheck bench-smoke ## Every check there is, but those that need a package index
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} \
@@ -202,4 +207,4 @@ help: ## This list
 		/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check lint \
-	lint-advice deadcode vulncheck tidy-check generate generate-check buf-lint buf-breaking ci help
+	lint-advice deadcode vulncheck tidy-check generate generate-check wire-check buf-lint buf-breaking ci help

@@ -14,5 +14,10 @@ if ! git ls-tree -r --name-only "$base" api 2>/dev/null | grep -q '\.proto$'; th
 	echo "buf-breaking: $base has no contract to break"
 	exit 0
 fi
+# What has not changed breaks nothing, and buf need not be built.
+if git diff --quiet "$base" -- 'api/*.proto' buf.yaml && [ -z "$(git ls-files --others --exclude-standard -- 'api/*.proto')" ]; then
+	echo "buf-breaking: the same contract as that of $base"
+	exit 0
+fi
 go run -modfile=tools/go.mod github.com/bufbuild/buf/cmd/buf breaking --against ".git#commit=$(git rev-parse "$base")"
 echo "buf-breaking: compatible with $base"
