@@ -1,10 +1,12 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"strings"
 
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -154,6 +156,10 @@ type boundedCodec struct {
 // Unmarshal implements encoding.CodecV2.
 func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	u, unary := v.(*unaryMessage)
+	s, streamed := v.(*streamMessage)
+	if streamed {
+		v = s.request
+	}
 	if data.Len() < countedMessageMin {
 		if unary {
 			v = u.request
@@ -167,12 +173,19 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 		return nil
 	}
 	defer buf.Free()
-	_, err := c.decode(buf, v)
+	ctx := context.Background()
+	if streamed {
+		ctx = s.ctx
+	}
+	_, err := c.decode(ctx, buf, v)
+	if streamed {
+		s.gaveUp = contextStatus(err)
+	}
 	return err
 }
 
 // decode decodes a message once there is room for it.
-func (c boundedCodec) decode(buf mem.Buffer, v any) (found contents, err error) {
+func (c boundedCodec) decode(ctx context.Context, buf mem.Buffer, v any) (found contents, err error) {
 	found, size, err := decodedBytes(buf.ReadOnlyData(), v)
 	if err == nil {
 		err = c.check(found, buf.Len(), v)
@@ -190,7 +203,9 @@ func (c boundedCodec) decode(buf mem.Buffer, v any) (found contents, err error) 
 	if size < countedBytesMin {
 		return found, c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	}
-	c.decoding.begin(v, size)
+	if err := c.decoding.begin(ctx, v, size); err != nil {
+		return found, err
+	}
 	err = c.Codec.Unmarshal(mem.BufferSlice{buf}, v)
 	if err != nil || !endsAtAdmission(v) {
 		c.decoding.end(v)
@@ -262,15 +277,25 @@ func (u *unaryMessage) free() {
 	}
 }
 
+// streamMessage is a message of a stream, which waits to be decoded no longer than its context.
+type streamMessage struct {
+	ctx     context.Context //nolint:containedctx // the codec gets no other argument
+	request any
+	gaveUp  *status.Status // of the context; nil if it was not waited for
+}
+
 // receiveUnary receives the one message of a unary request and its end, and then decodes the message. The size is what it takes, zero if that is
 // little.
-func (c boundedCodec) receiveUnary(receive func(any) error, request any) (size int, err error) {
+func (c boundedCodec) receiveUnary(ctx context.Context, receive func(any) error, request any) (size int, err error) {
 	u := unaryMessage{request: request}
 	defer u.free()
 	if err := receive(&u); err != nil || u.encoded == nil {
 		return 0, err
 	}
-	found, err := c.decode(u.encoded, request)
+	found, err := c.decode(ctx, u.encoded, request)
+	if gaveUp := contextStatus(err); gaveUp != nil {
+		return 0, gaveUp.Err()
+	}
 	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) {
 		return 0, statusOf(err).Err()
 	}

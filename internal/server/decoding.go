@@ -1,7 +1,9 @@
 package server
 
 import (
+	"context"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,7 +16,8 @@ import (
 // decoded at once, only to be refused. So the codec counts what a request will take, and waits until
 // there is room. The room is given back when the request is admitted or refused, which comes next and
 // waits for nothing: a unary request is decoded after its end has come. So begin waits only for requests
-// that are being decoded. A request that is alone is decoded whatever its size. The largest take a second, and so
+// that are being decoded, and no longer than the client: when it resets the stream, the transport counts
+// the encoded message no more. A request that is alone is decoded whatever its size. The largest take a second, and so
 // there are three lines, each with its own room: smaller requests never wait for larger ones.
 type decoding struct {
 	count atomic.Int64 // of held: most requests are too small to be counted, and must find that out cheaply
@@ -59,8 +62,8 @@ func (d *decoding) init(inflight int64) {
 	d.held = map[any]decoded{}
 }
 
-// begin waits until a request of that many bytes may be decoded.
-func (d *decoding) begin(request any, bytes int) {
+// begin waits until a request of that many bytes may be decoded, or for the end of its context.
+func (d *decoding) begin(ctx context.Context, request any, bytes int) error {
 	d.mu.Lock()
 	w := &waitingDecode{request: request, bytes: int64(bytes), ready: make(chan struct{})}
 	line := &d.lines[0]
@@ -70,7 +73,20 @@ func (d *decoding) begin(request any, bytes int) {
 	line.waiting = append(line.waiting, w)
 	d.admitLocked(line)
 	d.mu.Unlock()
-	<-w.ready
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(line.waiting, w); i >= 0 {
+		line.waiting = slices.Delete(line.waiting, i, i+1)
+		d.admitLocked(line) // those after it
+	} else {
+		d.endLocked(request)
+	}
+	return ctx.Err()
 }
 
 // admitLocked lets requests of a line be decoded as far as there is room.
@@ -93,6 +109,10 @@ func (d *decoding) end(request any) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.endLocked(request)
+}
+
+func (d *decoding) endLocked(request any) {
 	if h, ok := d.held[request]; ok {
 		delete(d.held, request)
 		d.count.Add(-1)

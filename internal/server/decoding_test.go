@@ -98,18 +98,18 @@ func TestSmallerRequestsAreDecodedBesideLargerOnes(t *testing.T) {
 	var d decoding
 	const room = 4 << 20
 	d.init(room * decodingPart)
-	d.begin("largest", 10<<20)
+	_ = d.begin(context.Background(), "largest", 10<<20)
 	var all sync.WaitGroup
-	all.Go(func() { d.begin("large", room/4+1) })
+	all.Go(func() { _ = d.begin(context.Background(), "large", room/4+1) })
 	small := make(chan struct{})
 	for i := range room / decodedSmallMax {
-		d.begin(i, decodedSmallMax) // as many as there is room for
+		_ = d.begin(context.Background(), i, decodedSmallMax) // as many as there is room for
 	}
 	for _, request := range []string{"a", "b", "c", "d"} {
-		d.begin(request, room/4)
+		_ = d.begin(context.Background(), request, room/4)
 	}
 	all.Go(func() {
-		d.begin("small", 1)
+		_ = d.begin(context.Background(), "small", 1)
 		close(small)
 	})
 	select {
@@ -135,6 +135,101 @@ func TestSmallerRequestsAreDecodedBesideLargerOnes(t *testing.T) {
 	if !d.empty() {
 		t.Error("something is counted at the end")
 	}
+}
+
+// TestAWaitToBeDecodedEndsWithItsContext, also at the moment at which there is room, and lets in those after it.
+func TestAWaitToBeDecodedEndsWithItsContext(t *testing.T) {
+	const room = 4 << 20
+	for i := range 500 {
+		var d decoding
+		d.init(room * decodingPart)
+		_ = d.begin(context.Background(), "first", room/2)
+		ctx, cancel := context.WithCancel(context.Background())
+		var all sync.WaitGroup
+		waits := func(n int) {
+			eventually(t, "it waits", func() bool {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				return len(d.lines[2].waiting) == n
+			})
+		}
+		all.Go(func() {
+			if err := d.begin(ctx, "gone", room); err == nil {
+				d.end("gone")
+			}
+		})
+		waits(1)
+		all.Go(func() { _ = d.begin(context.Background(), "next", room/2) })
+		waits(2)
+		if i%2 == 0 {
+			all.Go(func() { d.end("first") })
+		}
+		cancel()
+		all.Wait()
+		d.end("first")
+		d.end("next")
+		if !d.empty() {
+			t.Fatalf("something is counted at the end: %+v", d.lines)
+		}
+	}
+}
+
+// TestRequestsThatAreGoneAreNotDecoded: requests of all methods wait to be decoded when their clients go away, or their deadlines pass. The transports count
+// their encoded messages no more, so their handlers end.
+func TestRequestsThatAreGoneAreNotDecoded(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with, func(c *config.Config) { c.Limits.InflightBytes = 64 * config.MiB })
+		conn := h.dial(t, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encodedCodec{pb.NewCodec()})))
+		d := &h.admission.decoding
+		fill := func(used func(*decodingLine) int64) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			for i := range d.lines {
+				d.lines[i].used = used(&d.lines[i])
+			}
+		}
+		waiting := func() (n int) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			for _, line := range d.lines {
+				n += len(line.waiting)
+			}
+			return n
+		}
+		waited := 0
+		for _, r := range decodedRequests(3000) {
+			for _, ends := range []func() (context.Context, context.CancelFunc){
+				func() (context.Context, context.CancelFunc) { return context.WithCancel(t.Context()) },
+				func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 20*time.Millisecond) },
+			} {
+				fill(func(line *decodingLine) int64 { return line.limit })
+				ctx, cancel := ends()
+				ended := make(chan error, 1)
+				go func() { ended <- invokeEncoded(ctx, conn, r.method, r.message, r.streams) }()
+				early := false
+				eventually(t, r.method+" waits, or has ended", func() bool {
+					select {
+					case <-ended:
+						early = true
+					default:
+					}
+					return early || waiting() == 1
+				})
+				cancel()
+				eventually(t, r.method+" waits no more", func() bool { return waiting() == 0 })
+				if !early {
+					waited++
+					<-ended
+				}
+			}
+		}
+		if waited < len(decodedRequests(0)) {
+			t.Errorf("%d requests have waited", waited)
+		}
+		fill(func(*decodingLine) int64 { return 0 })
+		h.mustDecodeNothing(t)
+		eventually(t, "nothing is held", h.holdsNothing)
+	})
 }
 
 // invokeEncoded makes a unary request, or sends one message on a stream and waits for the first answer or the end.

@@ -167,6 +167,8 @@ type gatedStream struct {
 	access *access
 	ctx    context.Context
 	held   *memoryCharge // of its message
+
+	received streamMessage
 }
 
 // Context implements grpc.ServerStream.
@@ -174,10 +176,17 @@ func (g *gatedStream) Context() context.Context { return g.ctx }
 
 // RecvMsg implements grpc.ServerStream.
 func (g *gatedStream) RecvMsg(m any) error {
-	if err := g.ServerStream.RecvMsg(m); err != nil || g.row == nil || g.row.itself || g.row.open {
+	g.received = streamMessage{ctx: g.ctx, request: m}
+	err := g.ServerStream.RecvMsg(&g.received)
+	gaveUp := g.received.gaveUp
+	g.received = streamMessage{} // the message is its receiver's
+	if gaveUp != nil {
+		return gaveUp.Err()
+	}
+	if err != nil || g.row == nil || g.row.itself || g.row.open {
 		return err
 	}
-	err := g.server.checkMessage(g.ctx, g.access, g.row, m)
+	err = g.server.checkMessage(g.ctx, g.access, g.row, m)
 	if sized, ours := m.(encoder); err == nil && ours {
 		held, err := g.server.holdMessage(g.ctx, m, sized.SizeVT())
 		if err != nil {

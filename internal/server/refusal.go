@@ -105,7 +105,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 				if !ours {
 					err = receive(request)
 				} else {
-					size, err = codec.receiveUnary(receive, request)
+					size, err = codec.receiveUnary(ctx, receive, request)
 				}
 				if err != nil {
 					return err

@@ -56,6 +56,9 @@ func (k *call) receive(m any) error {
 		k.spare = message[:0]
 		k.conn.mu.Unlock()
 	}
+	if err != nil && k.ctx.Err() != nil {
+		return status.FromContextError(k.ctx.Err()).Err() // it was not waited for
+	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)
 	}
