@@ -200,12 +200,17 @@ func TestRequestsThatAreGoneAreNotDecoded(t *testing.T) {
 		for _, r := range decodedRequests(3000) {
 			for _, ends := range []func() (context.Context, context.CancelFunc){
 				func() (context.Context, context.CancelFunc) { return context.WithCancel(t.Context()) },
-				func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 20*time.Millisecond) },
+				func() (context.Context, context.CancelFunc) {
+					return context.WithTimeout(t.Context(), 20*time.Millisecond)
+				},
 			} {
 				fill(func(line *decodingLine) int64 { return line.limit })
 				ctx, cancel := ends()
-				ended := make(chan error, 1)
-				go func() { ended <- invokeEncoded(ctx, conn, r.method, r.message, r.streams) }()
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					_ = invokeEncoded(ctx, conn, r.method, r.message, r.streams) // it is not answered
+				}()
 				early := false
 				eventually(t, r.method+" waits, or has ended", func() bool {
 					select {
@@ -219,8 +224,8 @@ func TestRequestsThatAreGoneAreNotDecoded(t *testing.T) {
 				eventually(t, r.method+" waits no more", func() bool { return waiting() == 0 })
 				if !early {
 					waited++
-					<-ended
 				}
+				<-ended
 			}
 		}
 		if waited < len(decodedRequests(0)) {

@@ -53,8 +53,9 @@ const (
 	spansMin    = keys.LineBytes / spanBytes
 )
 
-// opSpan is where an operation is in buf. Its value ends it, and goes on in the shared value of that number, from 1 on.
-type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared int }
+// opSpan is where an operation is in buf, which is shorter than 4 GiB, as records are. Its value ends it, and goes on in the shared value of that number,
+// from 1 on. A commit has up to three times as many spans as a request has operations, twice while they are sorted.
+type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared uint32 }
 
 // sharedBytesMin is the length from which SetShared does not copy a value. Below it, a copy costs less than another
 // piece of memory.
@@ -80,6 +81,7 @@ func (b *Builder) Reset() {
 	b.ReleaseShared()
 	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
 	b.valueMax, b.payload, b.outside, b.sets, b.records, b.withMeta, b.header = 0, 0, 0, 0, 0, 0, Header{}
+	b.body = Body{} // which has the buffers, too
 }
 
 // ReleaseShared drops the references to the values of SetShared, after which their owner may change them. If there are
@@ -131,12 +133,14 @@ func (b *Builder) SetMetadataShared(s keys.Space, user []byte, f *metadata.Field
 func (b *Builder) WithMetadata() int { return b.withMeta }
 
 // HasMetadata reports whether operation i, in the order of Key, has metadata.
-func (b *Builder) HasMetadata(i int) bool { return kindAt(b.buf, b.spans[i].opStart).HasMetadata() }
+func (b *Builder) HasMetadata(i int) bool {
+	return kindAt(b.buf, int(b.spans[i].opStart)).HasMetadata()
+}
 
 // Metadata is the metadata of operation i, in the order of Key; without any, it is zero.
 func (b *Builder) Metadata(i int) (metadata.Fields, error) {
 	m := &b.spans[i]
-	kind := kindAt(b.buf, m.opStart)
+	kind := kindAt(b.buf, int(m.opStart))
 	if !kind.HasMetadata() {
 		return metadata.Fields{}, nil
 	}
@@ -190,28 +194,28 @@ func (b *Builder) add(kind keys.Kind, s keys.Space, user, section, value []byte,
 	}
 	b.spans = append(b.spans, opSpan{})
 	m := &b.spans[len(b.spans)-1]
-	m.opStart = len(b.buf)
+	m.opStart = uint32(len(b.buf))
 	b.buf = append(b.buf, byte(kind))
 	b.buf = binary.AppendUvarint(b.buf, uint64(len(user)+1))
-	m.keyStart = len(b.buf)
+	m.keyStart = uint32(len(b.buf))
 	b.buf = keys.Append(b.buf, s, user)
-	m.keyEnd = len(b.buf)
+	m.keyEnd = uint32(len(b.buf))
 	if kind != keys.KindDelete {
 		b.buf = binary.AppendUvarint(b.buf, uint64(len(section)+len(value)))
-		m.valueStart = len(b.buf)
+		m.valueStart = uint32(len(b.buf))
 		if len(section) > 0 {
 			b.buf = append(b.buf, section...)
 			b.withMeta++
 		}
 		if share {
 			b.shared = append(b.shared, value)
-			m.shared = len(b.shared)
+			m.shared = uint32(len(b.shared))
 			b.outside += len(value)
 		} else {
 			b.buf = append(b.buf, value...)
 		}
 	}
-	m.opEnd = len(b.buf)
+	m.opEnd = uint32(len(b.buf))
 	if n := len(b.spans) - 1; n > 0 && !b.unsorted {
 		b.unsorted = bytes.Compare(b.Key(n-1), b.Key(n)) >= 0
 	}
