@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 
@@ -130,7 +131,15 @@ func compile(ctx context.Context, scratch, name, path, module string) (string, e
 	if err != nil {
 		return "", fmt.Errorf("where the benchmarks lie: %w", err)
 	}
-	arguments := []string{"-C", filepath.Join(strings.TrimSpace(string(in)), module), "build", "-o", binary, path}
+	arguments := []string{"-C", filepath.Join(strings.TrimSpace(string(in)), module), "build", "-o", binary}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-tags" { // this program's own: make bench-smoke has compiled everything with them, Pebble too, which knows one of them
+				arguments = append(arguments, "-tags", s.Value)
+			}
+		}
+	}
+	arguments = append(arguments, path)
 	out, err := exec.CommandContext(ctx, "go", arguments...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go %s: %w: %s", strings.Join(arguments, " "), err, out)
