@@ -24,7 +24,7 @@ const indexBits = 16
 // Sort returns the indexes of n keys in ascending order of the keys, valid until the next call.
 // Equal keys are next to each other.
 func (s *Sorter) Sort(n int, key func(index int) []byte) []uint64 {
-	s.order = s.order[:0]
+	s.order = slices.Grow(s.order[:0], n)
 	if n > 1<<indexBits { // more than a word can number
 		for i := range n {
 			s.order = append(s.order, uint64(i))

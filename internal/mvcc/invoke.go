@@ -10,6 +10,7 @@ import (
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/metadata"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 )
 
 // InvokeKind names a read-modify-write operation.
@@ -35,18 +36,19 @@ const (
 // Invoke is one read-modify-write of one key.
 type Invoke struct {
 	Kind    InvokeKind
+	Bounded bool // InvokeAdd: the result must lie within [Min, Max]
+
+	// What of the outcome the caller keeps. New values that it keeps are admitted as those that are read.
+	ReturnOld, ReturnNew bool
+
 	Key     []byte
 	Operand []byte // must not change as long as an outcome is used, or the transaction is open
 	Expect  []byte // InvokeCompareSet
 	Delta   int64  // InvokeAdd, InvokeMin, InvokeMax
-	Bounded bool   // InvokeAdd: the result must lie within [Min, Max]
 	Min     int64
 	Max     int64
 
 	ExpiresAt uint64 // the key's new deadline, in milliseconds since 1970; zero: as said above
-
-	// What of the outcome the caller keeps. New values that it keeps are admitted as those that are read.
-	ReturnOld, ReturnNew bool
 }
 
 // outcomeBytes is what an outcome takes in an answer beside its values, at most.
@@ -58,11 +60,12 @@ type Invoked struct {
 	Applied  bool // false: a comparison failed, and the key is as it was
 	OldFound bool
 	NewFound bool
+
+	oldAlone, newAlone bool // the value is in memory of its own, see place, or is a large operand
+
 	Old, New []byte
 	Metadata metadata.Fields // of New
 	OldEpoch keys.Epoch      // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
-
-	oldAlone, newAlone bool // the value is in memory of its own, see place, or is a large operand
 }
 
 // TakeOld is Old for a caller that keeps it: a copy, unless nothing changes it.
@@ -250,6 +253,7 @@ func (x *Session) InvokeRequest(
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	w.setRequest(request)
 	w.ops, w.outcomes = ops, out
+	w.reserve(false)
 	for i := range ops {
 		if err := x.store.checkKey(ops[i].Key); err != nil {
 			return 0, err
@@ -259,11 +263,31 @@ func (x *Session) InvokeRequest(
 	return x.commit(ctx, w)
 }
 
+// reserve makes room in the batch for many operations of an InvokeAll, with their records of the expiry queue or without.
+func (w *Write) reserve(withRecords bool) {
+	if len(w.ops) < readBeforeMin {
+		return
+	}
+	operations, bytes := len(w.ops), 0
+	for i := range w.ops {
+		internal, deadline := batch.OperationBytesMax+1+len(w.ops[i].Key), 0
+		if w.ops[i].ExpiresAt != 0 {
+			deadline = metadata.DeadlineBytesMax
+		}
+		if bytes += internal + deadline; withRecords {
+			records := w.ops[i].queueRecordsMax()
+			operations, bytes = operations+records, bytes+records*(internal+keys.OwnedBytes)
+		}
+	}
+	w.Batch.Reserve(operations, bytes)
+}
+
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
 // batch also bounds the values that it reads: a request of many short keys must not read the whole
 // store into memory. It bounds those that the caller keeps, too, but for those of one operation.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
+	w.reserve(true)
 	buf, read, returned, made, admitted := x.buffers.invoked, 0, 0, 0, 0
 	if len(x.buffers.before) > 0 {
 		buf = nil

@@ -194,3 +194,37 @@ func TestManyLargeOldValuesAreReadOnce(t *testing.T) {
 		t.Errorf("after that: %d bytes, %v", len(v.Data), err)
 	}
 }
+
+// TestManyTouchesAreInMemoryOnce: what a request of many small operations takes is its records, for which there is room from the beginning.
+func TestManyTouchesAreInMemoryOnce(t *testing.T) {
+	const n = 50_000
+	s := mustOpen(t, Options{Storage: storage.Options{
+		Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 20, SegmentBytes: 64 << 20,
+	}})
+	x := mustSession(t, s)
+	ops, out, hour := make([]Invoke, n), make([]Invoked, n), uint64(3_600_000)
+	for i := range ops {
+		ops[i] = Invoke{Kind: InvokePutIfAbsent, Key: fmt.Appendf(nil, "m%08d", i), Operand: []byte("v"), ExpiresAt: s.clock.Now()/1000 + hour}
+	}
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); err != nil {
+		t.Fatal(err)
+	}
+	for i := range ops {
+		ops[i] = Invoke{Kind: InvokeTouch, Key: ops[i].Key, ExpiresAt: ops[i].ExpiresAt + hour}
+	}
+	x.Trim()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, out); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	for i := range out {
+		if !out[i].Applied || out[i].Metadata.ExpiresAt != ops[i].ExpiresAt {
+			t.Fatalf("the outcome of operation %d is %+v", i, out[i])
+		}
+	}
+	if got, most := after.TotalAlloc-before.TotalAlloc, uint64(n*600); got > most {
+		t.Errorf("%d bytes allocated for %d operations, at most %d are expected", got, n, most)
+	}
+}

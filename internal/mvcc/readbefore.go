@@ -159,7 +159,7 @@ func (x *Session) readUnderLatches(w *Write) (list [][]byte, operations int) {
 	for i := range w.ops {
 		size += len(w.ops[i].Key) + conditionKeyBytes
 	}
-	b.buf, b.keys = slices.Grow(b.buf[:0], size), b.keys[:0]
+	b.buf, b.keys = slices.Grow(b.buf[:0], size), slices.Grow(b.keys[:0], len(w.Conditions)+len(w.ops)+len(w.derived.ends))
 	for i := range w.Conditions {
 		from := len(b.buf)
 		b.buf = w.Conditions[i].appendInternal(b.buf)

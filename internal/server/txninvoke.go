@@ -39,10 +39,10 @@ func (b *invocations) reset(n int) {
 	}
 	clear(b.ops) // they refer to memory of the last request
 	clear(b.outcomes)
-	b.ops, b.outcomes = b.ops[:0], b.outcomes[:0]
-	for range n {
-		b.ops, b.outcomes = append(b.ops, mvcc.Invoke{}), append(b.outcomes, mvcc.Invoked{})
+	if n > cap(b.ops) {
+		b.ops, b.outcomes = make([]mvcc.Invoke, n), make([]mvcc.Invoked, n)
 	}
+	b.ops, b.outcomes = b.ops[:n], b.outcomes[:n]
 }
 
 // forget drops what the last request has left: its operands, and values in memory of its session. Executors are pooled, and some are kept for as

@@ -34,7 +34,6 @@ type Builder struct {
 	buf      []byte   // room for the longest header, then operations in the order in which they came
 	spans    []opSpan // where each operation is in buf; in order of the calls until Finish sorts them
 	shared   [][]byte // values of SetShared that are not in buf
-	inOrder  []opSpan // where Finish puts the spans in order
 	body     Body     // what Finish returns
 	sorter   keys.Sorter
 	header   Header
@@ -54,7 +53,7 @@ const (
 )
 
 // opSpan is where an operation is in buf, which is shorter than 4 GiB, as records are. Its value ends it, and goes on in the shared value of that number,
-// from 1 on. A commit has up to three times as many spans as a request has operations, twice while they are sorted.
+// from 1 on. A commit has up to three times as many spans as a request has operations.
 type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared uint32 }
 
 // sharedBytesMin is the length from which SetShared does not copy a value. Below it, a copy costs less than another
@@ -75,8 +74,8 @@ func (b *Builder) Reset() {
 	if cap(b.buf) > keepBytesMax {
 		b.buf = nil
 	}
-	if (cap(b.spans)+cap(b.inOrder))*spanBytes > keepBytesMax {
-		b.spans, b.inOrder, b.sorter = nil, nil, keys.Sorter{}
+	if cap(b.spans)*spanBytes > keepBytesMax {
+		b.spans, b.sorter = nil, keys.Sorter{}
 	}
 	b.ReleaseShared()
 	b.buf, b.spans, b.shared, b.unsorted = b.buf[:0], b.spans[:0], b.shared[:0], false
@@ -90,7 +89,18 @@ func (b *Builder) ReleaseShared() { clear(b.shared) }
 
 // MemoryBytes is about how many bytes of memory the builder occupies.
 func (b *Builder) MemoryBytes() int {
-	return cap(b.buf) + (cap(b.spans)+cap(b.inOrder))*spanBytes + cap(b.shared)*sliceBytes
+	return cap(b.buf) + cap(b.spans)*spanBytes + cap(b.shared)*sliceBytes
+}
+
+// Reserve makes room for as many operations, of so many bytes without the values, as the caller is going to add to an empty builder. Room that grew would be
+// allocated five times over, and be in memory twice while it is copied.
+func (b *Builder) Reserve(operations, bytes int) {
+	if cap(b.spans) < operations {
+		b.spans = make([]opSpan, 0, max(operations, spansMin))
+	}
+	if bytes += HeaderSizeMax; cap(b.buf) < bytes {
+		b.buf = make([]byte, 0, max(bytes, bufBytesMin))
+	}
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.
@@ -272,17 +282,22 @@ func (b *Builder) Finish() (*Body, error) {
 	return &b.body, nil
 }
 
-// sort brings the spans into the order of their keys. The operations stay where they are.
+// sort brings the spans into the order of their keys, where they are: a second array would be the most that a commit of many small operations has. The
+// operations stay where they are.
 func (b *Builder) sort() error {
 	order := b.sorter.Sort(len(b.spans), b.Key)
-	b.inOrder = b.inOrder[:0]
-	for _, index := range order {
-		m := b.spans[index]
-		if n := len(b.inOrder); n > 0 && bytes.Equal(b.buf[m.keyStart:m.keyEnd], b.buf[b.inOrder[n-1].keyStart:b.inOrder[n-1].keyEnd]) {
-			return &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(int(index))))}
+	for i := range order { // one cycle of the permutation after the other; a place that is filled has its own index
+		first, to := b.spans[i], i
+		for from := int(order[to]); from != i; from = int(order[to]) {
+			b.spans[to], order[to] = b.spans[from], uint64(to)
+			to = from
 		}
-		b.inOrder = append(b.inOrder, m)
+		b.spans[to], order[to] = first, uint64(to)
 	}
-	b.spans, b.inOrder = b.inOrder, b.spans
+	for i := 1; i < len(b.spans); i++ {
+		if bytes.Equal(b.Key(i-1), b.Key(i)) {
+			return &DuplicateKeyError{Key: bytes.Clone(keys.User(b.Key(i)))}
+		}
+	}
 	return nil
 }

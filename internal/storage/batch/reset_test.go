@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"bytes"
 	"fmt"
 	"runtime"
 	"testing"
@@ -26,5 +27,34 @@ func TestResetKeepsNothingOfAHugeBatch(t *testing.T) {
 			t.Errorf("order %d: the operations or their places are still in memory", order)
 		}
 		runtime.KeepAlive(&b)
+	}
+}
+
+// TestAReservedBatchDoesNotGrow: of a batch whose keys are in no order, only their order is allocated beside what was reserved (twice with the race detector).
+func TestAReservedBatchDoesNotGrow(t *testing.T) {
+	const n, keyBytes = 100_000, 10
+	var before, after runtime.MemStats
+	var all [][]byte
+	for i := range n {
+		all = append(all, fmt.Appendf(nil, "%010d", i*7919%n))
+	}
+	runtime.ReadMemStats(&before)
+	var b Builder
+	b.Reserve(n, n*(OperationBytesMax+1+keyBytes))
+	for _, key := range all {
+		b.Delete(keys.SpaceUser, key)
+	}
+	_, err := b.Finish()
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i < n; i++ {
+		if bytes.Compare(b.Key(i-1), b.Key(i)) >= 0 {
+			t.Fatalf("the key of operation %d is %q after %q", i, b.Key(i), b.Key(i-1))
+		}
+	}
+	if got, most := int(after.TotalAlloc-before.TotalAlloc), b.MemoryBytes()+n*20; got > most {
+		t.Errorf("%d bytes allocated for a batch of %d, at most %d are expected", got, b.MemoryBytes(), most)
 	}
 }
