@@ -52,7 +52,7 @@ func TestALoadWhoseReadingIsStoppedIsInTheArchive(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			s := &stopping{Source: b.store.Changes(), at: at, stop: cancel}
-			archive.New(s, archive.Options{Target: b.target, Identity: b.identity, Merge: b.merge, Interval: 20 * time.Millisecond, FileBytes: b.fileBytes, AnswerWithin: 300 * time.Millisecond}).Run(ctx)
+			archive.New(s, b.archiveOptions()).Run(ctx)
 			if s.at > 0 {
 				t.Fatalf("it was not stopped: %d entries more", s.at)
 			}

@@ -95,11 +95,15 @@ func (b *bench) open() {
 	b.archive()
 }
 
+func (b *bench) archiveOptions() archive.Options {
+	return archive.Options{
+		Target: b.target, Identity: b.identity, Merge: b.merge, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 300*time.Millisecond),
+	}
+}
+
 // archive starts the archiver.
 func (b *bench) archive() {
-	b.arch = archive.New(b.store.Changes(), archive.Options{
-		Target: b.target, Identity: b.identity, Merge: b.merge, Interval: 20 * time.Millisecond, FileBytes: cmp.Or(b.fileBytes, 8<<10), Yields: b.yields, AnswerWithin: cmp.Or(b.answerWithin, 300*time.Millisecond),
-	})
+	b.arch = archive.New(b.store.Changes(), b.archiveOptions())
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan struct{})
 	go func() {

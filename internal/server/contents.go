@@ -279,9 +279,9 @@ func (u *unaryMessage) free() {
 
 // streamMessage is a message of a stream, which waits to be decoded no longer than its context.
 type streamMessage struct {
-	ctx     context.Context //nolint:containedctx // the codec gets no other argument
+	ctx     context.Context // the codec gets no other argument
 	request any
-	gaveUp  *status.Status // of the context; nil if it was not waited for
+	gaveUp  *status.Status // set if the context ended before there was room
 }
 
 // receiveUnary receives the one message of a unary request and its end, and then decodes the message. The size is what it takes, zero if that is
@@ -293,10 +293,7 @@ func (c boundedCodec) receiveUnary(ctx context.Context, receive func(any) error,
 		return 0, err
 	}
 	found, err := c.decode(ctx, u.encoded, request)
-	if gaveUp := contextStatus(err); gaveUp != nil {
-		return 0, gaveUp.Err()
-	}
-	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) {
+	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) || contextStatus(err) != nil {
 		return 0, statusOf(err).Err()
 	}
 	if err != nil {

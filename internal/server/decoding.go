@@ -62,7 +62,8 @@ func (d *decoding) init(inflight int64) {
 	d.held = map[any]decoded{}
 }
 
-// begin waits until a request of that many bytes may be decoded, or for the end of its context.
+// begin waits until a request of that many bytes may be decoded. If its context ends before, the request is not counted, and the
+// error is that of the context.
 func (d *decoding) begin(ctx context.Context, request any, bytes int) error {
 	d.mu.Lock()
 	w := &waitingDecode{request: request, bytes: int64(bytes), ready: make(chan struct{})}

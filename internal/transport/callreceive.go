@@ -57,7 +57,7 @@ func (k *call) receive(m any) error {
 		k.conn.mu.Unlock()
 	}
 	if err != nil && k.ctx.Err() != nil {
-		return status.FromContextError(k.ctx.Err()).Err() // it was not waited for
+		return status.FromContextError(k.ctx.Err()).Err() // the codec waits for room, but no longer than that
 	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)

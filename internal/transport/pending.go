@@ -50,11 +50,9 @@ func (p *pending) appendTo(b []byte, n int) []byte {
 		k := min(n, len(first.rest))
 		b = append(b, first.rest[:k]...)
 		first.rest = first.rest[k:]
-		n -= k
-		if len(first.rest) > 0 {
-			break
+		if n -= k; len(first.rest) == 0 {
+			p.shift()
 		}
-		p.shift()
 	}
 	return b
 }
@@ -65,10 +63,9 @@ func (p *pending) shift() {
 	p.first = part{}
 	if len(p.later) > 0 {
 		p.first, p.later[0] = p.later[0], part{}
-		p.later = p.later[1:]
-	}
-	if len(p.later) == 0 {
-		p.later = nil
+		if p.later = p.later[1:]; len(p.later) == 0 {
+			p.later = nil
+		}
 	}
 	if release != nil {
 		release()

@@ -76,7 +76,7 @@ func (b *Body) Bytes() []byte {
 // operation reads the operation at a position of a body in pieces.
 func (b *Body) operation(i int, op *Op) {
 	m := &b.spans[i]
-	op.Kind = kindAt(b.buf, int(m.opStart))
+	op.Kind = kindAt(b.buf, m.opStart)
 	op.Key = b.buf[m.keyStart:m.keyEnd:m.keyEnd]
 	op.Value, op.Rest = nil, nil
 	if m.valueStart > 0 {

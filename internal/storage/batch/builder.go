@@ -143,14 +143,12 @@ func (b *Builder) SetMetadataShared(s keys.Space, user []byte, f *metadata.Field
 func (b *Builder) WithMetadata() int { return b.withMeta }
 
 // HasMetadata reports whether operation i, in the order of Key, has metadata.
-func (b *Builder) HasMetadata(i int) bool {
-	return kindAt(b.buf, int(b.spans[i].opStart)).HasMetadata()
-}
+func (b *Builder) HasMetadata(i int) bool { return kindAt(b.buf, b.spans[i].opStart).HasMetadata() }
 
 // Metadata is the metadata of operation i, in the order of Key; without any, it is zero.
 func (b *Builder) Metadata(i int) (metadata.Fields, error) {
 	m := &b.spans[i]
-	kind := kindAt(b.buf, int(m.opStart))
+	kind := kindAt(b.buf, m.opStart)
 	if !kind.HasMetadata() {
 		return metadata.Fields{}, nil
 	}
@@ -257,7 +255,7 @@ func (b *Builder) Key(i int) []byte {
 }
 
 // Deletes reports whether operation i, in the order of Key, is a deletion.
-func (b *Builder) Deletes(i int) bool { return keys.Kind(b.buf[b.spans[i].opStart]) == keys.KindDelete }
+func (b *Builder) Deletes(i int) bool { return kindAt(b.buf, b.spans[i].opStart) == keys.KindDelete }
 
 // Finish sorts the operations and returns the body, which aliases the builder and is valid until
 // Reset. A key named twice is a *DuplicateKeyError.

@@ -158,7 +158,7 @@ type Reader struct {
 	err    error
 }
 
-func kindAt(body []byte, at int) keys.Kind { return keys.Kind(body[at]) }
+func kindAt(body []byte, at uint32) keys.Kind { return keys.Kind(body[at]) }
 
 // ReadBody starts reading body. A long value may be in two pieces, Value and Rest.
 func (r *Reader) ReadBody(body *Body) error {
