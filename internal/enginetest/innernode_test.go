@@ -459,11 +459,11 @@ func TestRebuildingSurvivesACrashAtEveryOperation(t *testing.T) {
 				acked[k] = "new"
 			}
 		}
-		for ; rebuilt < 2 && !fs.Crashed(); rebuilt += len(reports) {
-			for range len(reports) {
+		for rebuilt < 2 && !fs.Crashed() {
+			_ = s.Checkpoint(context.Background())
+			for ; len(reports) > 0; rebuilt++ {
 				<-reports
 			}
-			_ = s.Checkpoint(context.Background())
 		}
 		x.Close()
 		_ = s.Close()
