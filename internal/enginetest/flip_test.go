@@ -20,6 +20,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -161,6 +162,7 @@ func keysBelow(t *testing.T, fs vfs.FS) map[page.ID]map[string]bool {
 // unreadable. Salvage restores all keys that are not in the page itself. No damage is reported for
 // the log.
 func TestFlippedBitCostsItsPageAtMost(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, beside := range []bool{false, true} {
 		t.Run(fmt.Sprintf("beside=%t", beside), func(t *testing.T) {
 			files, all := killed(t, beside)

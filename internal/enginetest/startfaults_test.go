@@ -414,6 +414,7 @@ func (f *startFaults) moveBlobs(t *testing.T) (roots []page.ID, moved int) {
 // killed while it writes what it has repaired, or in its first checkpoint. The next start must not look for the values where the
 // state had them: other pages are there by now.
 func TestTablesThatAStartCannotReadAreNotReadAgain(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	f := &startFaults{fs: vfs.NewMem(), want: map[string]string{}}
 	f.o = modelOptions(f.fs)
 	f.o.Storage.PageSize, f.o.Storage.CheckpointWorkers = 4096, 1

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -197,6 +198,7 @@ func TestManyLargeOldValuesAreReadOnce(t *testing.T) {
 
 // TestManyTouchesAreInMemoryOnce: what a request of many small operations takes is its records, for which there is room from the beginning.
 func TestManyTouchesAreInMemoryOnce(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const n = 50_000
 	s := mustOpen(t, Options{Storage: storage.Options{
 		Dir: t.TempDir() + "/db", FS: vfs.NewOS(), MemoryBytes: 256 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 20, SegmentBytes: 64 << 20,

@@ -10,12 +10,14 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/pin"
 	"github.com/epochkv/epochkv/internal/storage/page"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // TestALoadOfManyLargeValuesKeepsLittleOfEach: what a bulk load keeps in memory of each large value until it ends is not
 // much more than its entry of the indirection table, which stays there in any case: 31 bytes, of which some are for the load
 // as a whole. Before the batch wrote the table in between they were 46.
 func TestALoadOfManyLargeValuesKeepsLittleOfEach(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	const pageSize, count = 512, 200_000
 	e, _, err := Open(t.Context(), Options{Dir: t.TempDir(), MemoryBytes: 64 << 20, PageSize: pageSize}, pin.NewRegistry(new(atomic.Uint64)))
 	if err != nil {

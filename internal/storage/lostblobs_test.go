@@ -14,6 +14,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/pager"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -217,6 +218,7 @@ func (l *lostBlobs) lose(kind pager.ArrayKind, level byte) {
 
 // TestAnOlderTableCostsNoOtherPage: the pages that it names may belong to others by now.
 func TestAnOlderTableCostsNoOtherPage(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	for _, lost := range []struct {
 		kind     pager.ArrayKind
 		level    byte

@@ -17,6 +17,7 @@ import (
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/storage/quarantine"
+	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -489,6 +490,7 @@ func checkCrashed(t *testing.T, fs *vfs.Mem, commits []map[string]string, where 
 
 // TestQuarantineIsBounded: beyond its bounds checkpoints fail and say why, what was written stays readable, and deletions make room.
 func TestQuarantineIsBounded(t *testing.T) {
+	testseed.SkipUnderRace(t)
 	q := newQuarantineBench(t, vfs.NewMem())
 	q.options.MemtableBytes, q.options.SegmentBytes = 4<<20, 4<<20 // so large that merges are cut at keys of the input
 	q.mustOpen()
