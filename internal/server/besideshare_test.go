@@ -278,3 +278,26 @@ func TestASlowWatchEndsSoonerWhileMoreConnectionsWait(t *testing.T) {
 		})
 	}
 }
+
+// TestAStalledWatchKeepsRoomFromOthersNoLonger: a request that its sender does not take has room for which others wait, and its client takes nothing.
+func TestAStalledWatchKeepsRoomFromOthersNoLonger(t *testing.T) {
+	const timeout = 12 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{clock: clock{started: time.Now()}, configuration: configuration{config: config.Config{MessageTimeout: timeout}}}
+		s.config.Feed.StallTimeout = time.Hour
+		w := &watchStream{server: s}
+		time.Sleep(time.Nanosecond) // zero is no time
+		w.sending.Store(int64(s.clock.now()))
+		time.Sleep(timeout)
+		for _, c := range []struct{ room, others, ends bool }{{false, true, false}, {true, false, false}, {true, true, true}} {
+			w.turn.request.Store(c.room)
+			s.admission.watches.waiting = nil
+			if c.others {
+				s.admission.watches.waiting = []*watchRoom{{conn: new(connection)}}
+			}
+			if err := w.stalled(); (err != nil) != c.ends {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+	})
+}

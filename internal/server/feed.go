@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"io"
 	"math/bits"
 	"sync/atomic"
 	"time"
@@ -134,7 +133,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		}
 		defer s.feed.clients.leave(client)
 		w := &watchStream{
-			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan *pb.WatchRequest),
+			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan watchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
 			ahead: aheadWatches{arrived: make(chan error, 1)}, access: accessOf(ctx), rights: watchRights{changed: s.gate.changes()},
 		}
@@ -187,7 +186,7 @@ func (w *watchStream) stalled() error {
 	}
 	most, timeout := w.server.config.Feed.StallTimeout, w.server.config.MessageTimeout
 	others := 0
-	if w.turn.holds.Load() {
+	if w.turn.holds.Load() || w.turn.request.Load() {
 		others = w.server.admission.watches.awaiting()
 	}
 	if others > 0 {
@@ -201,23 +200,4 @@ func (w *watchStream) stalled() error {
 		return &watchStalledError{timeout: most}
 	}
 	return nil
-}
-
-// receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, and closes the
-// channel then, or with the stream.
-func (w *watchStream) receive(ctx context.Context) {
-	for {
-		req, err := w.stream.Recv()
-		if errors.Is(err, io.EOF) {
-			close(w.requests)
-		}
-		if err != nil {
-			return
-		}
-		select {
-		case w.requests <- req:
-		case <-ctx.Done():
-			return
-		}
-	}
 }

@@ -27,12 +27,15 @@ type streamWatch struct {
 	limiter *auth.Limiter // that counts it; nil: none
 }
 
-// create begins a watch.
-func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch) error {
+// create begins a watch, unless it is refused already.
+func (w *watchStream) create(ctx context.Context, req *pb.CreateWatch, refused error) error {
 	if w.watches[req.GetWatchId()] != nil {
 		return invalid("create.watch_id", fmt.Sprintf("%d is the id of an open watch of the stream", req.WatchId))
 	}
 	sw := &streamWatch{id: req.GetWatchId(), sent: time.Now()}
+	if refused != nil {
+		return w.end(ctx, sw, refused)
+	}
 	start, err := w.toWatchOptions(req, &sw.options)
 	if err == nil {
 		err = w.permit(ctx, sw, req)

@@ -88,7 +88,7 @@ func (w *watchStream) isOpen(sw *streamWatch) bool {
 
 // sendLarge sends a large response, and returns when the client's windows have taken it.
 func (w *watchStream) sendLarge(ctx context.Context, out encoder, size int) error {
-	m := &countedMessage{encoder: out, sent: make(chan struct{})}
+	m := newCountedMessage(out)
 	if err := w.stream.SendMsg(m); err != nil {
 		return err
 	}
@@ -98,12 +98,7 @@ func (w *watchStream) sendLarge(ctx context.Context, out encoder, size int) erro
 		}
 		w.sending.Store(max(int64(w.server.clock.now()), 1)) // the client has taken something
 	}
-	select {
-	case <-m.sent:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return m.awaitSent(ctx)
 }
 
 // sentStep is how much of a large response a client that takes it slowly takes at least within --watch-stall-timeout.
@@ -114,6 +109,20 @@ type countedMessage struct {
 	encoder
 	sent chan struct{}
 	once sync.Once
+}
+
+func newCountedMessage(m encoder) *countedMessage {
+	return &countedMessage{encoder: m, sent: make(chan struct{})}
+}
+
+// awaitSent waits until the transport has sent the message.
+func (m *countedMessage) awaitSent(ctx context.Context) error {
+	select {
+	case <-m.sent:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // BufferPool is the pool from which the codec takes the message's buffer.

@@ -62,6 +62,26 @@ func (r *watchRoom) leave() {
 	l.serveLocked()
 }
 
+// hold counts something that waits for its stream in the share, if there is room for it. The caller calls unhold then.
+func (l *watchLine) hold(conn *connection, bytes int) bool {
+	if bytes < countedBytesMin {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.admission.add(conn, shareWatches, admissionOne+uint64(bytes), bytes)
+}
+
+func (l *watchLine) unhold(conn *connection, bytes int) {
+	if bytes < countedBytesMin {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.admission.leave(conn, shareWatches, bytes)
+	l.serveLocked()
+}
+
 // yieldLocked puts the streams of a connection, which has had its turn, after those of others.
 func (l *watchLine) yieldLocked(conn *connection) {
 	var own []*watchRoom

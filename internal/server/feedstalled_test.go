@@ -24,52 +24,56 @@ const deafWindow = 64 << 10
 // back, nothing is missing.
 func TestStalledWatchesHoldOneResponseEach(t *testing.T) {
 	const streams, commits, perCommit, valueBytes, feedMemory = 48, 160, 25, 1000, 4 << 20
-	h := mustStart(t, func(c *config.Config) { c.Feed.Memory = feedMemory })
-	deaf := h.dialDeaf(t)
-	var all []*watcher
-	for range streams {
-		stream, err := pb.NewFeedServiceClient(deaf).Watch(testContext(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := &watcher{t: t, stream: stream}
-		w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}}}})
-		w.recv()
-		all = append(all, w)
-	}
-	before := liveHeap()
-	for i := range commits {
-		var b pb.BatchWriteRequest
-		for k := range perCommit {
-			b.Mutations = append(b.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%03d", k), Value: value(i, valueBytes)})
-		}
-		if _, err := h.kv.BatchWrite(testContext(t), &b); err != nil {
-			t.Fatal(err)
-		}
-	}
-	eventually(t, "all streams have sent what their windows take", func() bool { return h.feed.feed.Stats().Events*valueBytes >= streams*deafWindow })
-	time.Sleep(100 * time.Millisecond) // for what must not be taken
-	// What the window has taken, and up to one response after it. Half as much again is for the first response of some, which was short.
-	if most, got := uint64(streams*(deafWindow+watchResponseBytes)), h.feed.feed.Stats().Events*valueBytes; h.direct.transport != nil && got > most+most/2 {
-		t.Errorf("the streams took %d KiB from the feed, want at most %d KiB", got>>10, most>>10)
-	}
-	// Beside the server's, the heap has the windows of the clients.
-	if most, got := int64(feedMemory+streams*(2*watchResponseBytes+2*deafWindow)), liveHeap()-before; h.direct.transport != nil && got > most {
-		t.Errorf("%d streams hold %d KiB, want at most %d KiB", streams, got>>10, most>>10)
-	}
-	for _, w := range all[:2] {
-		last := -1
-		for n := 0; n < commits*perCommit; {
-			for _, c := range w.recv().GetChanges().GetCommits() {
-				for _, e := range c.Events {
-					if i := n / perCommit; !bytes.Equal(e.Value, value(i, valueBytes)) {
-						t.Fatalf("event %d is not of commit %d", n, i)
-					}
-					n++
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		t.Run(string(transport), func(t *testing.T) {
+			h := mustStart(t, func(c *config.Config) { c.Transport, c.Feed.Memory = transport, feedMemory })
+			deaf := h.dialDeaf(t)
+			var all []*watcher
+			for range streams {
+				stream, err := pb.NewFeedServiceClient(deaf).Watch(testContext(t))
+				if err != nil {
+					t.Fatal(err)
 				}
-				last = max(last, int(c.Epoch))
+				w := &watcher{t: t, stream: stream}
+				w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}}}})
+				w.recv()
+				all = append(all, w)
 			}
-		}
+			before := liveHeap()
+			for i := range commits {
+				var b pb.BatchWriteRequest
+				for k := range perCommit {
+					b.Mutations = append(b.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "k%03d", k), Value: value(i, valueBytes)})
+				}
+				if _, err := h.kv.BatchWrite(testContext(t), &b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "all streams have sent what their windows take", func() bool { return h.feed.feed.Stats().Events*valueBytes >= streams*deafWindow })
+			time.Sleep(100 * time.Millisecond) // for what must not be taken
+			// What the window has taken, and up to one response after it. Half as much again is for the first response of some, which was short.
+			if most, got := uint64(streams*(deafWindow+watchResponseBytes)), h.feed.feed.Stats().Events*valueBytes; got > most+most/2 {
+				t.Errorf("the streams took %d KiB from the feed, want at most %d KiB", got>>10, most>>10)
+			}
+			// Beside the server's, the heap has the windows of the clients.
+			if most, got := int64(feedMemory+streams*(2*watchResponseBytes+2*deafWindow)), liveHeap()-before; got > most {
+				t.Errorf("%d streams hold %d KiB, want at most %d KiB", streams, got>>10, most>>10)
+			}
+			for _, w := range all[:2] {
+				last := -1
+				for n := 0; n < commits*perCommit; {
+					for _, c := range w.recv().GetChanges().GetCommits() {
+						for _, e := range c.Events {
+							if i := n / perCommit; !bytes.Equal(e.Value, value(i, valueBytes)) {
+								t.Fatalf("event %d is not of commit %d", n, i)
+							}
+							n++
+						}
+						last = max(last, int(c.Epoch))
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/transport"
@@ -30,7 +31,7 @@ type watchStream struct {
 	stream   grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]
 	consumer *feed.Consumer
 	lineage  keys.Lineage
-	requests chan *pb.WatchRequest // the sender's own; nil once the client has ended its half of the stream
+	requests chan watchRequest // the sender's own; nil once the client has ended its half of the stream
 
 	sending atomic.Int64 // since when a response is being sent, or the client takes nothing of it, by the server's clock; 0: none is
 	turn    watchTurn
@@ -54,6 +55,8 @@ type watchStream struct {
 type watchTurn struct {
 	holds atomic.Bool
 	since atomic.Int64 // when it began to send with it, by the server's clock; 0: it has not
+
+	request atomic.Bool // a request has room until it is taken
 }
 
 // watchRights are the rights to the watches of a stream as they were last checked.
@@ -214,14 +217,14 @@ func (w *watchStream) deliver(ctx context.Context, d *feed.Delivery) error {
 }
 
 // request executes a request of the client, or notes that there will be no other one. An error ends the stream.
-func (w *watchStream) request(ctx context.Context, req *pb.WatchRequest, open bool) error {
+func (w *watchStream) request(ctx context.Context, req watchRequest, open bool) error {
 	if !open {
 		w.requests = nil
 		return nil
 	}
 	switch r := req.Request.(type) {
 	case *pb.WatchRequest_Create:
-		return w.create(ctx, r.Create)
+		return w.create(ctx, r.Create, req.refused)
 	case *pb.WatchRequest_Cancel:
 		if sw := w.watches[r.Cancel.GetWatchId()]; sw != nil {
 			return w.end(ctx, sw, nil)
@@ -281,9 +284,25 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 		if err := w.sendLarge(ctx, out, size); err != nil {
 			return err
 		}
-	} else if err := w.stream.SendMsg(out); err != nil {
+	} else if err := w.sendSmall(out); err != nil {
 		return err
 	}
 	sw.sent = time.Now()
-	return transport.AwaitSent(w.stream.Context(), 0)
+	return nil
+}
+
+// sendSmall sends a response, and returns when the client's windows have taken it.
+func (w *watchStream) sendSmall(out encoder) error {
+	ctx := w.stream.Context()
+	if w.server.config.Transport == config.TransportGRPC { // which takes more than it sends
+		m := newCountedMessage(out)
+		if err := w.stream.SendMsg(m); err != nil {
+			return err
+		}
+		return m.awaitSent(ctx)
+	}
+	if err := w.stream.SendMsg(out); err != nil {
+		return err
+	}
+	return transport.AwaitSent(ctx, 0)
 }

@@ -84,7 +84,6 @@ func (a *attacker) look() time.Duration {
 //	go test ./internal/e2e/storm -run 'MemoryUnderAttack/.*pipelines' -v -storm.attacks -storm.attacktime 90s
 func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 	binary := mustBuild(t)
-	bound := boundOf(attackMemory)
 	for _, kind := range []attack{
 		{"batches of large values at once", func(a *attacker) { a.sendAll(a.times(12, 40), encodedBatch(4, 15<<20)) }},
 		{"batches of tiny operations at once", func(a *attacker) { a.sendAll(a.times(4, 40), encodedBatch(a.times(100_000, 200_000), 1)) }},
@@ -147,41 +146,45 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		}},
 		{"pipelines without a window", func(a *attacker) { a.closedWindows(a.times(4, 40), 25) }},
 	} {
-		t.Run(kind.name, func(t *testing.T) {
-			if !*attackFull {
-				t.Parallel()
-			}
-			dir := mustDir(t)
-			p := start(t, binary, dir, "--memory", fmt.Sprint(attackMemory), "--max-connections", "1000", "--max-watches", fmt.Sprint(attackWatches))
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+4**attackTime)
-			defer cancel()
-			kv := pb.NewKVServiceClient(dial(t, p.address))
-			for i := range 4 {
-				mustPut(t, kv, largeKey(i), 4<<20)
-			}
-			idle := peakOf(t, p)
-			healthy := make(chan error, 1)
-			go func() { healthy <- behave(ctx, kv) }()
-			a := &attacker{T: t, ctx: ctx, server: p, bound: bound}
-			began := time.Now()
-			kind.run(a)
-			cancel()
-			if err := <-healthy; err != nil {
-				t.Errorf("a client that behaves: %v", err)
-			}
-			peak := peakOf(t, p)
-			t.Logf("RESULT | %-38s | %4d | %4d | %4d | %4d done, %4d refused, %v", kind.name, idle>>20, peak>>20, a.bound>>20,
-				a.done.Load(), a.refused.Load(), time.Since(began).Round(time.Millisecond))
-			if peak > a.bound && !*attackFree {
-				t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, a.bound>>20)
-			}
-			for _, end := range a.closers {
-				_ = end() // the test only needs it closed
-			}
-			if err := p.stop(); err != nil {
-				t.Errorf("SIGTERM: %v\n%s", err, p.log())
-			}
-		})
+		t.Run(kind.name, func(t *testing.T) { kind.against(t, binary) })
+	}
+}
+
+// against runs the attack against a server of its own.
+func (kind attack) against(t *testing.T, binary string, options ...string) {
+	if !*attackFull {
+		t.Parallel()
+	}
+	dir := mustDir(t)
+	options = append([]string{"--memory", fmt.Sprint(attackMemory), "--max-connections", "1000", "--max-watches", fmt.Sprint(attackWatches)}, options...)
+	p := start(t, binary, dir, options...)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+4**attackTime)
+	defer cancel()
+	kv := pb.NewKVServiceClient(dial(t, p.address))
+	for i := range 4 {
+		mustPut(t, kv, largeKey(i), 4<<20)
+	}
+	idle := peakOf(t, p)
+	healthy := make(chan error, 1)
+	go func() { healthy <- behave(ctx, kv) }()
+	a := &attacker{T: t, ctx: ctx, server: p, bound: boundOf(attackMemory)}
+	began := time.Now()
+	kind.run(a)
+	cancel()
+	if err := <-healthy; err != nil {
+		t.Errorf("a client that behaves: %v", err)
+	}
+	peak := peakOf(t, p)
+	t.Logf("RESULT | %-38s | %4d | %4d | %4d | %4d done, %4d refused, %v", kind.name, idle>>20, peak>>20, a.bound>>20,
+		a.done.Load(), a.refused.Load(), time.Since(began).Round(time.Millisecond))
+	if peak > a.bound && !*attackFree {
+		t.Errorf("resident memory reached %d MiB, the bound is %d MiB", peak>>20, a.bound>>20)
+	}
+	for _, end := range a.closers {
+		_ = end() // the test only needs it closed
+	}
+	if err := p.stop(); err != nil {
+		t.Errorf("SIGTERM: %v\n%s", err, p.log())
 	}
 }
 
@@ -494,11 +497,7 @@ func (a *attacker) closedWindows(connections, streams int) {
 		{Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("q"), Value: make([]byte, 100<<10), Durability: pb.Durability_DURABILITY_SYNC}}},
 	} {
 		request.Id = uint64(i)
-		m, err := request.MarshalVT()
-		if err != nil {
-			a.Fatal(err)
-		}
-		messages = append(messages, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...))
+		messages = append(messages, a.framed(request))
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, 3*a.look())
 	defer cancel()
@@ -516,6 +515,16 @@ func (a *attacker) closedWindows(connections, streams int) {
 		})
 	}
 	all.Wait()
+}
+
+// framed is a message as it is sent.
+func (a *attacker) framed(message interface{ MarshalVT() ([]byte, error) }) []byte {
+	a.Helper()
+	m, err := message.MarshalVT()
+	if err != nil {
+		a.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
 }
 
 // pipelines sends the messages over so many streams, again and again, until the connection ends.
@@ -592,6 +601,7 @@ type rawClient struct {
 	window  map[uint32]int64 // of each stream, and of the connection: 0
 	initial int64
 	closed  map[uint32]bool
+	headers int // header blocks that have come
 	over    bool
 }
 
@@ -659,7 +669,10 @@ func (r *rawClient) read(settled chan<- struct{}) {
 		case *http2.RSTStreamFrame:
 			r.closed[f.StreamID] = true
 		case *http2.HeadersFrame:
-			r.closed[f.StreamID] = r.closed[f.StreamID] || f.StreamEnded()
+			r.headers++
+			if f.StreamEnded() {
+				r.closed[f.StreamID] = true
+			}
 		}
 		r.changed.Broadcast()
 		r.mu.Unlock()

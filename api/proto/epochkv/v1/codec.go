@@ -20,9 +20,11 @@ type fastMarshaler interface {
 }
 
 // pooled is a message that brings the pool for the buffer of its encoding, and so learns when the
-// transport is done with it. The pool is not used for an encoding below gRPC's threshold for
-// pooling.
+// transport is done with it.
 type pooled interface{ BufferPool() mem.BufferPool }
+
+// givenBackMin is the capacity of the smallest buffer that gRPC gives back to its pool.
+const givenBackMin = 1<<10 + 1
 
 type fastUnmarshaler interface{ UnmarshalVT(data []byte) error }
 
@@ -35,18 +37,17 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.fallback.Marshal(v)
 	}
-	size := m.SizeVT()
-	if mem.IsBelowBufferPoolingThreshold(size) {
+	size, pool, least := m.SizeVT(), Buffers, 0
+	if p, ok := v.(pooled); ok {
+		pool, least = p.BufferPool(), givenBackMin
+	} else if mem.IsBelowBufferPoolingThreshold(size) {
 		buf := make([]byte, size)
 		_, err := m.MarshalToSizedBufferVT(buf)
 		return mem.BufferSlice{mem.SliceBuffer(buf)}, err
 	}
-	pool := Buffers
-	if p, ok := v.(pooled); ok {
-		pool = p.BufferPool()
-	}
-	buf := pool.Get(size)
-	if _, err := m.MarshalToSizedBufferVT((*buf)[:size]); err != nil {
+	buf := pool.Get(max(size, least))
+	*buf = (*buf)[:size]
+	if _, err := m.MarshalToSizedBufferVT(*buf); err != nil {
 		pool.Put(buf)
 		return nil, err
 	}

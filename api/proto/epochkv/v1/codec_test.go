@@ -7,6 +7,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/encoding"
 	protocodec "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -48,6 +49,41 @@ func TestCodecIsInterchangeableWithTheStandardOne(t *testing.T) {
 		fast.Free()
 		if !proto.Equal(m, back) {
 			t.Errorf("%T came back changed", m)
+		}
+	}
+}
+
+// pooledMessage is a message with a pool that counts the buffers which are in use.
+type pooledMessage struct {
+	*WatchResponse
+	used int
+}
+
+func (m *pooledMessage) BufferPool() mem.BufferPool { return m }
+
+func (m *pooledMessage) Get(length int) *[]byte {
+	m.used++
+	return Buffers.Get(length)
+}
+
+func (m *pooledMessage) Put(b *[]byte) {
+	m.used--
+	Buffers.Put(b)
+}
+
+// TestBuffersOfAllSizesAreGivenBack to the pool of their message: so it learns when the transport is done with it, however small it is.
+func TestBuffersOfAllSizesAreGivenBack(t *testing.T) {
+	for _, size := range []int{0, 1, 1000, 1024, 1025, 1 << 20, 3 << 20} {
+		m := &pooledMessage{WatchResponse: &WatchResponse{ResumeToken: make([]byte, size)}}
+		encoded, err := NewCodec().Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.used != 1 || encoded.Len() != m.SizeVT() {
+			t.Errorf("%d bytes: %d buffers are used for %d bytes", size, m.used, encoded.Len())
+		}
+		if encoded.Free(); m.used != 0 {
+			t.Errorf("%d bytes: the buffer is not given back", size)
 		}
 	}
 }

@@ -1,0 +1,83 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// watchRequest is a request of the client for the sender.
+type watchRequest struct {
+	*pb.WatchRequest
+	refused error // a watch that is not created: only its id is left
+}
+
+// receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, and closes the
+// channel then, or with the stream.
+func (w *watchStream) receive(ctx context.Context) {
+	for {
+		req, err := w.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			close(w.requests)
+		}
+		if err != nil || !w.hand(ctx, req) {
+			return
+		}
+	}
+}
+
+// hand waits until the sender takes a request. It reports false if the stream ends first. A sender that does not wait for its client takes it
+// at once. The other may take it in minutes: so it counts in the share of watches, and if that has no room the watch is refused.
+func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
+	r, line, bytes := watchRequest{WatchRequest: req}, &w.server.admission.watches, watchRequestBytes(req)
+	var look <-chan time.Time // whether the sender waits for its client; nil: there is room
+	if line.hold(w.conn, bytes) {
+		w.turn.request.Store(bytes >= countedBytesMin)
+		defer func() {
+			w.turn.request.Store(false)
+			line.unhold(w.conn, bytes)
+		}()
+	} else {
+		ticker := time.NewTicker(watchRequestLook)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	for {
+		if look != nil && w.sending.Load() != 0 {
+			r, look = r.withoutRoom(), nil
+			w.server.admission.refused.Add(1)
+		}
+		select {
+		case w.requests <- r:
+			return true
+		case <-look:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+const watchRequestLook = time.Millisecond
+
+// watchRequestBytes is about what a request takes that was decoded. The names of events and origins have a byte each before.
+func watchRequestBytes(req *pb.WatchRequest) int {
+	c := req.GetCreate()
+	return req.SizeVT() + elementBytes[kindRead]*len(c.GetRanges()) + numberBytes*(len(c.GetKinds())+len(c.GetOrigins()))
+}
+
+// withoutRoom is what is left of a request for which there is no room.
+func (r watchRequest) withoutRoom() watchRequest {
+	left := watchRequest{WatchRequest: new(pb.WatchRequest)}
+	switch of := r.Request.(type) {
+	case *pb.WatchRequest_Create:
+		left.Request, left.refused = &pb.WatchRequest_Create{Create: &pb.CreateWatch{WatchId: of.Create.GetWatchId()}}, errOverloaded
+	case *pb.WatchRequest_Cancel:
+		left.Request = &pb.WatchRequest_Cancel{Cancel: &pb.CancelWatch{WatchId: of.Cancel.GetWatchId()}}
+	case *pb.WatchRequest_Progress:
+		left.Request = &pb.WatchRequest_Progress{}
+	}
+	return left
+}
