@@ -49,26 +49,29 @@ var (
 // cutoffEvery is how often the cut-off moves, for a window of fifteen times that and more.
 const cutoffEvery = time.Minute
 
+// unreadCutoff is the cut-off while it cannot be read and nothing bounds it.
+const unreadCutoff = math.MaxUint64
+
 // open reads the cut-off, and looks whether there are records. A damaged page on the way must not keep the store from
 // starting: the cut-off was then before this start, so that older ids without a record count as expired, and merges drop
-// no records before the next cut-off.
+// no records before the next cut-off. If commits have no times, the clock may have been set back since: then all ids without a
+// record count as expired until the page can be read.
 func (r *requestWindow) open(x *Session) error {
 	x.slot.Enter()
 	defer x.slot.Leave()
 	now := x.store.now()
 	r.opened = x.store.Visible()
-	v, ok, err := x.reader.Newest(cutoffKey)
+	err := r.readCutoff(x)
 	if errors.Is(err, storage.ErrDamaged) {
 		r.expectUnread(now, x.store.recovery.CommitTime)
 		r.cutoff.Store(now)
+		if x.store.recovery.CommitTime == 0 {
+			r.cutoff.Store(unreadCutoff)
+		}
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("the cut-off of request ids: %w", err)
-	}
-	if ok && len(v.Inline()) == 8 {
-		r.cutoff.Store(binary.LittleEndian.Uint64(v.Inline()))
-		r.durable.add(r.cutoff.Load(), v.Epoch)
+		return err
 	}
 	var c storage.Cursor
 	x.reader.OpenCursor(&c, x.store.Visible(), recordsLower, recordsUpper, 1)
@@ -83,6 +86,30 @@ func (r *requestWindow) open(x *Session) error {
 		return c.Err()
 	}
 	return nil
+}
+
+// readCutoff reads the cut-off. The caller is in the guard of its slot.
+func (r *requestWindow) readCutoff(x *Session) error {
+	v, ok, err := x.reader.Newest(cutoffKey)
+	if err != nil {
+		return fmt.Errorf("the cut-off of request ids: %w", err)
+	}
+	cutoff := uint64(0)
+	if ok && len(v.Inline()) == 8 {
+		cutoff = binary.LittleEndian.Uint64(v.Inline())
+		r.durable.add(cutoff, v.Epoch)
+	}
+	r.cutoff.Store(cutoff)
+	return nil
+}
+
+// readAgain reads the cut-off if the start could not.
+func (r *requestWindow) readAgain(x *Session) {
+	if r.cutoff.Load() == unreadCutoff {
+		x.slot.Enter()
+		defer x.slot.Leave()
+		_ = r.readCutoff(x) // the next tick tries again
+	}
 }
 
 // requestAheadMillis is RequestAheadMax in the unit of ids.
@@ -163,6 +190,7 @@ func (s *Store) RequestCutoff() uint64 { return s.requests.cutoff.Load() }
 func (s *Store) runRequestWindow(ctx context.Context, x *Session) {
 	s.requests.countEarlier(ctx, x, s.options.RequestWindow)
 	everyTick(ctx, min(cutoffEvery, max(s.options.RequestWindow/15, time.Millisecond)), func() {
+		s.requests.readAgain(x)
 		// The next tick tries again. Until then ids are kept longer.
 		_ = s.advanceCutoff(ctx, x, s.requests.next(s.now(), s.options.RequestWindow, s.options.RequestBytes))
 	})

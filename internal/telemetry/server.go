@@ -60,7 +60,7 @@ var (
 	streamsDesc          = desc("streams", "Open pipelines, scans and transaction streams.")
 	inflightRequestsDesc = desc("inflight_requests", "Requests that are being executed or wait to be acknowledged.")
 	deduplicatedDesc     = desc("requests_deduplicated_total", "Requests that were executed before, by another attempt with their request_id.")
-	requestCutoffDesc    = desc("request_id_cutoff_timestamp_seconds", "Time up to which request ids are refused; 0 if none was needed.")
+	requestCutoffDesc    = desc("request_id_cutoff_timestamp_seconds", "Time up to which request ids are refused; 0 if none was needed. Beyond all times while it cannot be read.")
 	inflightBytesDesc    = desc("inflight_bytes", "Bytes of requests that are being executed.")
 	answerBytesDesc      = desc("answer_bytes", "Bytes of answers of 4 KiB or more that are not sent yet.")
 	sessionsDesc         = desc("sessions", "Engine sessions of the server, in use or pooled.")
