@@ -57,7 +57,7 @@ const (
 // connectionAgeMin is the smallest --tls-max-connection-age: a tenth of it is left to requests that are under way.
 const connectionAgeMin = time.Minute
 
-// Handshakes at once, and the time of one. Beyond the number the oldest ends.
+// Handshakes at once, and the time of one. Beyond the number the oldest of the network that has most ends.
 const (
 	HandshakesMax     = 256 // of the gRPC listener
 	HandshakesHTTPMax = 32

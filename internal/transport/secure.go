@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -44,7 +45,7 @@ func closeWrite(raw net.Conn) error {
 type HandshakeOptions struct {
 	Config    func() *tls.Config    // asked for each handshake; what it returns must not change any more
 	Protocols []string              // of ALPN. A client must offer h2 if it is the first
-	Most      int                   // at once: beyond it the oldest ends
+	Most      int                   // at once: beyond it one ends
 	Timeout   time.Duration         // of a handshake
 	Ended     func(net.Addr, error) // is told of each end; nil: the client may be served
 }
@@ -55,15 +56,33 @@ type Handshakes struct {
 	options  HandshakeOptions
 	prepared atomic.Pointer[preparedConfig]
 
-	mu     sync.Mutex // a leaf; guards what follows
-	open   list.List  // of net.Conn, oldest first
+	mu     sync.Mutex           // a leaf; guards what follows
+	open   list.List            // of *handshake, oldest first
+	from   map[netip.Prefix]int // how many each network has of them
 	closed bool
+}
+
+// handshake is one that is under way.
+type handshake struct {
+	conn net.Conn
+	from netip.Prefix
+}
+
+// networkOf is where a client comes from: its address, of which one of IPv6 stands for the 2^64 that a host has.
+func networkOf(peer net.Addr) netip.Prefix {
+	tcp, ok := peer.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := tcp.AddrPort().Addr().Unmap()
+	network, _ := ip.Prefix(min(ip.BitLen(), 64)) // the length is right
+	return network
 }
 
 // preparedConfig is a configuration with what HTTP demands.
 type preparedConfig struct{ from, config *tls.Config }
 
-// ErrTooManyHandshakes is the end of a handshake that was the oldest of HandshakeOptions.Most when another began.
+// ErrTooManyHandshakes is the end of a handshake that was the oldest of its network when HandshakeOptions.Most were under way and another began.
 var ErrTooManyHandshakes = errors.New("transport: too many TLS handshakes at once")
 
 // The other ends of handshakes that crypto/tls has no error for.
@@ -106,8 +125,9 @@ func (h *Handshakes) config() *tls.Config {
 	return config
 }
 
-// begin adds a handshake. If there are too many, the oldest ends: clients that answer need
-// milliseconds, and those that do not must not keep others out for a whole timeout. It returns nil
+// begin adds a handshake. If there are too many, the oldest of the network that has most ends: clients that answer need
+// milliseconds, and those that do not must not keep others out for a whole timeout, nor those of another network at all,
+// however fast they connect. It returns nil
 // after Close. If goroutines is not nil, the handshake's own is counted before.
 func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
 	h.mu.Lock()
@@ -119,15 +139,41 @@ func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Eleme
 		goroutines.Add(1)
 	}
 	if h.open.Len() >= h.options.Most {
-		h.endLocked(h.open.Front())
+		h.endLocked(h.surplusLocked())
 	}
-	return h.open.PushBack(raw)
+	if h.from == nil {
+		h.from = make(map[netip.Prefix]int)
+	}
+	s := &handshake{raw, networkOf(raw.RemoteAddr())}
+	h.from[s.from]++
+	return h.open.PushBack(s)
+}
+
+// surplusLocked is the oldest handshake of the network that has most.
+func (h *Handshakes) surplusLocked() *list.Element {
+	most := 0
+	for _, n := range h.from {
+		most = max(most, n)
+	}
+	e := h.open.Front()
+	for h.from[e.Value.(*handshake).from] < most { //nolint:forcetypeassert // there is nothing else
+		e = e.Next()
+	}
+	return e
 }
 
 // endLocked ends a handshake from outside.
 func (h *Handshakes) endLocked(e *list.Element) {
-	_ = h.open.Remove(e).(net.Conn).Close() //nolint:forcetypeassert // there is nothing else
+	_ = h.removeLocked(e).conn.Close()
 	e.Value = nil
+}
+
+func (h *Handshakes) removeLocked(e *list.Element) *handshake {
+	s := h.open.Remove(e).(*handshake) //nolint:forcetypeassert // there is nothing else
+	if h.from[s.from]--; h.from[s.from] == 0 {
+		delete(h.from, s.from)
+	}
+	return s
 }
 
 // end reports whether a handshake that has returned was not ended from outside.
@@ -137,7 +183,7 @@ func (h *Handshakes) end(e *list.Element) bool {
 	if e.Value == nil {
 		return false
 	}
-	h.open.Remove(e)
+	h.removeLocked(e)
 	return true
 }
 

@@ -12,6 +12,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -283,6 +284,52 @@ func TestHandshakesAreBounded(t *testing.T) {
 	}
 }
 
+// TestHandshakesOfOneAddressEndNoOthers: a client that opens connections without end, and says nothing, ends its own handshakes only. That of a
+// client of another address takes as long as it may.
+func TestHandshakesOfOneAddressEndNoOthers(t *testing.T) {
+	const most, silent = 4, 40
+	_, server, address, failed := startSecure(t, func(_ *tls.Config, o *HandshakeOptions) { o.Most, o.Timeout = most, time.Minute })
+	dial := func(from string) net.Conn {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		conn, err := dialer.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	slow := dial("127.0.0.2")
+	eventually(t, "its handshake has begun", func() bool {
+		server.options.TLS.mu.Lock()
+		defer server.options.TLS.mu.Unlock()
+		return server.options.TLS.open.Len() == 1
+	})
+	for range silent {
+		dial("127.0.0.1")
+	}
+	eventually(t, "all but the newest have ended", func() bool { return failed.Load() == silent+1-most })
+	client := tls.Client(slow, authority(t).client())
+	_ = client.SetDeadline(time.Now().Add(20 * time.Second))
+	if err := client.Handshake(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNetworksOfClients: the addresses that a host may have are one network.
+func TestNetworksOfClients(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.0.0.7:1": "10.0.0.7/32", "[::ffff:10.0.0.7]:2": "10.0.0.7/32", "[2001:db8:1:2:3:4:5:6]:3": "2001:db8:1:2::/64", "[fe80::1%1]:4": "fe80::/64",
+	} {
+		tcp := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
+		if got := networkOf(tcp).String(); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+	if networkOf(&net.UnixAddr{}).IsValid() {
+		t.Error("a socket of Unix has a network")
+	}
+}
+
 // TestHandshakesHaveABoundInBytes: a client that sends more than a handshake needs loses its connection,
 // long before its time is over.
 func TestHandshakesHaveABoundInBytes(t *testing.T) {
@@ -325,7 +372,7 @@ func TestHandshakesEndInTime(t *testing.T) {
 	eventually(t, "it is told", func() bool { return failed.Load() == 1 })
 	server.options.TLS.mu.Lock()
 	defer server.options.TLS.mu.Unlock()
-	if server.options.TLS.open.Len() != 0 {
+	if server.options.TLS.open.Len() != 0 || len(server.options.TLS.from) != 0 {
 		t.Error("the handshake is kept")
 	}
 }
