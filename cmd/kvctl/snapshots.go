@@ -28,8 +28,8 @@ func (a *app) snapshotsListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the snapshots, the smallest epoch first",
-		Long: `List the snapshots, the smallest epoch first. IDLE is how long the server has been waiting for the client; a scan that waits longer than
-the server's --snapshot-timeout loses its snapshot. EXPIRES is when resume tokens end by themselves.`,
+		Long: `List the snapshots, the smallest epoch first. IDLE is how long the server has been waiting for the client; a scan or a
+bulk load that waits longer than the server's --snapshot-timeout ends. EXPIRES is when resume tokens end by themselves.`,
 		Example: `  kvctl snapshots list -o json`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -89,7 +89,7 @@ type Config struct {
 	CloseTimeout     time.Duration // how long the store may take to close after that
 	SnapshotLeaseTTL time.Duration // how long a scan's resume token keeps its epoch readable
 
-	SnapshotTimeout time.Duration // how long a scan may wait for its client before its snapshot is closed; 0: no limit
+	SnapshotTimeout time.Duration // how long a scan or a bulk load may wait for its client before it is ended; 0: no limit
 
 	origins *origins // of Load; nil: all options have their defaults
 	sources *sources // of Load; nil: it was made in another way
@@ -288,7 +288,7 @@ func newOptions() *options {
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")
 	f.DurationVar(&c.TxnTimeout, "txn-timeout", c.TxnTimeout, "how long an interactive transaction may be open before it is rolled back")
 	f.DurationVar(&c.SnapshotLeaseTTL, "snapshot-lease-ttl", c.SnapshotLeaseTTL, "how long a resume token keeps its snapshot readable after its scan has ended")
-	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to receive a page before its snapshot is closed; 0 is never")
+	f.DurationVar(&c.SnapshotTimeout, "snapshot-timeout", c.SnapshotTimeout, "how long a scan or a verification may wait for its client to receive a page, and a bulk load for its client's next entries, before it ends; 0 is never")
 	f.DurationVar(&c.Feed.Retention, "change-log-retention", c.Feed.Retention, "how long the log is kept for watches that come back, if --change-log-size is not reached; 0 keeps nothing for them")
 	f.Var(&c.Feed.LogSize, "change-log-size", "most of the log that is kept for watches that come back; less when the disk is full")
 	f.Var(&c.Feed.Memory, "feed-memory", "memory for decoded commits and for the queues of watches, beside --memory")

@@ -30,7 +30,7 @@ type snapshotEndedError struct {
 
 func (e *snapshotEndedError) Error() string {
 	if e.cause == telemetry.SnapshotTimeout {
-		return fmt.Sprintf("the snapshot at epoch %d was ended: the client took nothing for %v", e.epoch, e.timeout)
+		return fmt.Sprintf("the snapshot at epoch %d was ended: it waited %v for its client", e.epoch, e.timeout)
 	}
 	return fmt.Sprintf("the snapshot at epoch %d was ended by an operator", e.epoch)
 }
@@ -42,7 +42,7 @@ func (e *snapshotEndedError) Error() string {
 type snapshotTable struct {
 	backups backupState // they pin a durable state; with a lock of its own
 
-	timeout time.Duration // constant: how long a snapshot may wait for its client; 0: for ever
+	timeout time.Duration // constant: how long a snapshot or a bulk load may wait for its client; 0: for ever
 
 	ended [telemetry.SnapshotEnds]atomic.Uint64
 
@@ -83,7 +83,10 @@ type openSnapshot struct {
 func (s *Server) openSnapshot(ctx context.Context, kind pb.SnapshotInfo_Kind, epoch keys.Epoch, release func()) *openSnapshot {
 	o := &openSnapshot{
 		server: s, id: s.store.NextSnapshotID(), kind: kind, epoch: epoch, begun: time.Now(), release: release, ended: make(chan struct{}),
-		expires: kind == pb.SnapshotInfo_KIND_SCAN || kind == pb.SnapshotInfo_KIND_WATCH || kind == pb.SnapshotInfo_KIND_VERIFICATION,
+	}
+	switch kind {
+	case pb.SnapshotInfo_KIND_SCAN, pb.SnapshotInfo_KIND_WATCH, pb.SnapshotInfo_KIND_VERIFICATION, pb.SnapshotInfo_KIND_BULK_LOAD:
+		o.expires = true
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		o.peer = p.Addr.String()

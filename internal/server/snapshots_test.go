@@ -140,6 +140,41 @@ func TestScanOfAStuckClientLosesItsSnapshot(t *testing.T) {
 	}
 }
 
+// TestABulkLoadWhoseClientSendsNothingEnds, so that another one can begin. One whose client sends something now and then goes on.
+func TestABulkLoadWhoseClientSendsNothingEnds(t *testing.T) {
+	const timeout = time.Second
+	h := mustStart(t, func(c *config.Config) { c.SnapshotTimeout = timeout })
+	entry := func(key string) *pb.BulkLoadRequest {
+		return &pb.BulkLoadRequest{Entries: []*pb.BulkEntry{{Key: []byte(key)}}}
+	}
+	stuck, err := h.kv.BulkLoad(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stuck.Send(entry("stuck")); err != nil {
+		t.Fatal(err)
+	}
+	at := h.theSnapshot(t, pb.SnapshotInfo_KIND_BULK_LOAD, func(*pb.SnapshotInfo) bool { return true }).Epoch
+	wantGone(t, stuck.RecvMsg(new(pb.BulkLoadResponse)), "timeout", at)
+
+	slow, err := h.kv.BulkLoad(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		if err := slow.Send(entry(fmt.Sprint("slow", i))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(timeout / 5)
+	}
+	if err := slow.Send(&pb.BulkLoadRequest{Commit: true}); err != nil {
+		t.Fatal(err)
+	}
+	if loaded, err := slow.CloseAndRecv(); err != nil || loaded.Keys != 6 {
+		t.Errorf("%v, %v", loaded, err)
+	}
+}
+
 // TestSnapshotOfAScanIsGivenUpWhileItWaits: at the moment at which the time is over, and for the
 // scan that is stuck only.
 func TestSnapshotOfAScanIsGivenUpWhileItWaits(t *testing.T) {
