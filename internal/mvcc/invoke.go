@@ -251,9 +251,9 @@ func (x *Session) InvokeRequest(
 		x.buffers.forgetAlone()
 	}()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
-	w.setRequest(request)
 	w.ops, w.outcomes = ops, out
 	w.reserve(false)
+	w.setRequest(request)
 	for i := range ops {
 		if err := x.store.checkKey(ops[i].Key); err != nil {
 			return 0, err

@@ -204,6 +204,7 @@ func TestRequestsThatAreGoneAreNotDecoded(t *testing.T) {
 					return context.WithTimeout(t.Context(), 20*time.Millisecond)
 				},
 			} {
+				eventually(t, "the request before has ended", h.holdsNothing) // or the next one may be refused
 				fill(func(line *decodingLine) int64 { return line.limit })
 				ctx, cancel := ends()
 				ended := make(chan struct{})

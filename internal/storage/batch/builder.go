@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -92,15 +93,10 @@ func (b *Builder) MemoryBytes() int {
 	return cap(b.buf) + cap(b.spans)*spanBytes + cap(b.shared)*sliceBytes
 }
 
-// Reserve makes room for as many operations, of so many bytes without the values, as the caller is going to add to an empty builder. Room that grew would be
+// Reserve makes room for as many operations, of so many bytes without the values, as the caller is going to add. Room that grew would be
 // allocated five times over, and be in memory twice while it is copied.
 func (b *Builder) Reserve(operations, bytes int) {
-	if cap(b.spans) < operations {
-		b.spans = make([]opSpan, 0, max(operations, spansMin))
-	}
-	if bytes += HeaderSizeMax; cap(b.buf) < bytes {
-		b.buf = make([]byte, 0, max(bytes, bufBytesMin))
-	}
+	b.spans, b.buf = slices.Grow(b.spans, operations), slices.Grow(b.buf, bytes+HeaderSizeMax)
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.

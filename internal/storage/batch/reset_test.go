@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"weak"
 
@@ -27,6 +28,29 @@ func TestResetKeepsNothingOfAHugeBatch(t *testing.T) {
 			t.Errorf("order %d: the operations or their places are still in memory", order)
 		}
 		runtime.KeepAlive(&b)
+	}
+}
+
+// TestReserveKeepsWhatWasAdded: the record of a request is in the batch before its operations.
+func TestReserveKeepsWhatWasAdded(t *testing.T) {
+	var b Builder
+	b.SetRecord(keys.SpaceSystem, []byte("request"), []byte("record"))
+	b.Reserve(1000, 20_000)
+	b.Delete(keys.SpaceUser, []byte("key"))
+	body, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Reader
+	if err := r.ReadBody(body); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for r.Next() {
+		got = append(got, string(keys.User(r.Key)))
+	}
+	if !slices.Equal(got, []string{"request", "key"}) || r.Err() != nil {
+		t.Errorf("the batch has %q, %v", got, r.Err())
 	}
 }
 
