@@ -20,7 +20,8 @@ func withDirect(c *config.Config) { c.Transport = config.TransportDirect }
 // the server drains.
 func TestFailedPipelinesAreForgotten(t *testing.T) {
 	h := mustStart(t, withDirect)
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	h.put(t, "k", "v") // the client has connected
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	stream, err := h.kv.Pipeline(ctx)
 	if err != nil {
