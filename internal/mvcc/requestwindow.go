@@ -64,10 +64,10 @@ func (r *requestWindow) open(x *Session) error {
 	err := r.readCutoff(x)
 	if errors.Is(err, storage.ErrDamaged) {
 		r.expectUnread(now, x.store.recovery.CommitTime)
-		r.cutoff.Store(now)
 		if x.store.recovery.CommitTime == 0 {
-			r.cutoff.Store(unreadCutoff)
+			now = unreadCutoff
 		}
+		r.cutoff.Store(now)
 		return nil
 	}
 	if err != nil {

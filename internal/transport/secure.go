@@ -68,7 +68,7 @@ type handshake struct {
 	from netip.Prefix
 }
 
-// networkOf is where a client comes from: its address, of which one of IPv6 stands for the 2^64 that a host has.
+// networkOf is where a client comes from: its address, or the first 64 bits of one of IPv6, because a host has all addresses that begin with them.
 func networkOf(peer net.Addr) netip.Prefix {
 	tcp, ok := peer.(*net.TCPAddr)
 	if !ok {
@@ -104,7 +104,9 @@ var ciphers12 = []uint16{
 }
 
 // NewHandshakes makes the handshakes of a listener.
-func NewHandshakes(o HandshakeOptions) *Handshakes { return &Handshakes{options: o} }
+func NewHandshakes(o HandshakeOptions) *Handshakes {
+	return &Handshakes{options: o, from: make(map[netip.Prefix]int)}
+}
 
 // config is the configuration of the next handshake. It is prepared once, so that its session
 // tickets can be used.
@@ -125,10 +127,9 @@ func (h *Handshakes) config() *tls.Config {
 	return config
 }
 
-// begin adds a handshake. If there are too many, the oldest of the network that has most ends: clients that answer need
-// milliseconds, and those that do not must not keep others out for a whole timeout, nor those of another network at all,
-// however fast they connect. It returns nil
-// after Close. If goroutines is not nil, the handshake's own is counted before.
+// begin adds a handshake. If there are too many, the oldest of the network that has most ends. Clients that answer need
+// milliseconds, and those that do not must not keep others out for a whole timeout. However fast a client connects, it ends no
+// handshake of another network. begin returns nil after Close. If goroutines is not nil, the handshake's own is counted before.
 func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -140,9 +141,6 @@ func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Eleme
 	}
 	if h.open.Len() >= h.options.Most {
 		h.endLocked(h.surplusLocked())
-	}
-	if h.from == nil {
-		h.from = make(map[netip.Prefix]int)
 	}
 	s := &handshake{raw, networkOf(raw.RemoteAddr())}
 	h.from[s.from]++
