@@ -61,8 +61,7 @@ func (c *Config) WatchMemory() Size {
 	return max(c.Feed.Memory, c.Limits.BatchSize) + WatchResponseBytes + Size(c.Feed.Watches)*WatchBytes + 4*c.Limits.ValueSize
 }
 
-// MemoryBound is the bound of the server's resident memory, whatever its clients do. docs/operations.md states it, and
-// what the gRPC library keeps of each stream beyond it with --transport grpc-go.
+// MemoryBound is the bound of the server's resident memory with either transport, whatever its clients do. docs/operations.md states it.
 func (c *Config) MemoryBound() Size { return c.memoryWithoutWatches() + c.WatchMemory() }
 
 func (c *Config) memoryWithoutWatches() Size {

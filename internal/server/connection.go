@@ -31,7 +31,6 @@ type connection struct {
 	refused atomic.Bool // over the limit: its requests get an error with the reason; see connections.refuses
 
 	refusals refusals               // written by the code that follows its frames
-	tls      *tls.ConnectionState   // nil in plain text
 	caller   atomic.Pointer[caller] // of the newest request; see gate
 
 	scansMu sync.Mutex // a leaf; guards what follows
@@ -41,6 +40,7 @@ type connection struct {
 	held   [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
 	claims [shareCount]claim          // to the large slots
 	connectionCounts
+	connectionLayers
 
 	mu      sync.Mutex // a leaf; guards the counts of answers and pages, and changes of refused
 	answers int64
@@ -50,6 +50,12 @@ type connection struct {
 
 	queued map[*chargedBytes]func() bool // answers in queues of pipelines, and whether each may be sent
 	pages  map[int]int                   // how many scans have ended before their pages were sent, by the room of those
+}
+
+// connectionLayers are what is between the socket and the requests. They are constant once the connection serves.
+type connectionLayers struct {
+	tls     *tls.ConnectionState // nil in plain text
+	library *libraryConn         // nil with the direct transport
 }
 
 // connectionCounts are of what a connection has beside bytes.
@@ -260,7 +266,7 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 		unread: unread{step: r.connections.receiving.step.Load()},
 	}
 	r.connections.add(counted)
-	return counted, info, nil
+	return newLibraryConn(counted), info, nil
 }
 
 // secure makes the TLS handshake, if the server speaks TLS. The time until the client's settings

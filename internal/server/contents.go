@@ -158,7 +158,7 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	u, unary := v.(*unaryMessage)
 	s, streamed := v.(*streamMessage)
 	if streamed {
-		v = s.request
+		v, s.bytes = s.request, data.Len()
 	}
 	if data.Len() < countedMessageMin {
 		if unary {
@@ -281,6 +281,7 @@ func (u *unaryMessage) free() {
 type streamMessage struct {
 	ctx     context.Context // the codec gets no other argument
 	request any
+	bytes   int            // of the encoded message
 	gaveUp  *status.Status // set if the context ended before there was room
 }
 

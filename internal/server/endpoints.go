@@ -103,6 +103,8 @@ func (s *Server) newGRPC() {
 		grpc.ForceServerCodecV2(s.codec()),
 		grpc.Creds(s.connections.credentials(s.endpoints.tls.grpc)),
 		grpc.UnaryInterceptor(s.unary),
+		grpc.InTapHandle(beginLibraryStream),
+		grpc.ReadBufferSize(0), // libraryConn has one
 		grpc.MaxRecvMsgSize(messageBytesMax(&s.config)),
 		grpc.MaxSendMsgSize(answerBytesMax),
 		grpc.MaxConcurrentStreams(uint32(min(s.config.Limits.Streams, s.receiving.streamsOfOne()))),

@@ -154,7 +154,7 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, hand
 			return s.refuse(ctx, a, row, errTooManyStreams)
 		}
 	}
-	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a)}
+	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx)}
 	defer func() { g.held.release() }()
 	return handler(srv, g)
 }
@@ -168,6 +168,8 @@ type gatedStream struct {
 	ctx    context.Context
 	held   *memoryCharge // of its message
 
+	library *libraryStream // nil with the direct transport
+
 	received streamMessage
 }
 
@@ -179,6 +181,9 @@ func (g *gatedStream) RecvMsg(m any) error {
 	g.received = streamMessage{ctx: g.ctx, request: m}
 	err := g.ServerStream.RecvMsg(&g.received)
 	gaveUp := g.received.gaveUp
+	if err == nil {
+		g.library.took(g.received.bytes)
+	}
 	g.received = streamMessage{} // the message is its receiver's
 	if gaveUp != nil {
 		return gaveUp.Err()
@@ -197,4 +202,12 @@ func (g *gatedStream) RecvMsg(m any) error {
 		}
 	}
 	return err
+}
+
+// SendMsg implements grpc.ServerStream.
+func (g *gatedStream) SendMsg(m any) error {
+	if err := g.library.sends(g.ctx, m); err != nil {
+		return err
+	}
+	return g.ServerStream.SendMsg(m)
 }

@@ -24,6 +24,7 @@ type inbound struct {
 	small     int64
 	streams   int64
 	window    int64    // bytes that the client may still send on the connection
+	unsent    int64    // what the library has not sent, with what it takes
 	ending    []uint32 // streams whose reset gRPC has to read between two frames
 	telling   []byte   // frames with the reasons, to be sent to the client between two frames
 }
@@ -129,7 +130,7 @@ func (in *inbound) answered(b []byte) {
 			in.sent.incrementLen, b = in.sent.incrementLen+n, b[n:]
 			if in.sent.incrementLen == windowBytes {
 				f.skip, in.sent.incrementLen = 0, 0
-				in.taken(f.stream(), int64(binary.BigEndian.Uint32(in.sent.increment[:])))
+				in.widened(f.stream(), int64(binary.BigEndian.Uint32(in.sent.increment[:])))
 			}
 			continue
 		}
@@ -144,48 +145,74 @@ func (in *inbound) answered(b []byte) {
 		case frameData:
 			in.sent.dataBytes += uint64(f.length())
 		}
+		if f.kind() == frameData {
+			in.change(f.stream(), func(m *receivedStream) { m.library.sent(in, int64(f.length())) })
+		}
 		switch kind := f.kind(); {
 		case kind == frameReset || f.flags()&flagEndStream != 0 && kind == frameHeaders:
 			in.ended(f.stream())
 		case kind == frameData || kind == frameHeaders:
-			in.taken(f.stream(), 0)
+			in.change(f.stream(), in.answer)
 		}
 	}
 }
 
-// taken records that the server has taken bytes of a stream, or, with no bytes, that it has
-// answered on the stream.
-func (in *inbound) taken(stream uint32, bytes int64) {
+// widened records that the client may send more on a stream, or on the connection. That the server has taken as much of a message does not follow.
+func (in *inbound) widened(stream uint32, bytes int64) {
 	if stream == 0 {
 		in.window += bytes
 		return
 	}
-	m, at := in.at(stream)
-	if m == nil {
+	in.change(stream, func(m *receivedStream) { m.window += bytes })
+}
+
+// answer records that the server has answered on a stream: what it took before is not counted any more. It may not have taken all that has come.
+func (in *inbound) answer(m *receivedStream) {
+	m.answered = true
+	if m.untaken > 0 {
 		return
 	}
-	if answer := bytes == 0; answer {
-		m.answered = true
-		keep := int64(0)
-		if n := m.known(); !in.receiving.isBeside(n) {
-			in.leavePlace(m)
-			if n >= receivedBytesMin {
-				keep = min(m.large, n)
-			}
+	keep := int64(0)
+	if n := m.known(); !in.receiving.isBeside(n) {
+		in.leavePlace(m)
+		if n >= receivedBytesMin {
+			keep = min(m.large, n)
 		}
-		in.receiving.large.release(&in.large, m.large-keep)
-		m.large = keep
-		if m.raw <= unwidened {
-			bytes = m.raw
-		}
-	} else {
-		m.window += bytes
 	}
-	m.taken(bytes)
+	in.receiving.large.release(&in.large, m.large-keep)
+	m.large = keep
+}
+
+// took records that the server has taken a message of so many bytes. A large one counts until the next answer.
+func (in *inbound) took(stream uint32, bytes int64) {
+	in.change(stream, func(m *receivedStream) {
+		if bytes >= receivedBytesMin {
+			m.untaken = max(0, m.untaken-1)
+			return
+		}
+		m.taken(grpcPrefixBytes + bytes)
+		in.shrink(m)
+	})
+}
+
+// takeAll records that the server has taken all that has come on a stream.
+func (in *inbound) takeAll(m *receivedStream) {
+	m.untaken = 0
+	m.taken(m.raw)
 	in.shrink(m)
-	if !at {
+}
+
+// change changes the state of a stream. It reports false if the stream is not open.
+func (in *inbound) change(stream uint32, to func(*receivedStream)) bool {
+	m, current := in.at(stream)
+	if m == nil {
+		return false
+	}
+	to(m)
+	if !current {
 		in.open[stream] = *m
 	}
+	return true
 }
 
 // at is the state of a stream, and whether it is the current one itself.
@@ -285,6 +312,9 @@ func (in *inbound) message(b []byte) {
 		}
 		m.left, b = m.left-n, b[n:]
 		if m.prefixLen == grpcPrefixBytes && m.left == 0 {
+			if m.known() >= receivedBytesMin {
+				m.untaken++
+			}
 			m.prefix, m.prefixLen = [grpcPrefixBytes]byte{}, 0
 			m.later = true
 		}

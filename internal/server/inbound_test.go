@@ -95,12 +95,18 @@ func TestMessagesCountUntilTheyAreTaken(t *testing.T) {
 	feed(frame(frameData, flagEndStream, 1, m[2005:]))
 	want(size) // complete, but not decoded
 	in.answered(frame(frameData, 0, 1, nil))
+	want(size) // a part of an answer to a message before
+	in.took(1, size)
+	want(size)
+	in.answered(frame(frameData, 0, 1, nil))
 	want(0)
 	half := prefixed(small)
 	feed(frame(frameData, 0, 5, half[:600]))
 	want(small + grpcPrefixBytes) // with all that it declares
 	feed(frame(frameData, 0, 5, half[600:]))
 	want(small + grpcPrefixBytes) // complete, but not decoded
+	in.answered(append(windowOf(5, 1<<20), frame(frameData, 0, 5, nil)...))
+	want(small + grpcPrefixBytes)
 	feed(frame(frameData, 0, 7, m[:1000]))
 	want(small + grpcPrefixBytes + size)
 	in.answered(frame(frameReset, 0, 5, make([]byte, 4)))
@@ -110,8 +116,8 @@ func TestMessagesCountUntilTheyAreTaken(t *testing.T) {
 }
 
 // TestSmallMessagesThatWaitCount: a stream that is not served holds a window of small messages,
-// which count together; one too many is refused, and with it its stream. What the server takes, as
-// it tells by windows or answers, does not count.
+// which count together; one too many is refused, and with it its stream. What the server takes does not count.
+// That it has answered, or has widened windows, says nothing about that.
 func TestSmallMessagesThatWaitCount(t *testing.T) {
 	const size, limit = 1 << 10, 400 << 10
 	r := newReceiving(2 * limit)
@@ -129,12 +135,16 @@ func TestSmallMessagesThatWaitCount(t *testing.T) {
 			t.Fatal("a stream that is served was refused")
 		}
 		if i%50 == 0 {
-			in.answered(windowOf(1, 51*(size+grpcPrefixBytes)))
-			in.answered(frame(frameData, 0, 3, nil))
+			for range 50 {
+				in.took(1, size)
+				in.took(3, size)
+			}
 		}
 	}
-	in.answered(windowOf(1, 1<<20))
-	in.answered(windowOf(3, 1<<20))
+	for range 49 {
+		in.took(1, size)
+		in.took(3, size)
+	}
 	if n := r.reserved(); n != 0 {
 		t.Errorf("%d bytes are reserved after everything was taken", n)
 	}
@@ -143,8 +153,8 @@ func TestSmallMessagesThatWaitCount(t *testing.T) {
 		n++
 	}
 	before := in.small
-	if in.answered(frame(frameData, 0, 5, nil)); in.small != before {
-		t.Error("an answer took more than the server takes without widening the window")
+	if in.answered(append(windowOf(5, 1<<20), frame(frameData, 0, 5, nil)...)); in.small != before {
+		t.Error("an answer, or a window, took messages")
 	}
 	if n < 150 || n > 250 {
 		t.Errorf("message %d was refused; half of the limit is 200", n)
@@ -213,6 +223,7 @@ func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
 			t.Error("what is not decoded was not reserved")
 		}
 		for _, in := range []*inbound{one, other} {
+			in.took(1, int64(size))
 			in.answered(frame(frameData, 0, 1, nil))
 		}
 		if r.reserved() != 0 || !start(third, 5) {
@@ -382,6 +393,7 @@ type modelled struct {
 	sent   int
 	ends   []int // of its messages in data
 	size   []int // of each of them, without prefix
+	took   int   // messages that the server has taken
 	closed bool
 
 	large, small, waiting, raw int64
@@ -426,8 +438,16 @@ func (s *modelled) receive(n, padding int) {
 	}
 }
 
-// taken is what a wider window, or an answer, tells.
-func (s *modelled) taken(bytes int64, answer bool) {
+// next is the size of the next message to be taken, if it has come. Large ones have counted apart.
+func (s *modelled) next() (size int, ok bool) {
+	if ok = s.took < len(s.ends) && s.sent >= s.ends[s.took]; ok {
+		size = s.size[s.took]
+	}
+	return size, ok
+}
+
+// taken is what an answer tells, or that the server takes the next message.
+func (s *modelled) taken(answer bool) {
 	large, left := int64(0), int64(0) // of the message that is being received
 	for i, end := range s.ends {
 		if body := end - s.size[i]; s.sent >= body && s.sent < end {
@@ -437,12 +457,23 @@ func (s *modelled) taken(bytes int64, answer bool) {
 		}
 	}
 	if answer {
-		s.large = large
-		if s.raw <= unwidened {
-			bytes = s.raw
+		for i := s.took; i < len(s.ends); i++ {
+			if s.size[i] >= receivedBytesMin && s.sent >= s.ends[i] {
+				return
+			}
 		}
+		s.large = large
+		return
 	}
-	if bytes = min(bytes, s.raw); bytes == s.raw {
+	size, ok := s.next()
+	if !ok {
+		return
+	}
+	s.took++
+	if size >= receivedBytesMin {
+		return
+	}
+	if bytes := min(int64(size)+grpcPrefixBytes, s.raw); bytes == s.raw {
 		s.raw, s.waiting = 0, left
 	} else {
 		s.waiting -= (s.waiting - left) * bytes / s.raw
@@ -503,11 +534,15 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 				s.closed = true
 			case what == 4: // the server answers
 				send(frame([]byte{frameData, frameHeaders}[random.IntN(2)], 0, id, make([]byte, random.IntN(20))))
-				s.taken(0, true)
+				s.taken(true)
 			case what == 5: // the server takes
-				n := 1 + random.IntN(1+random.IntN(1<<17))
-				send(append(windowOf(0, 1<<20), windowOf(id, n)...))
-				s.taken(int64(n), false)
+				send(append(windowOf(0, 1<<20), windowOf(id, 1+random.IntN(1<<17))...)) // which says nothing about messages
+				for range random.IntN(4) {
+					if size, ok := s.next(); ok {
+						in.took(id, int64(size))
+						s.taken(false)
+					}
+				}
 			default:
 				part := s.data[s.sent:min(len(s.data), s.sent+random.IntN(1+random.IntN(70_000)))]
 				flags, payload := byte(0), part

@@ -20,9 +20,11 @@ type receivedStream struct {
 	window    int64 // bytes that the client may still send on the stream
 	gained    int64 // bytes received since step
 	step      uint32
-	closed    bool // the client has ended the stream
-	answered  bool // the server has sent headers
-	later     bool // an earlier message was received completely
+	closed    bool           // the client has ended the stream
+	answered  bool           // the server has sent headers
+	later     bool           // an earlier message was received completely
+	untaken   int            // large messages that were received completely, and not taken
+	library   *libraryStream // nil until the library has read its headers
 }
 
 // incomplete reports whether the client must send more: the rest of a message, or, until the server
@@ -126,6 +128,7 @@ func (in *inbound) shrink(m *receivedStream) {
 
 // reset releases all reservations of a stream.
 func (in *inbound) reset(m *receivedStream) {
+	m.library.end(in)
 	in.leavePlace(m)
 	in.receiving.large.release(&in.large, m.large)
 	in.receiving.small.release(&in.small, m.small)

@@ -16,8 +16,7 @@ import (
 //   - its largest large message since the server last answered: gRPC takes the next message from the
 //     window only after it has decoded the one before;
 //   - all its small messages that the server has not taken, with their declared lengths and the
-//     overhead of small frames. The server has taken messages when it widens the stream's window,
-//     answers, or ends the stream.
+//     overhead of small frames. Their handler says which it has taken: see libraryStream.
 //
 // A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others. A message of more
 // than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out.
@@ -56,8 +55,6 @@ const (
 	// A frame of less than smallFrameBytes costs frameOverhead beside its payload.
 	smallFrameBytes = 512
 	frameOverhead   = 128
-	// unwidened is the most that gRPC takes without widening the window.
-	unwidened = streamWindowBytes / 4
 )
 
 // errPadding closes a connection that does not speak HTTP/2, as gRPC would.

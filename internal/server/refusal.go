@@ -110,6 +110,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 				if err != nil {
 					return err
 				}
+				libraryStreamOf(ctx).tookAll()
 				if err = s.checkMessage(ctx, a, row, request); err == nil {
 					if held, err = s.holdMessage(ctx, request, size); err == nil {
 						leave, err = s.lists.enter(ctx, row)

@@ -1,0 +1,110 @@
+package storm
+
+import (
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+)
+
+// TestStreamsTakenByteByByteStayInTheBound: streams whose clients send as much as they may, and take one byte of the answers after each message. Neither
+// what waits for the handlers nor what they have answered exceeds the bound.
+//
+//	go test ./internal/e2e/storm -run TakenByteByByte -v -storm.attacks -storm.transport grpc-go
+func TestStreamsTakenByteByByteStayInTheBound(t *testing.T) {
+	binary := mustBuild(t)
+	watch := func(c *pb.CreateWatch) *pb.WatchRequest {
+		return &pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: c}}
+	}
+	get := func(key string) *pb.PipelineRequest {
+		return &pb.PipelineRequest{Id: 1, Request: &pb.PipelineRequest_Get{Get: &pb.GetRequest{Key: []byte(key)}}}
+	}
+	for _, kind := range []attack{
+		{"watches taken byte by byte", func(a *attacker) {
+			a.bound = boundWithWatches(attackMemory)
+			kinds := slices.Repeat([]pb.EventKind{pb.EventKind_EVENT_KIND_SET}, 62<<10)
+			a.byteByByte("FeedService/Watch", a.framed(watch(&pb.CreateWatch{Ranges: []*pb.KeyRange{{}}})), a.framed(watch(&pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{{}}, Kinds: kinds})))
+		}},
+		{"pipelines with 4 KB answers taken byte by byte", func(a *attacker) {
+			mustPut(a.T, pb.NewKVServiceClient(a.dial()), []byte("four"), 4000)
+			one := a.framed(get("four"))
+			a.byteByByte("KVService/Pipeline", one, slices.Repeat(one, 20))
+		}},
+		{"pipelines with tiny answers taken byte by byte", func(a *attacker) {
+			one := a.framed(get("n"))
+			a.byteByByte("KVService/Pipeline", one, slices.Repeat(one, (62<<10)/len(one)))
+		}},
+		{"pipelines of large messages taken byte by byte", func(a *attacker) {
+			mustPut(a.T, pb.NewKVServiceClient(a.dial()), []byte("four"), 4000)
+			large := a.framed(&pb.PipelineRequest{Request: &pb.PipelineRequest_Put{Put: &pb.PutRequest{Key: []byte("p"), Value: make([]byte, 120<<10), Durability: pb.Durability_DURABILITY_ASYNC}}})
+			a.byteByByte("KVService/Pipeline", slices.Repeat(a.framed(get("four")), 20), large)
+		}},
+	} {
+		t.Run(kind.name, func(t *testing.T) { kind.against(t, binary, "--max-connections", "100") })
+	}
+}
+
+// byteByByte opens streams without a window and sends a message, or several, first. Then it sends others, as often as the windows allow it, and lets the
+// server send one byte after each of them.
+func (a *attacker) byteByByte(method string, first, later []byte) {
+	const hosts, rounds = 7, 6
+	connections, streams := a.times(hosts, 70), a.times(20, 80)
+	var all []*rawClient
+	for i := range connections {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%hosts))}}
+		conn, err := dialer.DialContext(a.ctx, "tcp", a.server.address)
+		if err != nil {
+			a.Fatal(err)
+		}
+		a.closeAtEnd(conn)
+		all = append(all, newRawClient(a, conn, http2.Setting{ID: http2.SettingInitialWindowSize}))
+	}
+	each := func(do func(r *rawClient, id uint32) error) {
+		var sending sync.WaitGroup
+		for _, r := range all {
+			sending.Go(func() {
+				for i := range streams {
+					r.mu.Lock()
+					err := do(r, uint32(2*i+1))
+					r.mu.Unlock()
+					if err != nil {
+						return
+					}
+				}
+			})
+		}
+		sending.Wait()
+		time.Sleep(a.look() / 3)
+	}
+	each(func(r *rawClient, id uint32) error {
+		if err := r.begin(id, "/epochkv.v1."+method); err != nil {
+			return err
+		}
+		return r.send(id, first, 16<<10)
+	})
+	for _, r := range all {
+		r.awaitHeaders(streams)
+	}
+	for range rounds {
+		each(func(r *rawClient, id uint32) error {
+			if n := int64(len(later)); r.closed[id] || r.window[0] < n || r.window[id] < n {
+				return nil
+			}
+			a.done.Add(1)
+			if err := r.send(id, later, 16<<10); err != nil {
+				return err
+			}
+			return r.framer.WriteWindowUpdate(id, 1)
+		})
+		each(func(r *rawClient, id uint32) error { return r.framer.WriteWindowUpdate(id, 1) })
+	}
+	a.steadyMemory()
+	for _, r := range all {
+		a.refused.Add(int64(r.ended()))
+	}
+}
