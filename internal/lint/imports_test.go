@@ -129,7 +129,7 @@ var metered = []string{"internal/telemetry", "cmd", "bench"}
 var traced = []string{"internal/tracing", "client/tracing"}
 
 // migration lists what kvctl reads the data of peers with, to import it.
-var migration = []string{"go.etcd.io/bbolt", "github.com/redis/go-redis/v9"}
+var migration = []string{"go.etcd.io/bbolt", "github.com/gomodule/redigo/redis"}
 
 // engine lists the packages that reach files through vfs alone.
 var engine = []string{"internal/storage", "internal/wal", "internal/mvcc", "internal/cache", "internal/pin"}
