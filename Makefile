@@ -53,7 +53,7 @@ TEST         := $(GO) test -vet=off
 COMPILE      := $(LESS_GC) $(GO) list -export -test -deps
 # The race detector makes the collector slow: with GOGC=400 the tests needed 7 % less processor time. 200 bounds their memory: up to six processes run, which collect more
 # often above 1.5 GiB each.
-RACE         := GOGC=200 GOMEMLIMIT=1500MiB $(TEST) -race -tags invariants -timeout 30m
+RACE         := CGO_ENABLED=1 GOGC=200 GOMEMLIMIT=1500MiB $(TEST) -race -tags invariants -timeout 30m
 # Without the race detector, the assertions and the baselines of the benchmarks are built at once, so that all is compiled once for both.
 ALL_TAGS     := -tags 'invariants ablation'
 ASSERTED     := $(TEST) $(ALL_TAGS)
@@ -88,7 +88,7 @@ test: ## Run every test of the server module
 	$(TEST) -timeout $(TEST_TIMEOUT) $(STORM)
 
 race: ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
-	@$(COMPILE) -race -tags invariants $(RACE_PACKAGES) ./internal/server >/dev/null
+	@CGO_ENABLED=1 $(COMPILE) -race -tags invariants $(RACE_PACKAGES) ./internal/server >/dev/null
 	tools/together.sh "$(RACE) -p $(AT_ONCE) -skip '$(CRASH_TESTS)' $(RACE_PACKAGES)" \
 		"$(RACE) -skip '$(CRASH_TESTS)' ./internal/server -users -run '$(SERVER_PART)'" \
 		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
