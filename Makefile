@@ -11,7 +11,7 @@ GO    ?= go
 # in GOFLAGS: with other flags than the tests all that both import would be compiled twice.
 BUF   := $(GO) run -modfile=$(CURDIR)/tools/go.mod github.com/bufbuild/buf/cmd/buf
 # With less garbage collection the compiler and golangci-lint need a fifth less processor time. Tests run with the usual one.
-LESS_GC := GOGC=400 GOMEMLIMIT=4GiB
+LESS_GC := env GOGC=400 GOMEMLIMIT=4GiB
 LINT  := $(LESS_GC) $(CURDIR)/tools/lint/golangci-lint.sh
 # Modules of this repository: the server, and what must stay out of its go.mod.
 MODULES := . bench bench/peers/etcdserver examples/sqliteview tools tools/deploycheck tools/lint
@@ -36,6 +36,7 @@ ENGINE       := ./internal/enginetest ./internal/mvcc ./internal/storage ./inter
 NOT_RACED     = $$(git grep --untracked -hE '^func Test|SkipUnderRace\(' -- $(ENGINE:./%='%/*_test.go') | sed -n -e '/^func/{s/func //;s/(.*//;h;d;}' -e '{x;p;x;}' | paste -sd '|')
 SEED         := $(or $(SEED),$(shell date +%s%N))
 BENCH_BUDGET ?= 20m
+YIELD        ?=
 # The server's tests run on the default transport, and on grpc-go only where the path of a request differs: pipelines, messages that are
 # received in parts or not at all, streams and answers of stuck clients, deadlines, shutdown. Left out is what both share: conditions, scans,
 # transactions, snapshots, tokens, limits of the engine, states of the throttle, metrics. Tests of idle streams start both transports themselves.
@@ -87,8 +88,11 @@ test: ## Run every test of the server module
 		"$(TEST) -timeout $(TEST_TIMEOUT) ./internal/server -transport grpc-go -run '$(GRPC_GO_TESTS)' -skip '^TestIdle' && $(TEST) -timeout $(TEST_TIMEOUT) ./internal/transport -tls"
 	$(TEST) -timeout $(TEST_TIMEOUT) $(STORM)
 
-race: ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
-	@CGO_ENABLED=1 $(COMPILE) -race -tags invariants $(RACE_PACKAGES) ./internal/server >/dev/null
+# The compilation that race begins with. With YIELD, .ci/run has it run beside tests that wait.
+compile-race:
+	@CGO_ENABLED=1 $(YIELD) $(COMPILE) -race -tags invariants $(RACE_PACKAGES) ./internal/server >/dev/null
+
+race: compile-race ## Run the tests under the race detector and with the expensive assertions, the server's with users checked (see RACE_PACKAGES and CRASH_TESTS)
 	tools/together.sh "$(RACE) -p $(AT_ONCE) -skip '$(CRASH_TESTS)' $(RACE_PACKAGES)" \
 		"$(RACE) -skip '$(CRASH_TESTS)' ./internal/server -users -run '$(SERVER_PART)'" \
 		"$(RACE) -skip '$(CRASH_TESTS)|$(SERVER_PART)' ./internal/server -users" \
@@ -99,6 +103,10 @@ test-invariants: ## Run with the expensive assertions and without the race detec
 	tools/together.sh "$(ASSERTED) -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -skip '$(CRASH_TESTS)' $(OFF_HEAP) && \
 			$(ASSERTED) -p $(AT_ONCE) -timeout $(TEST_TIMEOUT) -run \"^($(NOT_RACED))\$$\" $(ENGINE)" \
 		"$(ASSERTED) -timeout 15m ./internal/e2e/clients -users"
+
+# As compile-race, for crash and test-invariants.
+compile-asserted:
+	@$(YIELD) $(COMPILE) $(ALL_TAGS) $(CRASH_PACKAGES) $(OFF_HEAP) $(ENGINE) ./internal/e2e/clients >/dev/null
 
 crash: ## Run the crash, damage and full-disk tests again, uncached, with fresh seeds and with the expensive assertions (SEED=N repeats a run)
 	@echo "seeds begin at EPOCHKV_SEED=$(SEED)"
@@ -143,9 +151,11 @@ bench-peers: ## Compare the server with etcd and Redis (when installed) over the
 bench-record: ## Make the files of bench/results that are committed from the runs in bench/results/runs
 	cd bench && $(GO) run ./cmd/epochbench -record results results/runs/*.json
 
+compile-bench:
+	@cd bench && $(YIELD) $(COMPILE) $(ALL_TAGS) ./... >/dev/null
+
 # The tests of bench do not run the scenarios over the wire: epochbench does, with all others.
-bench-smoke: ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
-	@cd bench && $(COMPILE) $(ALL_TAGS) ./... >/dev/null
+bench-smoke: compile-bench ## Run every benchmark scenario for a moment: they must run and verify, speed is not judged
 	tools/together.sh "cd bench && $(GO) run $(ALL_TAGS) ./cmd/epochbench -smoke -out results/tmp" \
 		"cd bench && $(ASSERTED) -timeout $(TEST_TIMEOUT) -skip EveryScenarioRunsAndVerifies ./..." \
 		"$(ASSERTED) -timeout $(TEST_TIMEOUT) -run 'EveryWayOfPruning|IncrementsBy' ./internal/mvcc && $(ASSERTED) -timeout $(TEST_TIMEOUT) -run InvokeAll ./internal/storage/btree"
@@ -206,5 +216,5 @@ help: ## This list
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: run build clean test race test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check lint \
+.PHONY: run build clean test compile-race race compile-asserted compile-bench test-invariants crash fuzz-smoke test-python test-clients test-proxy test-h2spec test-deploy test-console test-s3 bench bench-large bench-peers bench-record bench-smoke fmt fmt-check lint \
 	lint-advice deadcode vulncheck tidy-check generate generate-check wire-check buf-lint buf-breaking ci help
