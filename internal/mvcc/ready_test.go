@@ -185,6 +185,47 @@ func TestALargeCommitLeavesMemoryForOthers(t *testing.T) {
 	}
 }
 
+// TestALargeCommitWaitsForTheOneBefore: that one is in the active generation, which is larger than others by far, and which a merge takes only once
+// it has been replaced. Others write meanwhile.
+func TestALargeCommitWaitsForTheOneBefore(t *testing.T) {
+	fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+	o := tiny(fs)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 8<<20, time.Hour
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+	s := mustOpen(t, o)
+	large := func(value int) *Write {
+		w := &Write{Durability: DurabilityAsync}
+		for i := range 200 {
+			w.Set(fmt.Append(nil, "key", i), make([]byte, value))
+		}
+		return w
+	}
+	if err := <-startCommit(t, s, large(15_000)); err != nil {
+		t.Fatal(err)
+	}
+	release := sync.OnceFunc(fs.hold())
+	defer release()
+	before := s.Stats().Storage
+	if s.engine.AwaitsMerge() || before.Rotations == 0 {
+		t.Fatal("memory is full, or the commit was not large: this tests nothing")
+	}
+	stalls, done := before.Backpressure.Stalls, startCommit(t, s, large(16_000))
+	eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
+	for i := range 20 {
+		mustPutAsync(t, s, fmt.Sprint("small", i), string(make([]byte, 4000)))
+	}
+	if len(done) > 0 {
+		t.Error("the commit has not waited")
+	}
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if v := get(t, s, "key199", 0); len(v) != 16_000 {
+		t.Errorf("a value of %d bytes", len(v))
+	}
+}
+
 // TestNoPageIsReadAgainUnderLatches: a merge takes what a commit has validated, while it waits for its latches. The cache has room for few pages.
 func TestNoPageIsReadAgainUnderLatches(t *testing.T) {
 	testseed.SkipUnderRace(t)

@@ -32,13 +32,21 @@ func (d *Demand) memoryBytes() int64 {
 // AwaitRoom waits until a record would find memory and a log segment at once, and reserves neither: other records may take them. A caller for
 // which others will wait while it waits calls it before that. The errors are those of AdvanceGeneration.
 //
-// For a part of StallMax it waits until the record leaves memory for those of others: otherwise the next of them would wait until it is merged.
+// For a part of StallMax it waits until the record leaves memory for those of others: otherwise the next of them would wait until it is merged. So it also
+// replaces an active generation that is full, which its next writer would do: only then can that be merged.
 func (e *Engine) AwaitRoom(ctx context.Context, d *Demand) error {
 	if e.fits(d) {
 		return nil
 	}
 	soon, cancel := context.WithTimeoutCause(ctx, e.options.StallMax/4, errNoRoomBeside)
-	err := e.awaitRoom(soon, func() (obstacle, error) { return e.obstacleOf(d, true) })
+	err := e.awaitRoom(soon, func() (obstacle, error) {
+		if full := e.fullBeside(d); full != nil {
+			if o, err := e.advanceGeneration(full, 0, nil); o.ready != nil || err != nil {
+				return o, err
+			}
+		}
+		return e.obstacleOf(d, true)
+	})
 	cancel()
 	if err != errNoRoomBeside { //nolint:errorlint // made here
 		return err
@@ -62,6 +70,16 @@ func (e *Engine) fits(d *Demand) bool {
 	g := e.view.Load().active
 	return !e.oversized(d.logBytes()) && !g.sealed() && g.segment != nil && g.segment.Fits(d.logBytes()) &&
 		int64(g.mem.Bytes())+d.memoryBytes() <= e.memory.memtableBytes
+}
+
+// fullBeside seals the active generation if that is full, and would fill memory together with a record, which no merge of others would change. nil if not.
+func (e *Engine) fullBeside(d *Demand) *generation {
+	v := e.view.Load()
+	if g := v.active; !e.merges(v) && int64(g.mem.Bytes()) > e.memory.memtableBytes && e.immutableBytesOf(v)+d.memoryBytes() > e.memory.immutableBytes.Load() {
+		g.seal()
+		return g
+	}
+	return nil
 }
 
 // obstacleOf is what a rotation for a record would have to wait for; with beside also the merges without which it would fill memory.
