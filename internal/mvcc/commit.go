@@ -292,9 +292,9 @@ func (x *Session) prepare(w *Write) (err error) {
 // checkLimits compares w with the limits. Those of batches and values are for clients: a commit of the store's own, which may delete
 // keys of many clients, has bounds of its own.
 func (x *Session) checkLimits(w *Write) error {
-	limits, n := &x.store.options.Limits, w.Batch.Operations()
-	if n > limits.BatchOps && !w.own {
-		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n}
+	limits := &x.store.options.Limits
+	if n := w.countedOperations(limits.BatchOps); !w.own && n > limits.BatchOps {
+		return &LimitError{What: "batch operations", Limit: limits.BatchOps, Got: n, Records: n - w.Batch.Operations()}
 	}
 	if size := w.Batch.PayloadBytes(); size > limits.BatchBytes && !w.own {
 		return &LimitError{What: "batch bytes", Limit: limits.BatchBytes, Got: size}

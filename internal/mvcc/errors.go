@@ -92,9 +92,13 @@ func (e *SnapshotGoneError) Error() string {
 type LimitError struct {
 	What       string // "key bytes", "value bytes", "batch bytes", "batch operations"
 	Limit, Got int
+	Records    int // of Got, those of deadlines and leases: see Write.countedOperations
 }
 
 func (e *LimitError) Error() string {
+	if e.Records > 0 {
+		return fmt.Sprintf("mvcc: %s: %d, of which %d are for deadlines and leases, exceed the limit of %d", e.What, e.Got, e.Records, e.Limit)
+	}
 	return fmt.Sprintf("mvcc: %s: %d exceeds the limit of %d", e.What, e.Got, e.Limit)
 }
 

@@ -62,15 +62,7 @@ func (x *Session) demand(w *Write) *storage.Demand {
 		addOwned(d, w.ops[i].queueRecordsMax(), 1+len(w.ops[i].Key))
 	}
 	for i := 0; w.ops == nil && w.Batch.WithMetadata() > 0 && i < w.Batch.Count(); i++ {
-		records := 0
-		f, _ := w.Batch.Metadata(i) // its error ends the commit later
-		if f.ExpiresAt != 0 {
-			records = 2 // as those of an invocation
-		}
-		if f.Lease != 0 {
-			records++ // the attachment
-		}
-		addOwned(d, records, len(w.Batch.Key(i)))
+		addOwned(d, w.ownedRecordsMax(i), len(w.Batch.Key(i)))
 	}
 	return d
 }
@@ -97,7 +89,7 @@ func (op *Invoke) moreBytesMax() int {
 // queueRecordsMax is how many records of the expiry queue the operation writes, if the key has a deadline.
 func (op *Invoke) queueRecordsMax() int {
 	if op.ExpiresAt != 0 {
-		return 2 // the old entry is deleted
+		return deadlineRecordsMax
 	}
 	switch op.Kind {
 	case InvokeAdd, InvokeAppend, InvokeMin, InvokeMax, InvokeTouch:

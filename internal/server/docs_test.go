@@ -25,7 +25,7 @@ func limitRows() []limitRow {
 		{"bytes of a key", fmt.Sprintf("1 to %d, a quarter of `--page-size`", int(c.PageSize)/4), "`KEY_EMPTY`, `KEY_TOO_LARGE`"},
 		{"bytes of a value", option(c.Limits.ValueSize, "max-value-size"), "`VALUE_TOO_LARGE`"},
 		{"keys and values of a write", option(c.Limits.BatchSize, "max-batch-size"), "`BATCH_TOO_LARGE`"},
-		{"operations of a request", option(c.Limits.BatchOps, "max-batch-ops"), "`BATCH_TOO_LARGE`"},
+		{"operations of a request", option(c.Limits.BatchOps, "max-batch-ops") + "; one that sets a deadline counts as 3, and a lease as one more", "`BATCH_TOO_LARGE`"},
 		{"a message to the server", size(messageBytesMax(&c)) + ", which follows from the two before", "`BATCH_TOO_LARGE`"},
 		{"a message of a `BulkLoad`", size(bulkMessageMax(&c)) + ", 1MiB above `--max-value-size`", "`BATCH_TOO_LARGE`"},
 		{"fields of a message, those of messages in it included", fmt.Sprintf("%d times `--max-batch-ops`", fieldsPerOperation), "`BATCH_TOO_LARGE`, or INTERNAL on a stream"},

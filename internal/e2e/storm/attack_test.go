@@ -127,6 +127,8 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		}},
 		{"touches of many keys", (*attacker).touches},
 		{"unread touches of many keys", (*attacker).unreadTouches},
+		{"repetitions of many keys", (*attacker).repeatMany},
+		{"executions of many keys", (*attacker).executeMany},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},

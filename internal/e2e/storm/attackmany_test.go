@@ -2,37 +2,44 @@ package storm
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
 
-// Attacks with requests of as many operations as --max-batch-ops allows, of keys of a few bytes that
-// have a time to live. What such an operation takes is its records, not its bytes.
+// Attacks with requests of as many operations as --max-batch-ops allows, of short keys and values. What such an operation takes is its records, not its
+// bytes: one that sets a deadline has up to three, and counts as three.
 
-// manyOperations is --max-batch-ops.
-const manyOperations = 200_000
+const (
+	manyOperations = 200_000            // --max-batch-ops
+	manyDeadlines  = manyOperations / 3 // as many as may set a deadline
+)
 
-func manyKey(i int) []byte { return fmt.Appendf(nil, "m%08d", i) }
+func manyKey(i int) []byte { return fmt.Appendf(nil, "a key that will expire %07d", i) }
 
-// putMany writes so many keys with a time to live, which the attacks change.
+// putMany writes --max-batch-ops keys with a time to live, in several batches, which the attacks change.
 func (a *attacker) putMany() {
-	a.call("a batch", "KVService/BatchWrite", manyMutations(new(pb.BatchWriteRequest)))
+	for from := 0; from < manyOperations; from += manyDeadlines {
+		a.call("a batch", "KVService/BatchWrite", manyMutations(from, min(from+manyDeadlines, manyOperations)))
+	}
 }
 
-func manyMutations(req *pb.BatchWriteRequest) *pb.BatchWriteRequest {
-	for i := range manyOperations {
-		req.Mutations = append(req.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: manyKey(i), Value: []byte("v"), TtlMs: 3_600_000})
+func manyMutations(from, to int) *pb.BatchWriteRequest {
+	req := new(pb.BatchWriteRequest)
+	for i := from; i < to; i++ {
+		req.Mutations = append(req.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: manyKey(i), Value: make([]byte, 100), TtlMs: 3_600_000})
 	}
-	req.Durability = pb.Durability_DURABILITY_ASYNC
 	return req
 }
 
-func manyInvocations(operation func(*pb.Invocation)) *pb.InvokeAllRequest {
-	req := &pb.InvokeAllRequest{Durability: pb.Durability_DURABILITY_ASYNC}
-	for i := range manyOperations {
+func manyInvocations(n int, operation func(*pb.Invocation)) *pb.InvokeAllRequest {
+	req := new(pb.InvokeAllRequest)
+	for i := range n {
 		invocation := &pb.Invocation{Key: manyKey(i)}
 		operation(invocation)
 		req.Invocations = append(req.Invocations, invocation)
@@ -50,12 +57,12 @@ func touchAndGet(i *pb.Invocation) {
 }
 
 // call sends one request and waits for its answer, which it does not decode.
-func (a *attacker) call(what, method string, request interface{ MarshalVT() ([]byte, error) }) {
-	a.atOnce(1, what, method, request)
+func (a *attacker) call(what, method string, request interface{ MarshalVT() ([]byte, error) }, refusals ...codes.Code) {
+	a.atOnce(1, what, method, request, refusals...)
 }
 
 // atOnce sends a request over so many connections at once.
-func (a *attacker) atOnce(connections int, what, method string, request interface{ MarshalVT() ([]byte, error) }) {
+func (a *attacker) atOnce(connections int, what, method string, request interface{ MarshalVT() ([]byte, error) }, refusals ...codes.Code) {
 	message, err := request.MarshalVT()
 	if err != nil {
 		a.Fatal(err)
@@ -65,24 +72,51 @@ func (a *attacker) atOnce(connections int, what, method string, request interfac
 		conn := a.dial(grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encoded{}), grpc.MaxCallRecvMsgSize(1<<30)))
 		all.Go(func() {
 			var none []byte
-			a.count(what, conn.Invoke(a.ctx, "/epochkv.v1."+method, &message, &none))
+			err := conn.Invoke(a.ctx, "/epochkv.v1."+method, &message, &none)
+			if slices.Contains(refusals, status.Code(err)) {
+				a.refused.Add(1)
+				return
+			}
+			a.count(what, err)
 		})
 	}
 	all.Wait()
 }
 
-// touches changes the deadlines of many keys, one request after the other, and then several at once.
+// touches changes the deadlines of many keys, one request after the other, and then several at once. Requests with more than may set a deadline are
+// refused.
 func (a *attacker) touches() {
 	a.putMany()
+	a.call("a batch that is too large", "KVService/BatchWrite", manyMutations(0, manyOperations), codes.InvalidArgument)
+	a.atOnce(a.times(1, 3), "touches that are too many", "KVService/InvokeAll", manyInvocations(manyOperations, touch), codes.InvalidArgument)
 	for range a.times(1, 4) {
-		a.call("touches", "KVService/InvokeAll", manyInvocations(touch))
+		a.call("touches", "KVService/InvokeAll", manyInvocations(manyDeadlines, touch))
 	}
-	a.atOnce(a.times(2, 3), "touches", "KVService/InvokeAll", manyInvocations(touch))
+	a.atOnce(a.times(2, 3), "touches", "KVService/InvokeAll", manyInvocations(manyDeadlines, touch))
 }
 
 // unreadTouches is touches whose answers, which have the values, are not read.
 func (a *attacker) unreadTouches() {
 	a.putMany()
-	a.begun(a.times(2, 6), a.times(2, 3), "KVService/InvokeAll", manyInvocations(touchAndGet))
-	a.call("touches", "KVService/InvokeAll", manyInvocations(touch))
+	a.begun(a.times(2, 6), a.times(2, 3), "KVService/InvokeAll", manyInvocations(manyDeadlines, touchAndGet))
+	a.call("touches", "KVService/InvokeAll", manyInvocations(manyDeadlines, touch))
+}
+
+// repeatMany writes the same keys with deadlines again and again.
+func (a *attacker) repeatMany() {
+	for range a.times(1, 6) {
+		a.atOnce(a.times(2, 3), "a batch", "KVService/BatchWrite", manyMutations(0, manyDeadlines))
+	}
+}
+
+// executeMany puts keys with deadlines in transactions.
+func (a *attacker) executeMany() {
+	m := new(pb.ExecuteRequest)
+	for _, i := range manyInvocations(manyDeadlines, touch).Invocations {
+		m.ThenOperations = append(m.ThenOperations, &pb.Operation{Operation: &pb.Operation_Invoke{Invoke: i}})
+	}
+	a.putMany()
+	for range a.times(1, 3) {
+		a.atOnce(a.times(1, 3), "a transaction", "TransactionService/Execute", m, codes.Aborted)
+	}
 }
