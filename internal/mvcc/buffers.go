@@ -40,7 +40,7 @@ func (x *Session) memoryBytes() int {
 	b := &x.buffers
 	return b.txn.write.MemoryBytes() + b.txn.reads.held() + cap(b.txn.old) + cap(b.txn.fresh) +
 		b.ranged.write.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) + cap(b.before)*int(unsafe.Sizeof(readVersion{})) +
-		cap(b.cursor.long) + cap(b.batch.buf) + keyReadBytes*cap(b.batch.keys) + cap(b.batch.value) + cap(x.committing.writer.Scratch)
+		cap(b.cursor.long) + b.batch.memoryBytes() + cap(x.committing.writer.Scratch)
 }
 
 // keyReadBytes is what a session keeps of each key that is read with others, beside the key.

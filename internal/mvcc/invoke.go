@@ -63,9 +63,9 @@ type Invoked struct {
 
 	oldAlone, newAlone bool // the value is in memory of its own, see place, or is a large operand
 
-	Old, New []byte
-	Metadata metadata.Fields // of New
-	OldEpoch keys.Epoch      // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
+	Old, New  []byte
+	ExpiresAt uint64     // the deadline of New
+	OldEpoch  keys.Epoch // of the commit that wrote Old, also if the operation is not applied; zero for a transaction's own write
 }
 
 // TakeOld is Old for a caller that keeps it: a copy, unless nothing changes it.
@@ -93,8 +93,8 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("mvcc: operation %d on %s: %s", e.Index, keys.Quote(e.Key), e.Reason)
 }
 
-// apply computes the outcome of the operation on a key's value with its metadata. A new value is the operand, or the old value, or in a place of buf.
-func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.Fields, buf *[]byte) (out Invoked, err error) {
+// apply computes the outcome of the operation on a key's value with its metadata, and the metadata that it leaves. A new value is the operand, or the old value, or in a place of buf.
+func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.Fields, buf *[]byte) (out Invoked, now metadata.Fields, err error) {
 	out = Invoked{Applied: true, OldFound: found, NewFound: true, Old: old, New: op.Operand, oldAlone: alone, newAlone: op.isAlone()}
 	switch op.Kind {
 	case InvokeTouch:
@@ -104,7 +104,7 @@ func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.F
 	case InvokeAdd, InvokeMin, InvokeMax:
 		n, reason := op.number(old, found)
 		if reason != "" {
-			return out, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: reason}
+			return out, had, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: reason}
 		}
 		out.New, out.newAlone = strconv.AppendInt(place(buf, integerBytesMax), n, 10), false
 	case InvokeAppend:
@@ -118,14 +118,15 @@ func (op *Invoke) apply(index int, old []byte, found, alone bool, had metadata.F
 	case InvokeGetAndDelete:
 		out.NewFound, out.New = false, nil
 	default:
-		return out, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
+		return out, had, &TypeError{Index: index, Key: bytes.Clone(op.Key), Reason: "unknown operation"}
 	}
 	if !out.Applied {
-		out.New, out.NewFound, out.Metadata, out.newAlone = old, found, had, alone
-		return out, nil
+		out.New, out.NewFound, out.ExpiresAt, out.newAlone = old, found, had.ExpiresAt, alone
+		return out, had, nil
 	}
-	out.Metadata = op.metadata(had)
-	return out, nil
+	now = op.metadata(had)
+	out.ExpiresAt = now.ExpiresAt
+	return out, now, nil
 }
 
 // integerBytesMax is the longest text of an int64.
@@ -151,10 +152,9 @@ func isAlone(n int) bool { return n >= largeValueMin }
 
 // isAlone reports whether the operand may be kept in place of a copy: its memory has little more than its bytes. A decoder that meets a field twice
 // leaves the shorter value in the memory of the longer one.
-func (op *Invoke) isAlone() bool {
-	n := len(op.Operand)
-	return isAlone(n) && cap(op.Operand)-n <= n/8
-}
+func (op *Invoke) isAlone() bool { return isAlone(len(op.Operand)) && op.hasLittleMore() }
+
+func (op *Invoke) hasLittleMore() bool { return cap(op.Operand)-len(op.Operand) <= len(op.Operand)/8 }
 
 // writtenAgain is how much of the old value the new one has, which the request has not.
 func (op *Invoke) writtenAgain(old []byte) int {
@@ -263,23 +263,25 @@ func (x *Session) InvokeRequest(
 	return x.commit(ctx, w)
 }
 
-// reserve makes room in the batch for many operations of an InvokeAll, with their records of the expiry queue or without.
+// reserve makes room in the batch for many operations of an InvokeAll, with their operands and records of the expiry queue or without.
 func (w *Write) reserve(withRecords bool) {
 	if len(w.ops) < readBeforeMin {
 		return
 	}
-	operations, bytes := len(w.ops), 0
+	room := batch.Room{Operations: len(w.ops)}
 	for i := range w.ops {
-		internal, deadline := batch.OperationBytesMax+1+len(w.ops[i].Key), 0
+		internal := batch.OperationBytesMax + 1 + len(w.ops[i].Key)
+		if room.Bytes += internal; !withRecords {
+			continue
+		}
 		if w.ops[i].ExpiresAt != 0 {
-			deadline = metadata.DeadlineBytesMax
+			room.Bytes += metadata.DeadlineBytesMax
 		}
-		if bytes += internal + deadline; withRecords {
-			records := w.ops[i].queueRecordsMax()
-			operations, bytes = operations+records, bytes+records*(internal+keys.OwnedBytes)
-		}
+		records := w.ops[i].queueRecordsMax()
+		room.AddValue(len(w.ops[i].Operand))
+		room.Operations, room.Bytes = room.Operations+records, room.Bytes+records*(internal+keys.OwnedBytes)
 	}
-	w.Batch.Reserve(operations, bytes)
+	w.Batch.Reserve(room)
 }
 
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
@@ -319,7 +321,8 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		if admitted, err = x.admitMade(admitted, made); err != nil {
 			return err
 		}
-		if out[i], err = ops[i].apply(i, old, found, isAlone(len(old)), had, &buf); err != nil {
+		var now metadata.Fields
+		if out[i], now, err = ops[i].apply(i, old, found, isAlone(len(old)), had, &buf); err != nil {
 			return err
 		}
 		out[i].OldEpoch = epoch
@@ -336,20 +339,39 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		case !out[i].Applied:
 			continue
 		case out[i].NewFound:
-			w.SetWithMetadata(ops[i].Key, out[i].New, &out[i].Metadata)
+			w.SetWithMetadata(ops[i].Key, out[i].New, &now)
 		default:
 			w.Delete(ops[i].Key)
 		}
-		x.requeue(w, had.ExpiresAt, out[i].Metadata.ExpiresAt)
+		x.requeue(w, had.ExpiresAt, now.ExpiresAt)
 	}
 	w.derived.queued = true
-	if len(x.buffers.before) == 0 { // or it has what recall finds
+	switch {
+	case len(x.buffers.before) == 0: // or it has what recall finds
 		x.buffers.invoked = buf[:0]
+	case cap(x.buffers.invoked) > pooledBytesMax && 2*returned >= cap(x.buffers.invoked):
+		x.giveInvoked(ops, out)
 	}
 	if w.request != nil && w.Batch.Count() > 0 {
 		w.Identify(w.request)
 	}
 	return nil
+}
+
+// giveInvoked leaves the values of readBefore to the outcomes, whose caller keeps most of them: the session would not keep so large a buffer, and many small copies
+// would be in memory beside it. The operands are left to them, too.
+func (x *Session) giveInvoked(ops []Invoke, out []Invoked) {
+	x.buffers.invoked = nil
+	for i := range out {
+		o, op := &out[i], &ops[i]
+		o.oldAlone = true
+		switch isOld := !o.Applied || op.Kind == InvokeTouch || op.Kind == InvokePersist; op.Kind {
+		case InvokeCompareSet, InvokePutIfAbsent, InvokeGetAndSet:
+			o.newAlone = isOld || op.hasLittleMore()
+		default:
+			o.newAlone = o.newAlone || isOld
+		}
+	}
 }
 
 // newestValue reads the newest version of the key in x.key into a place of buf. Its metadata is in Metadata. The
@@ -392,7 +414,7 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 		return Invoked{}, err
 	}
 	t.fresh = t.fresh[:0]
-	out, err := op.apply(0, v.Data, v.Found, false, had, &t.fresh)
+	out, now, err := op.apply(0, v.Data, v.Found, false, had, &t.fresh)
 	out.OldEpoch = v.Epoch
 	if err == nil {
 		err = t.session.admitted(op.keptBytes(&out))
@@ -401,7 +423,7 @@ func (t *Txn) Invoke(op *Invoke) (Invoked, error) {
 		return out, err
 	}
 	if out.NewFound {
-		return out, t.setWithMetadata(op.Key, out.New, &out.Metadata, out.newAlone)
+		return out, t.setWithMetadata(op.Key, out.New, &now, out.newAlone)
 	}
 	return out, t.Delete(op.Key)
 }

@@ -222,7 +222,7 @@ func TestManyTouchesAreInMemoryOnce(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	for i := range out {
-		if !out[i].Applied || out[i].Metadata.ExpiresAt != ops[i].ExpiresAt {
+		if !out[i].Applied || out[i].ExpiresAt != ops[i].ExpiresAt {
 			t.Fatalf("the outcome of operation %d is %+v", i, out[i])
 		}
 	}

@@ -185,7 +185,7 @@ func TestOperationsKeepOrDropTheDeadline(t *testing.T) {
 			c.op.Key = []byte(key)
 			out := invokeEither(t, x, c.op, transaction)
 			f, value, _ := seen(t, s, key)
-			if out.Applied != c.applied || out.Metadata.ExpiresAt != c.after || f.ExpiresAt != c.after || string(out.New) != value {
+			if out.Applied != c.applied || out.ExpiresAt != c.after || f.ExpiresAt != c.after || string(out.New) != value {
 				t.Errorf("%+v, transaction %v: %+v, then %+v and %q", c.op, transaction, out, f, value)
 			}
 		}

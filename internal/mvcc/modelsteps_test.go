@@ -89,7 +89,7 @@ func (r *modelDriver) compareInvoked(op *Invoke, out *Invoked, before, now model
 		epoch = 0
 	}
 	if out.Applied != applied || out.OldFound != before.found || string(out.Old) != before.value || out.OldEpoch != epoch ||
-		out.NewFound != now.found || string(out.New) != now.value || out.Metadata != (metadata.Fields{ExpiresAt: now.deadline}) {
+		out.NewFound != now.found || string(out.New) != now.value || out.ExpiresAt != now.deadline {
 		r.t.Errorf("%s: operation %+.60v on %+.60v: %+.60v, want %v %+.60v", op.Key, *op, before, *out, applied, now)
 	}
 }

@@ -20,11 +20,19 @@ type batchRead struct {
 	guardEntries int // times that the last ReadAll entered its guard
 }
 
-// forget drops the keys of the last call, which refer to memory of its caller.
+// forget drops the keys of the last call, which refer to memory of its caller, and buffers that are too large to be kept: a commit would have them
+// until its end.
 func (b *batchRead) forget() {
+	if b.memoryBytes() > pooledBytesMax {
+		*b = batchRead{guardEntries: b.guardEntries}
+		return
+	}
 	clear(b.keys)
 	b.finder.Forget()
 }
+
+// memoryBytes is about how much memory it takes.
+func (b *batchRead) memoryBytes() int { return cap(b.buf) + keyReadBytes*cap(b.keys) + cap(b.value) }
 
 // ErrNotCopied is what the function of AdmitLarge returns for a value that ReadAll is to leave out: visit gets it without its data.
 var ErrNotCopied = errors.New("mvcc: the value is not copied")

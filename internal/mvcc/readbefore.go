@@ -133,6 +133,26 @@ func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool)
 	return nil
 }
 
+// valueBytes is the length of the value that readBefore has kept of an operation.
+func (b *sessionBuffers) valueBytes(r *readVersion) int {
+	if r.alone {
+		return len(b.alone[r.end])
+	}
+	return int(r.end - r.value)
+}
+
+// keptOf is how much of what readBefore has kept, the value and the metadata, the operation writes again.
+func (op *Invoke) keptOf(b *sessionBuffers, r *readVersion) int {
+	section := int(r.value - r.from)
+	switch op.Kind {
+	case InvokeAppend, InvokeTouch, InvokePersist:
+		return section + b.valueBytes(r)
+	case InvokeAdd, InvokeMin, InvokeMax:
+		return section
+	}
+	return 0
+}
+
 // checkFirstBefore is checkFirst while no latch is held, for many keys, if the tree has versions newer than the snapshot: a page may have to be
 // read for each of the keys. Under the latches only what was committed since then is looked for.
 func (x *Session) checkFirstBefore(ctx context.Context, w *Write) error {

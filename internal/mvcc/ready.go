@@ -54,6 +54,10 @@ func (w *Write) needsRoom() bool {
 func (x *Session) demand(w *Write) *storage.Demand {
 	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()} // the deletions of an InvokeAll are placeholders
 	d.More = len(x.buffers.invoked) + x.buffers.aloneBytes                           // old values, and their metadata
+	for i := 0; i < min(len(w.ops), len(x.buffers.before)); i++ {
+		r := &x.buffers.before[i]
+		d.More -= int(r.value-r.from) + x.buffers.valueBytes(r) - w.ops[i].keptOf(&x.buffers, r)
+	}
 	if w.ops != nil && w.request != nil {
 		d.More += recordHeaderBytes + resultBytesMax
 	}

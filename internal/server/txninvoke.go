@@ -206,7 +206,7 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, now uint64, field string) (err
 func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
-		ExpiresAtMs: from.Metadata.ExpiresAt,
+		ExpiresAtMs: from.ExpiresAt,
 	}
 	if asked.ReturnOld && from.OldFound {
 		out.Old = from.TakeOld()

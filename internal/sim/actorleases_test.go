@@ -29,7 +29,7 @@ func (w *actor) expiring(ctx context.Context) {
 		out := make([]mvcc.Invoked, 1)
 		epoch, err := w.x.InvokeAll(ctx, []mvcc.Invoke{op}, nil, d, out)
 		if err == nil && epoch != 0 {
-			c.writes[key] = written{value: string(out[0].New), deleted: !out[0].NewFound, expires: out[0].Metadata.ExpiresAt}
+			c.writes[key] = written{value: string(out[0].New), deleted: !out[0].NewFound, expires: out[0].ExpiresAt}
 		}
 		w.revealed(ctx)
 		if err != nil {

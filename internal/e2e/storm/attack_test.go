@@ -127,6 +127,8 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		}},
 		{"touches of many keys", (*attacker).touches},
 		{"unread touches of many keys", (*attacker).unreadTouches},
+		{"persists of many keys", func(a *attacker) { a.replaceMany(persist) }},
+		{"exchanges of many keys", func(a *attacker) { a.replaceMany(exchange) }},
 		{"repetitions of many keys", (*attacker).repeatMany},
 		{"executions of many keys", (*attacker).executeMany},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},

@@ -56,6 +56,12 @@ func touchAndGet(i *pb.Invocation) {
 	i.ReturnOld, i.ReturnNew = true, true
 }
 
+func persist(i *pb.Invocation) { i.Operation = &pb.Invocation_Persist{Persist: true} }
+
+func exchange(i *pb.Invocation) {
+	i.Operation, i.ReturnOld, i.ReturnNew = &pb.Invocation_GetAndSet{GetAndSet: make([]byte, 100)}, true, true
+}
+
 // call sends one request and waits for its answer, which it does not decode.
 func (a *attacker) call(what, method string, request interface{ MarshalVT() ([]byte, error) }, refusals ...codes.Code) {
 	a.atOnce(1, what, method, request, refusals...)
@@ -100,6 +106,14 @@ func (a *attacker) unreadTouches() {
 	a.putMany()
 	a.begun(a.times(2, 6), a.times(2, 3), "KVService/InvokeAll", manyInvocations(manyDeadlines, touchAndGet))
 	a.call("touches", "KVService/InvokeAll", manyInvocations(manyDeadlines, touch))
+}
+
+// replaceMany replaces and removes deadlines with operations that have none.
+func (a *attacker) replaceMany(operation func(*pb.Invocation)) {
+	for range a.times(1, 3) {
+		a.putMany()
+		a.atOnce(a.times(1, 3), "operations without deadlines", "KVService/InvokeAll", manyInvocations(manyOperations, operation))
+	}
 }
 
 // repeatMany writes the same keys with deadlines again and again.

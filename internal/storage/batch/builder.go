@@ -58,8 +58,17 @@ const (
 type opSpan struct{ opStart, keyStart, keyEnd, valueStart, opEnd, shared uint32 }
 
 // sharedBytesMin is the length from which SetShared does not copy a value. Below it, a copy costs less than another
-// piece of memory.
-const sharedBytesMin = 512
+// piece of memory. In a batch of more than hugeBytes it is hugeSharedBytesMin: the copies of many values would be in memory beside them.
+const (
+	sharedBytesMin     = 512
+	hugeSharedBytesMin = 64
+	hugeBytes          = 1 << 20
+)
+
+// shares reports whether SetShared does not copy the next value, of n bytes.
+func (b *Builder) shares(n int) bool {
+	return n >= sharedBytesMin || n >= hugeSharedBytesMin && len(b.buf) > hugeBytes
+}
 
 // OperationBytesMax is what an operation takes in a body beside its internal key and its value: its kind, and both lengths.
 const OperationBytesMax = 1 + 2*binary.MaxVarintLen32
@@ -93,10 +102,27 @@ func (b *Builder) MemoryBytes() int {
 	return cap(b.buf) + cap(b.spans)*spanBytes + cap(b.shared)*sliceBytes
 }
 
-// Reserve makes room for as many operations, of so many bytes without the values, as the caller is going to add. Room that grew would be
+// Room is what operations will take in a batch.
+type Room struct{ Operations, Bytes, shared, perhaps int }
+
+// AddValue adds a value of n bytes for SetShared.
+func (r *Room) AddValue(n int) {
+	switch {
+	case n < hugeSharedBytesMin:
+		r.Bytes += n
+	case n < sharedBytesMin:
+		r.perhaps += n
+		r.shared++
+	default:
+		r.shared++
+	}
+}
+
+// Reserve makes room for the operations that the caller is going to add. Room that grew would be
 // allocated five times over, and be in memory twice while it is copied.
-func (b *Builder) Reserve(operations, bytes int) {
-	b.spans, b.buf = slices.Grow(b.spans, operations), slices.Grow(b.buf, bytes+HeaderSizeMax)
+func (b *Builder) Reserve(r Room) {
+	bytes := r.Bytes + min(r.perhaps, hugeBytes+sharedBytesMin) + HeaderSizeMax
+	b.spans, b.shared, b.buf = slices.Grow(b.spans, r.Operations), slices.Grow(b.shared, r.shared), slices.Grow(b.buf, bytes)
 }
 
 // SetHeader says what the body tells of its commit. It is called before Finish.
@@ -110,7 +136,7 @@ func (b *Builder) Set(s keys.Space, user, value []byte) {
 // SetShared is Set without a copy of a long value, which must not change until Reset or ReleaseShared. A batch of long
 // values is larger than the processor's caches, so each copy of it costs as much as writing it to the log.
 func (b *Builder) SetShared(s keys.Space, user, value []byte) {
-	b.add(keys.KindSet, s, user, nil, value, len(value) >= sharedBytesMin)
+	b.add(keys.KindSet, s, user, nil, value, b.shares(len(value)))
 }
 
 // SetStored adds what is stored of a version: its kind, and the value, which begins with metadata if the kind says so. A
@@ -121,7 +147,7 @@ func (b *Builder) SetStored(kind keys.Kind, s keys.Space, user, stored []byte) {
 
 // SetStoredShared is SetStored with the rules of SetShared.
 func (b *Builder) SetStoredShared(kind keys.Kind, s keys.Space, user, stored []byte) {
-	b.setStored(kind, s, user, stored, len(stored) >= sharedBytesMin)
+	b.setStored(kind, s, user, stored, b.shares(len(stored)))
 }
 
 func (b *Builder) setStored(kind keys.Kind, s keys.Space, user, stored []byte, share bool) {
@@ -132,7 +158,7 @@ func (b *Builder) setStored(kind keys.Kind, s keys.Space, user, stored []byte, s
 // SetMetadataShared is SetShared of a value with metadata.
 func (b *Builder) SetMetadataShared(s keys.Space, user []byte, f *metadata.Fields, value []byte) {
 	var room [metadata.SectionBytesMax]byte
-	b.add(keys.KindSetMetadata, s, user, f.Append(room[:0]), value, len(value) >= sharedBytesMin)
+	b.add(keys.KindSetMetadata, s, user, f.Append(room[:0]), value, b.shares(len(value)))
 }
 
 // WithMetadata is the number of operations with metadata.

@@ -9,6 +9,7 @@ import (
 	"weak"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/metadata"
 )
 
 // TestResetKeepsNothingOfAHugeBatch, sorted or not: builders are pooled with their sessions.
@@ -35,7 +36,7 @@ func TestResetKeepsNothingOfAHugeBatch(t *testing.T) {
 func TestReserveKeepsWhatWasAdded(t *testing.T) {
 	var b Builder
 	b.SetRecord(keys.SpaceSystem, []byte("request"), []byte("record"))
-	b.Reserve(1000, 20_000)
+	b.Reserve(Room{Operations: 1000, Bytes: 20_000})
 	b.Delete(keys.SpaceUser, []byte("key"))
 	body, err := b.Finish()
 	if err != nil {
@@ -64,7 +65,7 @@ func TestAReservedBatchDoesNotGrow(t *testing.T) {
 	}
 	runtime.ReadMemStats(&before)
 	var b Builder
-	b.Reserve(n, n*(OperationBytesMax+1+keyBytes))
+	b.Reserve(Room{Operations: n, Bytes: n * (OperationBytesMax + 1 + keyBytes)})
 	for _, key := range all {
 		b.Delete(keys.SpaceUser, key)
 	}
@@ -81,4 +82,47 @@ func TestAReservedBatchDoesNotGrow(t *testing.T) {
 	if got, most := int(after.TotalAlloc-before.TotalAlloc), b.MemoryBytes()+n*20; got > most {
 		t.Errorf("%d bytes allocated for a batch of %d, at most %d are expected", got, b.MemoryBytes(), most)
 	}
+}
+
+// TestAHugeBatchCopiesFewValues: many short values are in memory once, and what is reserved is enough for them. The body is that of a batch of copies.
+func TestAHugeBatchCopiesFewValues(t *testing.T) {
+	const n, valueBytes = 50_000, 100
+	var shared, copied Builder
+	room, f := Room{Operations: n}, metadata.Fields{ExpiresAt: 1 << 40}
+	values := make([][]byte, n)
+	for i := range values {
+		values[i] = bytes.Repeat([]byte{byte(i)}, valueBytes-i%2*valueBytes/2)
+		room.Bytes += OperationBytesMax + 11 + i%3/2*metadata.DeadlineBytesMax
+		room.AddValue(len(values[i]))
+	}
+	shared.Reserve(room)
+	had := shared.MemoryBytes()
+	for i, value := range values {
+		key := fmt.Appendf(nil, "%010d", i*7919%n)
+		if i%3 == 2 {
+			shared.SetMetadataShared(keys.SpaceUser, key, &f, value)
+			copied.SetStored(keys.KindSetMetadata, keys.SpaceUser, key, append(f.Append(nil), value...))
+			continue
+		}
+		shared.SetShared(keys.SpaceUser, key, value)
+		copied.Set(keys.SpaceUser, key, value)
+	}
+	if got, most := len(shared.buf), n*(2+11+2+metadata.DeadlineBytesMax/3+valueBytes/4)+hugeBytes; got > most {
+		t.Errorf("%d bytes are copied, at most %d are expected", got, most)
+	}
+	if got := shared.MemoryBytes(); got != had {
+		t.Errorf("it has grown from %d to %d bytes", had, got)
+	}
+	pieces, err := shared.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := copied.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(pieces.Bytes(), whole.Bytes()) {
+		t.Error("the bytes differ")
+	}
+	checkSameOperations(t, pieces, whole)
 }
