@@ -1,5 +1,7 @@
 package config
 
+import "cmp"
+
 // Inflight is the bound of requests and answers in flight. By default it grows with the memory and
 // admits the largest batch.
 func (c *Config) Inflight() Size {
@@ -61,10 +63,20 @@ func (c *Config) WatchMemory() Size {
 	return max(c.Feed.Memory, c.Limits.BatchSize) + WatchResponseBytes + Size(c.Feed.Watches)*WatchBytes + 4*c.Limits.ValueSize
 }
 
-// MemoryBound is the bound of the server's resident memory with either transport, whatever its clients do. docs/operations.md states it.
-func (c *Config) MemoryBound() Size { return c.memoryWithoutWatches() + c.WatchMemory() }
+// TxnSize is the most that one transaction may hold.
+func (c *Config) TxnSize() Size { return cmp.Or(c.Limits.TxnSize, c.Limits.BatchSize) }
 
-func (c *Config) memoryWithoutWatches() Size {
+// TransactionMemory is the part of the bound that is for open interactive transactions: none of it is used before there is one. They share as much
+// as requests and answers. The one beside the share may be too large by its last request, until its client rolls back.
+func (c *Config) TransactionMemory() Size { return c.Inflight() + min(2*c.TxnSize(), c.Inflight()) }
+
+// MemoryBound is the bound of the server's resident memory with either transport, whatever its clients do. docs/operations.md states it.
+func (c *Config) MemoryBound() Size {
+	return c.memoryOfRequests() + c.WatchMemory() + c.TransactionMemory()
+}
+
+// memoryOfRequests is the bound while there is neither a watch nor an open interactive transaction.
+func (c *Config) memoryOfRequests() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
 	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory()
 }

@@ -69,3 +69,25 @@ func TestWatchesArePartOfTheMemoryBound(t *testing.T) {
 		t.Errorf("100 MiB of --feed-memory, 1,024 watches and 1 MiB of --max-value-size add %v", got)
 	}
 }
+
+// TestTransactionsArePartOfTheMemoryBound: the share of open transactions, and the one that has its turn.
+func TestTransactionsArePartOfTheMemoryBound(t *testing.T) {
+	c := Default()
+	if got, want := c.TransactionMemory(), 256*MiB+128*MiB; got != want {
+		t.Errorf("with the defaults transactions take %v, want %v", got, want)
+	}
+	c.Limits.TxnSize = 16 * MiB
+	if got, want := c.TransactionMemory(), 256*MiB+32*MiB; got != want {
+		t.Errorf("transactions of up to 16 MiB take %v, want %v", got, want)
+	}
+	small := Default()
+	small.Memory = 64 * MiB
+	if got, want := small.TransactionMemory(), 64*MiB+64*MiB; got != want {
+		t.Errorf("with --memory 64MiB transactions take %v, want %v", got, want)
+	}
+	before := small.MemoryBound()
+	small.Limits.InflightBytes = 128 * MiB // 64 MiB more for requests, 64 for the share, and 64 for the turn
+	if got := small.MemoryBound() - before; got != (128-16+64+64)*MiB {
+		t.Errorf("--max-inflight-bytes of 128 MiB adds %v", got)
+	}
+}

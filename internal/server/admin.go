@@ -201,7 +201,7 @@ func (s *Server) limitsMessage(e *mvcc.Stats) *pb.Limits {
 		Transactions:           uint64(s.transactions.countMax),
 		TransactionIdleTimeout: durationpb.New(s.transactions.idle),
 		TransactionTimeout:     durationpb.New(s.transactions.total),
-		TransactionBytes:       uint64(s.transactions.sizeMax),
+		TransactionBytes:       uint64(s.transactions.memory.sizeMax),
 		SnapshotTimeout:        durationpb.New(s.snapshots.timeout),
 	}
 }

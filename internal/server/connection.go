@@ -64,7 +64,25 @@ type connectionCounts struct {
 	writes   atomic.Int64 // sessions of its writes that read first
 	walks    atomic.Int64 // sessions of the walks of its watches
 	opens    atomic.Int64 // streams of methods that every client may call; see enterOpen
+	txns     atomic.Int64 // interactive transactions that are open or begin; see txnTable.reserve
+	txnBytes atomic.Int64 // what they have of their share; see txnMemory
 	commits  commitClaim  // of transactions, that wait
+}
+
+// countTxns counts more interactive transactions, and returns how many there are.
+func (c *connection) countTxns(more int64) int64 {
+	if c == nil {
+		return 0
+	}
+	return c.txns.Add(more)
+}
+
+// countTxnBytes counts more bytes in the share of transactions, and returns how many there are.
+func (c *connection) countTxnBytes(more int64) int64 {
+	if c == nil {
+		return 0
+	}
+	return c.txnBytes.Add(more)
 }
 
 // peer is the address of the client.

@@ -285,7 +285,13 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			})
 			ctx := testContext(t)
 			begin := func() error {
-				_, err := h.talk(t).say(beginRequest(new(pb.BeginRequest)))
+				ctx, cancel := context.WithCancel(ctx)
+				t.Cleanup(cancel)
+				stream, err := pb.NewTransactionServiceClient(h.dial(t)).Transact(ctx) // one connection may not have all
+				if err != nil {
+					return err
+				}
+				_, err = (&talk{t: t, stream: stream, cancel: cancel}).say(beginRequest(new(pb.BeginRequest)))
 				return err
 			}
 			for range transactions {
@@ -340,12 +346,12 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 // TestTransactionsThatBeginCount: a transaction that begins has a session before it is in the table, so that many that
 // begin at once could have more sessions than there are transactions.
 func TestTransactionsThatBeginCount(t *testing.T) {
-	b := txnTable{countMax: 2, open: map[uint64]*openTxn{}}
+	b, conn := txnTable{countMax: 2, open: map[uint64]*openTxn{}}, new(connection)
 	reserve := func(want int) {
 		t.Helper()
 		got := 0
 		for range 3 {
-			if b.reserve() == nil {
+			if b.reserve(conn) == nil {
 				got++
 			}
 		}
@@ -354,11 +360,39 @@ func TestTransactionsThatBeginCount(t *testing.T) {
 		}
 	}
 	reserve(2)
-	b.cancel()
-	first := &openTxn{id: 1}
+	b.cancel(conn)
+	first := &openTxn{id: 1, conn: conn}
 	b.enter(first)
 	reserve(1)
-	b.cancel()
+	b.cancel(conn)
 	b.leave(first)
 	reserve(2)
+	if n := conn.txns.Load(); n != 2 {
+		t.Errorf("%d are counted for the connection", n)
+	}
+}
+
+// TestNoConnectionHasAllTransactions: others can always begin some, the fewer the more connections take what they can.
+func TestNoConnectionHasAllTransactions(t *testing.T) {
+	b := txnTable{countMax: 1024, open: map[uint64]*openTxn{}}
+	take := func(conn *connection) (got int) {
+		for b.reserve(conn) == nil {
+			got++
+		}
+		return got
+	}
+	greedy := make([]*connection, 5)
+	for i, want := range []int{896, 64, 32, 16, 8} {
+		greedy[i] = new(connection)
+		if got := take(greedy[i]); got != want {
+			t.Errorf("connection %d has %d transactions, want %d", i, got, want)
+		}
+	}
+	b.cancel(greedy[0])
+	if b.reserve(greedy[0]) == nil {
+		t.Error("the first one has another one of the last eighth")
+	}
+	if b.reserve(new(connection)) != nil {
+		t.Error("a stranger has none")
+	}
 }

@@ -580,7 +580,8 @@ func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := mustStart(t, func(c *config.Config) { c.Limits.TxnSize = row.most })
-			h.Server.transactions.bytesMax = size + size/8
+			memory := &h.Server.transactions.memory
+			memory.shared.bytes, memory.besideMax = size+size/8, size+size/8 // one fits beside the share
 			var all []*talk
 			for range txns {
 				all = append(all, h.talk(t))
@@ -602,7 +603,7 @@ func TestTransactionsThatAreRefusedKeepNothing(t *testing.T) {
 			} else {
 				mustKeepLittle(t, txns, size, each)
 			}
-			if n, most := h.Server.transactions.bytes.Load(), h.Server.transactions.bytesMax; n > most {
+			if n, most := memory.bytes.Load(), memory.besideMax; n > most {
 				t.Errorf("the transactions have %d bytes, of at most %d", n, most)
 			}
 			if _, err := all[1].say(rollbackToRequest(1)); row.alone != 0 { // to what was given up

@@ -31,13 +31,17 @@ func (e *txnFailedError) Error() string {
 
 // txnTimeoutError ends a transaction that was idle or open for too long.
 type txnTimeoutError struct {
-	idle  bool
-	limit time.Duration
+	idle   bool
+	beside bool // beside the share of transactions; see txnMemory
+	limit  time.Duration
 }
 
 func (e *txnTimeoutError) Error() string {
 	if e.idle {
 		return fmt.Sprintf("the transaction was idle for longer than %v and is rolled back", e.limit)
+	}
+	if e.beside {
+		return fmt.Sprintf("the transaction had the room for a large one for longer than %v while another one needed it, and is rolled back", e.limit)
 	}
 	return fmt.Sprintf("the transaction was open for longer than %v and is rolled back", e.limit)
 }
@@ -67,6 +71,8 @@ func classifyTransaction(err error) (fault, bool) {
 		what := "total"
 		if timeout.idle {
 			what = "idle"
+		} else if timeout.beside {
+			what = "large"
 		}
 		return fault{
 			code: codes.Aborted, reason: pb.ErrorReason_ERROR_REASON_TXN_TIMEOUT,

@@ -412,10 +412,10 @@ func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactRes
 // resizeLocked counts what the transaction has. If there is no room for it, it has nothing any more and fails, so that it can only be rolled back: the
 // transactions of other clients would fail until its own client rolls it back.
 func (c *transactionStream) resizeLocked() error {
-	recorded, err := c.server.transactions.resize(c.row, c.txn.Size())
+	recorded, err := c.server.transactions.memory.resize(c.row, c.txn.Size())
 	if !recorded {
 		c.txn.Discard()
-		_, _ = c.server.transactions.resize(c.row, c.txn.Size())
+		_, _ = c.server.transactions.memory.resize(c.row, c.txn.Size())
 	}
 	return err
 }
@@ -440,7 +440,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 		return err
 	}
 	row := &openTxn{
-		id: s.store.NextSnapshotID(), peer: c.peer, isolation: wireIsolation(o.Isolation), readOnly: o.ReadOnly, durability: o.Durability, begun: time.Now(),
+		id: s.store.NextSnapshotID(), conn: c.conn, peer: c.peer, isolation: wireIsolation(o.Isolation), readOnly: o.ReadOnly, durability: o.Durability, begun: time.Now(),
 	}
 	row.end = func(why error, reason telemetry.AbortReason) { c.end(row, why, reason) }
 	row.idleSince.Store(int64(s.clock.now()))
@@ -448,7 +448,7 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 	if err := limiter.Open(auth.Transactions); err != nil {
 		return err
 	}
-	executor, txn, err := s.beginTransaction(c.stream.Context(), o, req.GetSnapshotTimeUs())
+	executor, txn, err := s.beginTransaction(c.stream.Context(), c.conn, o, req.GetSnapshotTimeUs())
 	if err != nil {
 		limiter.Close(auth.Transactions)
 		return err
@@ -465,13 +465,13 @@ func (c *transactionStream) begin(req *pb.BeginRequest, out *pb.TransactResponse
 }
 
 // beginTransaction begins a transaction that has a reserved entry in the table, with a session of its own.
-func (s *Server) beginTransaction(ctx context.Context, o mvcc.TxnOptions, atTime uint64) (*executor, *mvcc.Txn, error) {
-	if err := s.transactions.reserve(); err != nil {
+func (s *Server) beginTransaction(ctx context.Context, conn *connection, o mvcc.TxnOptions, atTime uint64) (*executor, *mvcc.Txn, error) {
+	if err := s.transactions.reserve(conn); err != nil {
 		return nil, nil, err
 	}
 	executor, err := s.takeExecutor()
 	if err != nil {
-		s.transactions.cancel()
+		s.transactions.cancel(conn)
 		return nil, nil, err
 	}
 	if atTime != 0 {
@@ -483,7 +483,7 @@ func (s *Server) beginTransaction(ctx context.Context, o mvcc.TxnOptions, atTime
 	}
 	if err != nil {
 		executor.release()
-		s.transactions.cancel()
+		s.transactions.cancel(conn)
 	}
 	return executor, txn, err
 }
@@ -516,7 +516,7 @@ func (c *transactionStream) within(req *pb.TransactRequest, out *pb.TransactResp
 		return ackWait{}, &txnFailedError{cause: c.failed}
 	}
 	if transactWrites(req) || c.row.keepsReads() {
-		if err := c.server.transactions.admit(req.SizeVT()); err != nil {
+		if err := c.server.transactions.memory.admit(c.row, req.SizeVT()); err != nil {
 			return ackWait{}, err
 		}
 	}

@@ -22,12 +22,10 @@ import (
 type txnTable struct {
 	// Constant after Open.
 	countMax int
-	bytesMax int64 // of all transactions together; sizeMax bounds each
-	sizeMax  int
 	idle     time.Duration // how long one may wait for its next request
 	total    time.Duration // how long one may be open
 
-	bytes     atomic.Int64
+	memory    txnMemory
 	started   atomic.Uint64
 	committed atomic.Uint64
 	aborted   [telemetry.AbortReasons]atomic.Uint64
@@ -38,8 +36,8 @@ type txnTable struct {
 }
 
 func (b *txnTable) init(c *config.Config) {
-	b.countMax, b.sizeMax = c.Limits.Transactions, int(cmp.Or(c.Limits.TxnSize, c.Limits.BatchSize))
-	b.bytesMax, b.idle, b.total = int64(c.Inflight()), c.TxnIdleTimeout, c.TxnTimeout
+	b.memory.init(c)
+	b.countMax, b.idle, b.total = c.Limits.Transactions, c.TxnIdleTimeout, c.TxnTimeout
 	b.open = map[uint64]*openTxn{}
 }
 
@@ -47,6 +45,7 @@ func (b *txnTable) init(c *config.Config) {
 type openTxn struct {
 	// Constant while it is in the table.
 	id         uint64
+	conn       *connection // nil: none, in a test
 	peer       string
 	isolation  pb.Isolation
 	readOnly   bool
@@ -58,6 +57,7 @@ type openTxn struct {
 	limiter    *auth.Limiter                      // of its user, which counts it; nil: none
 	stop       context.CancelCauseFunc            // before the transactionStream's mutex is taken, which a long walk holds
 
+	beside    bool // the share of transactions; the mutex of its stream guards it
 	requests  atomic.Uint64
 	bytes     atomic.Int64
 	busy      atomic.Bool
@@ -69,21 +69,25 @@ func (t *openTxn) keepsReads() bool {
 	return !t.readOnly && t.isolation == pb.Isolation_ISOLATION_SERIALIZABLE
 }
 
-// reserve reserves an entry before a transaction takes its session. The caller calls enter or cancel.
-func (b *txnTable) reserve() error {
+// reserve reserves an entry before a transaction of a connection takes its session. The caller calls enter or cancel. The last eighth of the entries is
+// for connections that have fewer than are free, so that no connection has all.
+func (b *txnTable) reserve(conn *connection) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.open)+b.reserved >= b.countMax {
+	free := b.countMax - len(b.open) - b.reserved
+	if free <= 0 || free <= b.countMax/8 && conn.countTxns(0) >= int64(free) {
 		return errTooManyTxns
 	}
 	b.reserved++
+	conn.countTxns(1)
 	return nil
 }
 
-func (b *txnTable) cancel() {
+func (b *txnTable) cancel(conn *connection) {
 	b.mu.Lock()
 	b.reserved--
 	b.mu.Unlock()
+	conn.countTxns(-1)
 }
 
 // enter adds t to the table, in a reserved entry.
@@ -99,34 +103,8 @@ func (b *txnTable) leave(t *openTxn) {
 	b.mu.Lock()
 	delete(b.open, t.id)
 	b.mu.Unlock()
-	b.bytes.Add(-t.bytes.Swap(0))
-}
-
-// admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or all have no room for them.
-func (b *txnTable) admit(size int) error {
-	switch {
-	case size > b.sizeMax:
-		return &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
-	case b.bytes.Load()+int64(size) > b.bytesMax:
-		return errTxnMemory
-	}
-	return nil
-}
-
-// resize records the memory of t in bytes. The error means that t alone, or all transactions together, use too much. What t alone has too much stays
-// until its client rolls back. If all together have no room for what t has more than before, that is not recorded, and t has to give up everything.
-func (b *txnTable) resize(t *openTxn, size int) (recorded bool, err error) {
-	more := int64(size) - t.bytes.Load()
-	if recorded = b.bytes.Add(more) <= b.bytesMax || more <= 0; recorded {
-		t.bytes.Add(more)
-	} else {
-		b.bytes.Add(-more)
-		err = errTxnMemory
-	}
-	if size > b.sizeMax {
-		err = &mvcc.LimitError{What: "transaction bytes", Limit: b.sizeMax, Got: size}
-	}
-	return recorded, err
+	t.conn.countTxns(-1)
+	b.memory.free(t)
 }
 
 func (b *txnTable) find(id uint64) *openTxn {
@@ -148,7 +126,7 @@ func (b *txnTable) list() []*openTxn {
 }
 
 func (b *txnTable) stats() telemetry.TransactionStats {
-	s := telemetry.TransactionStats{Bytes: b.bytes.Load(), Started: b.started.Load(), Committed: b.committed.Load()}
+	s := telemetry.TransactionStats{Bytes: b.memory.bytes.Load(), Started: b.started.Load(), Committed: b.committed.Load()}
 	for i := range b.aborted {
 		s.Aborted[i] = b.aborted[i].Load()
 	}

@@ -196,14 +196,14 @@ func (kind attack) against(t *testing.T, binary string, options ...string) {
 func boundOf(memory config.Size) int64 {
 	c := config.Default()
 	c.Memory = memory
-	return int64(c.MemoryBound() - c.WatchMemory())
+	return int64(c.MemoryBound() - c.WatchMemory() - c.TransactionMemory())
 }
 
 // boundWithWatches is the bound once there is a watch. The limit of watches is attackWatches.
 func boundWithWatches(memory config.Size) int64 {
 	c := config.Default()
 	c.Memory, c.Feed.Watches = memory, attackWatches
-	return int64(c.MemoryBound())
+	return int64(c.MemoryBound() - c.TransactionMemory())
 }
 
 // attackWatches is --max-watches of the servers under attack.

@@ -130,8 +130,8 @@ const (
 	ErrorReason_ERROR_REASON_TXN_TOO_LARGE ErrorReason = 35
 	// RESOURCE_EXHAUSTED: too many transactions are open, or they use too many bytes together.
 	ErrorReason_ERROR_REASON_TOO_MANY_TXNS ErrorReason = 36
-	// ABORTED: the transaction was rolled back because it was idle or open for too long. Metadata:
-	// limit (idle or total), timeout.
+	// ABORTED: the transaction was rolled back because it was idle or open for too long, or large for too
+	// long while another one needed its room. Metadata: limit (idle, total or large), timeout.
 	ErrorReason_ERROR_REASON_TXN_TIMEOUT ErrorReason = 37
 	// ABORTED: an operator rolled the transaction back.
 	ErrorReason_ERROR_REASON_TXN_ENDED ErrorReason = 38

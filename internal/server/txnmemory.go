@@ -1,0 +1,124 @@
+package server
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/telemetry"
+)
+
+// txnMemory bounds what open interactive transactions hold together.
+//
+// They share shared.bytes. A connection gets of it what leaves enough to others: see admissionLimit.leaves. One transaction at a time may be
+// beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds room whatever the
+// share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside the
+// share for a quarter of --txn-timeout is rolled back when another one needs the place.
+type txnMemory struct {
+	// Constant after Open.
+	shared     admissionLimit
+	sizeMax    int           // from which on one is too large
+	besideMax  int64         // of the one beside the share, until its client rolls back what was too large
+	besideTime time.Duration // for which one may be beside the share while another one needs the place
+
+	bytes atomic.Int64 // of all
+	used  atomic.Int64 // of the share
+
+	mu     sync.Mutex // a leaf
+	beside *openTxn
+	since  time.Time
+}
+
+func (m *txnMemory) init(c *config.Config) {
+	m.shared.bytes, m.sizeMax = uint64(c.Inflight()), int(c.TxnSize())
+	m.besideMax, m.besideTime = int64(c.Inflight()), c.TxnTimeout/besideParts
+}
+
+// besideParts is how many transactions may be beside the share one after the other, for as long as they can, before one that waits has been open for
+// too long.
+const besideParts = 4
+
+// fits reports whether the share has room for more of t.
+func (m *txnMemory) fits(t *openTxn, used, more int64) bool {
+	return used+more <= int64(m.shared.bytes) && m.shared.leaves(t.conn.countTxnBytes(0)+more, uint64(used+more))
+}
+
+// share counts more bytes of t in the share, if they fit.
+func (m *txnMemory) share(t *openTxn, more int64) bool {
+	for {
+		used := m.used.Load()
+		if more > 0 && !m.fits(t, used, more) {
+			return false
+		}
+		if m.used.CompareAndSwap(used, used+more) {
+			t.conn.countTxnBytes(more)
+			return true
+		}
+	}
+}
+
+// place makes t the transaction beside the share, unless another one is. The mutex of the stream of t is held.
+func (m *txnMemory) place(t *openTxn) bool {
+	if t.beside {
+		return true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if other := m.beside; other != nil {
+		if time.Since(m.since) > m.besideTime {
+			m.since = time.Now() // one end is enough
+			go other.end(&txnTimeoutError{beside: true, limit: m.besideTime}, telemetry.AbortTimeout)
+		}
+		return false
+	}
+	m.beside, m.since, t.beside = t, time.Now(), true
+	m.share(t, -t.bytes.Load())
+	return true
+}
+
+// admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or there is no room for them.
+func (m *txnMemory) admit(t *openTxn, size int) error {
+	switch {
+	case size > m.sizeMax:
+		return &mvcc.LimitError{What: "transaction bytes", Limit: m.sizeMax, Got: size}
+	case t.beside && t.bytes.Load()+int64(size) > m.besideMax:
+		return &mvcc.LimitError{What: "transaction bytes", Limit: m.sizeMax, Got: int(t.bytes.Load()) + size}
+	case !t.beside && !m.fits(t, m.used.Load(), int64(size)) && !m.place(t):
+		return errTxnMemory
+	}
+	return nil
+}
+
+// resize records the memory of t in bytes. The error means that t alone, or all transactions together, use too much. What t alone has too much stays
+// until its client rolls back. If there is no room for what t has more than before, that is not recorded, and t has to give up everything.
+func (m *txnMemory) resize(t *openTxn, size int) (recorded bool, err error) {
+	more := int64(size) - t.bytes.Load()
+	switch {
+	case !t.beside && m.share(t, more):
+	case more > 0 && (!m.place(t) || int64(size) > m.besideMax):
+		err = errTxnMemory
+	}
+	if recorded = err == nil; recorded {
+		t.bytes.Add(more)
+		m.bytes.Add(more)
+	}
+	if size > m.sizeMax {
+		err = &mvcc.LimitError{What: "transaction bytes", Limit: m.sizeMax, Got: size}
+	}
+	return recorded, err
+}
+
+// free counts nothing of t any more.
+func (m *txnMemory) free(t *openTxn) {
+	has := t.bytes.Swap(0)
+	m.bytes.Add(-has)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.beside == t {
+		m.beside = nil
+	} else {
+		m.share(t, -has)
+	}
+}
