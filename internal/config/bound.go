@@ -49,6 +49,12 @@ const (
 // One request is admitted whatever it takes, beside the share of others.
 const OperationBytes = 896
 
+// InvokeBytes is the most that an InvokeAll may have, read and write, each with mvcc.InvokeOperationBytes for its operations: a copy of the largest
+// request in the bound.
+func (c *Config) InvokeBytes() Size {
+	return max(c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps)/batchCopies)
+}
+
 // WatchResponseBytes is what the responses of all streams of watches take together while their clients
 // take nothing.
 const WatchResponseBytes = 64 * MiB

@@ -93,11 +93,16 @@ type LimitError struct {
 	What       string // "key bytes", "value bytes", "batch bytes", "batch operations"
 	Limit, Got int
 	Records    int // of Got, those of deadlines and leases: see Write.countedOperations
+	Operations int // of Got, what the operations of a request count: see InvokeOperationBytes
 }
 
 func (e *LimitError) Error() string {
 	if e.Records > 0 {
 		return fmt.Sprintf("mvcc: %s: %d, of which %d are for deadlines and leases, exceed the limit of %d", e.What, e.Got, e.Records, e.Limit)
+	}
+	if e.Operations > 0 {
+		return fmt.Sprintf("mvcc: %s: %d, of which %d are for operations (%d for each beyond %d), exceed the limit of %d; keys count twice",
+			e.What, e.Got, e.Operations, InvokeOperationBytes, InvokeOperationsFree, e.Limit)
 	}
 	return fmt.Sprintf("mvcc: %s: %d exceeds the limit of %d", e.What, e.Got, e.Limit)
 }

@@ -40,7 +40,7 @@ func (s *Store) FinalizeUpgrade(ctx context.Context) (before keys.FeatureLevel, 
 // by the next FinalizeUpgrade if the level cannot be raised now.
 func (s *Store) adoptFeatureLevel(ctx context.Context) error {
 	s.probe.key = keys.Append(s.probe.key[:0], keys.SpaceSystem, []byte(keys.SystemFeatureLevel))
-	value, found, _, err := s.probe.newestValue(&s.probe.buffers.invoked, 0)
+	value, found, _, err := s.probe.newestValue(&s.probe.buffers.invoked, 0, nil)
 	if err != nil || !found { // a damaged page: the data file has the level, too
 		return nil //nolint:nilerr // see above
 	}

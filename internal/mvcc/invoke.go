@@ -252,6 +252,10 @@ func (x *Session) InvokeRequest(
 	}()
 	w.Conditions, w.Durability = append(w.Conditions, conditions...), d
 	w.ops, w.outcomes = ops, out
+	room := x.store.options.Limits.roomOf(ops)
+	if err := room.checkRequest(ops); err != nil {
+		return 0, err
+	}
 	w.reserve(false)
 	w.setRequest(request)
 	for i := range ops {
@@ -286,11 +290,13 @@ func (w *Write) reserve(withRecords bool) {
 
 // applyAll computes every outcome from the newest versions and fills the batch. The limit of a
 // batch also bounds the values that it reads: a request of many short keys must not read the whole
-// store into memory. It bounds those that the caller keeps, too, but for those of one operation.
+// store into memory. It bounds those that the caller keeps, too, but for those of one operation. What
+// it reads, and what it writes, is bounded together with its operations: see invokeRoom.
 func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []Invoked) error {
 	w.Batch.Reset()
 	w.reserve(true)
-	buf, read, returned, made, admitted := x.buffers.invoked, 0, 0, 0, 0
+	room := x.store.options.Limits.roomOf(ops)
+	buf, read, written, returned, made, admitted := x.buffers.invoked, 0, 0, 0, 0, 0
 	if len(x.buffers.before) > 0 {
 		buf = nil
 	}
@@ -305,10 +311,15 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		old, found, epoch, kept := x.recall(i)
 		if !kept {
 			var err error
-			if old, found, epoch, err = x.newestValue(&buf, read); err != nil {
+			if old, found, epoch, err = x.newestValue(&buf, read, &room); err != nil {
 				return err
 			}
 			if err = x.admitSmall(len(old)); err != nil {
+				return err
+			}
+		}
+		if kept && read > 0 { // those before it may not have been kept
+			if err := room.check(read + len(old)); err != nil {
 				return err
 			}
 		}
@@ -339,6 +350,10 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		case !out[i].Applied:
 			continue
 		case out[i].NewFound:
+			written += len(out[i].New)
+			if err := room.check(written); err != nil {
+				return err
+			}
 			w.SetWithMetadata(ops[i].Key, out[i].New, &now)
 		default:
 			w.Delete(ops[i].Key)
@@ -375,8 +390,8 @@ func (x *Session) giveInvoked(ops []Invoke, out []Invoked) {
 }
 
 // newestValue reads the newest version of the key in x.key into a place of buf. Its metadata is in Metadata. The
-// caller passes the number of bytes of values that were read before.
-func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, epoch keys.Epoch, err error) {
+// caller passes the number of bytes of values that were read before, and the room for all of them.
+func (x *Session) newestValue(buf *[]byte, read int, room *invokeRoom) (value []byte, found bool, epoch keys.Epoch, err error) {
 	x.section = x.section[:0]
 	x.slot.Enter()
 	defer x.slot.Leave()
@@ -389,8 +404,10 @@ func (x *Session) newestValue(buf *[]byte, read int) (value []byte, found bool, 
 		return nil, false, 0, nil
 	}
 	x.keepSection(v.Section())
-	if limit := x.store.options.Limits.BatchBytes; read > 0 && read+v.Size() > limit {
-		return nil, false, 0, &LimitError{What: "batch bytes", Limit: limit, Got: read + v.Size()}
+	if read > 0 {
+		if err := room.check(read + v.Size()); err != nil {
+			return nil, false, 0, err
+		}
 	}
 	if err := x.admitted(v.Size()); err != nil {
 		return nil, false, 0, err

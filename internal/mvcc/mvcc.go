@@ -90,6 +90,7 @@ type Limits struct {
 	ValueBytes     int // 16 MiB
 	BatchBytes     int // 64 MiB
 	BatchOps       int // 1,000,000
+	InvokeBytes    int // of an InvokeAll of many operations, with those: see InvokeOperationBytes; BatchBytes
 	Sessions       int // 8192
 	SessionsBeside int // of them, those that SessionOf gives out at once; all
 	SnapshotLeases int // leases that exist at once; 4096

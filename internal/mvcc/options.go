@@ -36,6 +36,7 @@ func (o *Options) setDefaults() {
 	orDefault(&l.BatchBytes, defaultBatchBytes)
 	orDefault(&l.ValueBytes, min(defaultValueBytes, l.BatchBytes))
 	orDefault(&l.BatchOps, defaultBatchOps)
+	orDefault(&l.InvokeBytes, l.BatchBytes)
 	orDefault(&l.Sessions, defaultSessions)
 	orDefault(&l.SessionsBeside, l.Sessions)
 	orDefault(&l.SnapshotLeases, defaultSnapshotLeases)

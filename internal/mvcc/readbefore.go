@@ -46,6 +46,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	conditions := len(w.Conditions)
 	x.buffers.before = append(x.buffers.before, make([]readVersion, keep)...)
 	var refused error
+	room := x.store.options.Limits.roomOf(w.ops)
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
 		Each: func(i int, v storage.Version, ok bool) error {
 			switch {
@@ -55,7 +56,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 					x.reveals(v.Sync, v.Epoch)
 				}
 			case i-conditions < keep:
-				refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil)
+				refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil, room.left())
 			}
 			return refused
 		},
@@ -93,8 +94,8 @@ func (x *Session) recall(i int) (value []byte, found bool, epoch keys.Epoch, kep
 }
 
 // keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. It keeps no more values than the
-// commit may read, which refuses those that are too much.
-func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool) (err error) {
+// commit may read, most, which refuses those that are too much.
+func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool, most int) (err error) {
 	buf := &x.buffers.invoked
 	at := uint32(len(*buf))
 	kept := readVersion{from: at, value: at, end: at, read: true}
@@ -103,7 +104,7 @@ func (x *Session) keepBefore(r *readVersion, v storage.Version, ok, values bool)
 		*buf = append(*buf, v.Section()...)
 		kept.value = uint32(len(*buf))
 		if values {
-			if len(*buf)+x.buffers.aloneBytes+v.Size() > x.store.options.Limits.BatchBytes {
+			if len(*buf)+x.buffers.aloneBytes+v.Size() > most {
 				*buf = (*buf)[:at]
 				return nil
 			}

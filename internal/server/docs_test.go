@@ -30,6 +30,13 @@ func limitRows() []limitRow {
 		{"a message of a `BulkLoad`", size(bulkMessageMax(&c)) + ", 1MiB above `--max-value-size`", "`BATCH_TOO_LARGE`"},
 		{"fields of a message, those of messages in it included", fmt.Sprintf("%d times `--max-batch-ops`", fieldsPerOperation), "`BATCH_TOO_LARGE`, or INTERNAL on a stream"},
 		{"values that an `InvokeAll` reads, and those that it returns", "each as keys and values of a write; those of one key may be more", "`BATCH_TOO_LARGE`"},
+		{
+			fmt.Sprintf("an `InvokeAll` of more than %d operations: what it has, what it reads, and what it writes", mvcc.InvokeOperationsFree),
+			fmt.Sprintf("each %s (the larger of `--max-batch-size` and %d bytes for each of `--max-batch-ops`), %d bytes for each further operation included; keys count twice",
+				size(int(c.InvokeBytes())), config.OperationBytes/3, mvcc.InvokeOperationBytes),
+			"`BATCH_TOO_LARGE`",
+		},
+		{"a transaction in one request (`Execute`) of as many operations", "the same, for what it reads and writes together; not if it only writes", "`BATCH_TOO_LARGE`"},
 		{"a message to a client of gRPC", "4MiB unless the client is told otherwise; `client` of this repository accepts more, and reads larger values with `GetStream`", "RESOURCE_EXHAUSTED, raised by the client"},
 		{"a message of `GetStream`", size(getStreamChunkBytes) + " of the value", "the value is sent in several"},
 		{"keys and values of a `BatchGet`", size(batchGetBytesMax), "further keys are `unread`; at least one is read"},

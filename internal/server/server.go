@@ -247,7 +247,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		RequestWindow:  c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
 		Limits: mvcc.Limits{
 			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
-			BatchOps: c.Limits.BatchOps, Sessions: sessionsMax(&c.Limits), SessionsBeside: leaseSessionsMax(c.Limits.InflightRequests),
+			BatchOps: c.Limits.BatchOps, InvokeBytes: int(c.InvokeBytes()), Sessions: sessionsMax(&c.Limits), SessionsBeside: leaseSessionsMax(c.Limits.InflightRequests),
 		},
 	}
 }

@@ -173,6 +173,9 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 			c.made.before += t.Size() - before
 			err = c.admitMade(0)
 		}
+		if err == nil {
+			err = t.CheckOperations(len(list))
+		}
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)
 		}

@@ -129,6 +129,27 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread touches of many keys", (*attacker).unreadTouches},
 		{"persists of many keys", func(a *attacker) { a.replaceMany(persist) }},
 		{"exchanges of many keys", func(a *attacker) { a.replaceMany(exchange) }},
+		{"exchanges of many values", func(a *attacker) {
+			a.invokeMany(manyValues{operations: manyOperations, old: largestMany(manyOperations), operand: largestMany(manyOperations)})
+		}},
+		{"exchanges of many values that are returned", func(a *attacker) {
+			a.invokeMany(manyValues{operations: manyOperations, old: largestMany(manyOperations), operand: largestMany(manyOperations), returns: true})
+		}},
+		{"exchanges of half as many values", func(a *attacker) {
+			n := manyOperations / 2
+			a.invokeMany(manyValues{operations: n, old: largestMany(n), operand: largestMany(n)})
+		}},
+		{"appends to many values", func(a *attacker) {
+			a.invokeMany(manyValues{operations: manyOperations, old: largestMany(manyOperations) - 3, operand: 1, appends: true, returns: true})
+		}},
+		{"appends to half as many values", func(a *attacker) {
+			n := manyOperations / 2
+			a.invokeMany(manyValues{operations: n, old: largestMany(n) - 3, operand: 1, appends: true})
+		}},
+		{"exchanges of many long keys", func(a *attacker) { a.invokeMany(manyValues{operations: 30_000, longer: 960, old: 20, operand: 20}) }},
+		{"executions of many values", func(a *attacker) {
+			a.invokeMany(manyValues{operations: manyOperations / 2, old: 330, operand: 330, execute: true})
+		}},
 		{"repetitions of many keys", (*attacker).repeatMany},
 		{"executions of many keys", (*attacker).executeMany},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // Attacks with requests of as many operations as --max-batch-ops allows, of short keys and values. What such an operation takes is its records, not its
@@ -132,5 +134,52 @@ func (a *attacker) executeMany() {
 	a.putMany()
 	for range a.times(1, 3) {
 		a.atOnce(a.times(1, 3), "a transaction", "TransactionService/Execute", m, codes.Aborted)
+	}
+}
+
+// manyValues is a request that has as much, or reads or writes as much, as an InvokeAll of so many operations may: see config.InvokeBytes.
+type manyValues struct {
+	operations int
+	longer     int // of bytes by which the keys are longer
+	old        int // bytes of each value that is there
+	operand    int
+	appends    bool // or exchanges
+	returns    bool // both values
+	execute    bool // in a transaction, in place of an InvokeAll
+}
+
+// largestMany are the largest values that so many operations may read, or write.
+func largestMany(operations int) int {
+	c := config.Default()
+	return (int(c.InvokeBytes())-mvcc.InvokeOperationBytes*(operations-mvcc.InvokeOperationsFree))/operations - 2*len(manyKey(0))
+}
+
+// invokeMany exchanges many values, or appends to them.
+func (a *attacker) invokeMany(m manyValues) {
+	req := manyInvocations(m.operations, func(i *pb.Invocation) {
+		i.Key = append(i.Key, make([]byte, m.longer)...)
+		i.Operation, i.ReturnOld, i.ReturnNew = &pb.Invocation_GetAndSet{GetAndSet: make([]byte, m.operand)}, m.returns, m.returns
+		if m.appends {
+			i.Operation = &pb.Invocation_Append{Append: make([]byte, m.operand)}
+		}
+	})
+	execute := new(pb.ExecuteRequest)
+	for _, i := range req.Invocations {
+		execute.ThenOperations = append(execute.ThenOperations, &pb.Operation{Operation: &pb.Operation_Invoke{Invoke: i}})
+	}
+	for range a.times(1, 3) {
+		const most = 25_000 // of a batch
+		for from := 0; from < m.operations; from += most {
+			batch := new(pb.BatchWriteRequest)
+			for i := from; i < min(from+most, m.operations); i++ {
+				batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: req.Invocations[i].Key, Value: make([]byte, m.old)})
+			}
+			a.call("a batch", "KVService/BatchWrite", batch)
+		}
+		if m.execute {
+			a.atOnce(a.times(1, 3), "a transaction", "TransactionService/Execute", execute, codes.Aborted)
+			continue
+		}
+		a.atOnce(a.times(1, 3), "invocations", "KVService/InvokeAll", req)
 	}
 }
