@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/binary"
+	"slices"
 )
 
 // inbound follows the messages in the bytes that one connection receives, and the answers and ends
@@ -37,6 +38,7 @@ type dataFrame struct {
 	padding int // bytes of padding to come
 	padded  bool
 	refused bool // the current message is refused: its stream ends
+	large   bool // a large message has ended in it
 	current receivedStream
 }
 
@@ -106,7 +108,7 @@ func (in *inbound) begin() error {
 	switch kind := f.kind(); {
 	case kind == frameData && open && !m.closed:
 		in.data.current = m
-		in.data.payload, in.data.padded = f.length(), in.data.flags&flagPadded != 0 && f.length() > 0
+		in.data.payload, in.data.padded, in.data.large = f.length(), in.data.flags&flagPadded != 0 && f.length() > 0, false
 		return in.endOfPayload()
 	case kind == frameHeaders && open:
 		m.closed = m.closed || in.data.flags&flagEndStream != 0
@@ -169,16 +171,22 @@ func (in *inbound) widened(stream uint32, bytes int64) {
 // answer records that the server has answered on a stream: what it took before is not counted any more. It may not have taken all that has come.
 func (in *inbound) answer(m *receivedStream) {
 	m.answered = true
-	if m.untaken > 0 {
-		return
-	}
-	keep := int64(0)
-	if n := m.known(); !in.receiving.isBeside(n) {
-		in.leavePlace(m)
-		if n >= receivedBytesMin {
-			keep = min(m.large, n)
+	keep, beside := int64(0), false
+	count := func(bytes int64) {
+		if in.receiving.isBeside(bytes) {
+			beside = true
+		} else if bytes >= receivedBytesMin {
+			keep = max(keep, bytes)
 		}
 	}
+	count(m.known())
+	for i := range m.untaken {
+		count(m.untaken[i].bytes)
+	}
+	if !beside {
+		in.leavePlace(m)
+	}
+	keep = min(keep, m.large)
 	in.receiving.large.release(&in.large, m.large-keep)
 	m.large = keep
 }
@@ -186,18 +194,18 @@ func (in *inbound) answer(m *receivedStream) {
 // took records that the server has taken a message of so many bytes. A large one counts until the next answer.
 func (in *inbound) took(stream uint32, bytes int64) {
 	in.change(stream, func(m *receivedStream) {
-		if bytes >= receivedBytesMin {
-			m.untaken = max(0, m.untaken-1)
-			return
+		if bytes < receivedBytesMin {
+			m.taken(grpcPrefixBytes + bytes)
+		} else if len(m.untaken) > 0 {
+			m.untaken = slices.Delete(m.untaken, 0, 1)
 		}
-		m.taken(grpcPrefixBytes + bytes)
 		in.shrink(m)
 	})
 }
 
 // takeAll records that the server has taken all that has come on a stream.
 func (in *inbound) takeAll(m *receivedStream) {
-	m.untaken = 0
+	m.untaken = nil
 	m.taken(m.raw)
 	in.shrink(m)
 }
@@ -268,8 +276,8 @@ func (in *inbound) endOfPayload() error {
 	m.window -= int64(n)
 	in.proceed(m, int64(n))
 	if n > 0 && n < smallFrameBytes {
-		m.waiting += frameOverhead
-		if !in.reserve(m) && m.prefixLen > 0 && m.waiting-m.small > smallFramesMax {
+		m.smallFrame(in.data.large)
+		if !in.reserve(m) && m.prefixLen > 0 && m.cost()-m.small > smallFramesMax {
 			in.open[in.data.stream] = *m
 			*m = receivedStream{}
 			return errSmallFrames
@@ -313,7 +321,8 @@ func (in *inbound) message(b []byte) {
 		m.left, b = m.left-n, b[n:]
 		if m.prefixLen == grpcPrefixBytes && m.left == 0 {
 			if m.known() >= receivedBytesMin {
-				m.untaken++
+				m.untaken = append(m.untaken, largeMessage{m.known(), m.frames})
+				m.frames, in.data.large = 0, true
 			}
 			m.prefix, m.prefixLen = [grpcPrefixBytes]byte{}, 0
 			m.later = true

@@ -391,9 +391,10 @@ func TestMessagesOfStreamsThatTheServerEndsCountNoLonger(t *testing.T) {
 type modelled struct {
 	data   []byte // to be sent
 	sent   int
-	ends   []int // of its messages in data
-	size   []int // of each of them, without prefix
-	took   int   // messages that the server has taken
+	ends   []int   // of its messages in data
+	size   []int   // of each of them, without prefix
+	frames []int64 // the cost of small frames that each of them alone has
+	took   int     // messages that the server has taken
 	closed bool
 
 	large, small, waiting, raw int64
@@ -404,14 +405,22 @@ func newModelled(random *rand.Rand) *modelled {
 	for range 1 + random.IntN(6) {
 		size := []int{0, 1, 100, 3000, receivedBytesMin - 1, receivedBytesMin, 100_000}[random.IntN(7)]
 		s.data = append(s.data, prefixed(size)...)
-		s.ends, s.size = append(s.ends, len(s.data)), append(s.size, size)
+		s.ends, s.size, s.frames = append(s.ends, len(s.data)), append(s.size, size), append(s.frames, 0)
 	}
 	return s
 }
 
+func (s *modelled) cost() int64 {
+	cost := s.waiting
+	for _, n := range s.frames {
+		cost += n
+	}
+	return cost
+}
+
 func (s *modelled) reserve() {
-	if s.waiting-s.small >= smallStep {
-		s.small = s.waiting
+	if s.cost()-s.small >= smallStep {
+		s.small = s.cost()
 	}
 }
 
@@ -422,7 +431,8 @@ func (s *modelled) receive(n, padding int) {
 		small, known := s.size[i] < receivedBytesMin, s.sent < body && s.sent+n >= body
 		switch {
 		case known && small:
-			s.waiting, s.raw = s.waiting+int64(s.size[i])+grpcPrefixBytes, s.raw+grpcPrefixBytes
+			s.waiting, s.raw = s.waiting+s.frames[i]+int64(s.size[i])+grpcPrefixBytes, s.raw+grpcPrefixBytes
+			s.frames[i] = 0
 			s.reserve()
 		case known:
 			s.large = max(s.large, int64(s.size[i]))
@@ -431,11 +441,31 @@ func (s *modelled) receive(n, padding int) {
 			s.raw += int64(max(0, min(s.sent+n, end)-max(s.sent, body)))
 		}
 	}
+	before := s.sent
 	s.sent += n
 	if all := n + padding; all > 0 && all < smallFrameBytes {
-		s.waiting += frameOverhead
+		*s.counts(before) += frameOverhead
 		s.reserve()
 	}
+}
+
+// counts is where a small frame counts that began there: with the message that has begun, unless that is known to be small, or with a large one that
+// has ended in the frame, or with small ones.
+func (s *modelled) counts(before int) *int64 {
+	begin := 0
+	for i, end := range s.ends {
+		large := s.size[i] >= receivedBytesMin
+		if s.sent > begin && s.sent < end && (large || s.sent < end-s.size[i]) {
+			return &s.frames[i]
+		}
+		begin = end
+	}
+	for i, end := range s.ends {
+		if s.size[i] >= receivedBytesMin && before < end && s.sent >= end {
+			return &s.frames[i]
+		}
+	}
+	return &s.waiting
 }
 
 // next is the size of the next message to be taken, if it has come. Large ones have counted apart.
@@ -459,7 +489,7 @@ func (s *modelled) taken(answer bool) {
 	if answer {
 		for i := s.took; i < len(s.ends); i++ {
 			if s.size[i] >= receivedBytesMin && s.sent >= s.ends[i] {
-				return
+				large = max(large, int64(s.size[i]))
 			}
 		}
 		s.large = large
@@ -469,17 +499,15 @@ func (s *modelled) taken(answer bool) {
 	if !ok {
 		return
 	}
-	s.took++
-	if size >= receivedBytesMin {
-		return
-	}
-	if bytes := min(int64(size)+grpcPrefixBytes, s.raw); bytes == s.raw {
+	if s.took++; size >= receivedBytesMin {
+		s.frames[s.took-1] = 0
+	} else if bytes := min(int64(size)+grpcPrefixBytes, s.raw); bytes == s.raw {
 		s.raw, s.waiting = 0, left
 	} else {
 		s.waiting -= (s.waiting - left) * bytes / s.raw
 		s.raw -= bytes
 	}
-	if s.small = min(s.small, s.waiting); s.waiting < smallStep {
+	if s.small = min(s.small, s.cost()); s.cost() < smallStep {
 		s.small = 0
 	}
 }

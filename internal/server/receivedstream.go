@@ -15,6 +15,7 @@ type receivedStream struct {
 	large     int64 // bytes reserved as large
 	beside    bool  // a message has the place beside the share of large ones
 	waiting   int64 // the cost of the small messages, including bytes not yet received
+	frames    int64 // the cost of the small frames of the message that is being received, while it may be a large one
 	raw       int64 // received bytes of the small messages
 	small     int64 // bytes reserved as small: waiting, except for less than smallStep
 	window    int64 // bytes that the client may still send on the stream
@@ -23,8 +24,35 @@ type receivedStream struct {
 	closed    bool           // the client has ended the stream
 	answered  bool           // the server has sent headers
 	later     bool           // an earlier message was received completely
-	untaken   int            // large messages that were received completely, and not taken
+	untaken   []largeMessage // oldest first; few, since the window is not wider
 	library   *libraryStream // nil until the library has read its headers
+}
+
+// largeMessage is one that was received completely, and that the server has not taken.
+type largeMessage struct {
+	bytes  int64
+	frames int64 // the cost of its small frames
+}
+
+// cost is what small messages, and small frames, cost.
+func (m *receivedStream) cost() int64 {
+	cost := m.waiting + m.frames
+	for i := range m.untaken {
+		cost += m.untaken[i].frames
+	}
+	return cost
+}
+
+// smallFrame counts a small frame, in which perhaps a large message has ended.
+func (m *receivedStream) smallFrame(endedLarge bool) {
+	switch last := len(m.untaken) - 1; {
+	case m.prefixLen > 0 && m.smallLeft() == 0:
+		m.frames += frameOverhead
+	case endedLarge && last >= 0:
+		m.untaken[last].frames += frameOverhead
+	default:
+		m.waiting += frameOverhead
+	}
 }
 
 // incomplete reports whether the client must send more: the rest of a message, or, until the server
@@ -86,7 +114,8 @@ func (in *inbound) admit(m *receivedStream) error {
 		return nil
 	}
 	m.raw += grpcPrefixBytes
-	m.waiting += grpcPrefixBytes + m.left
+	m.waiting += grpcPrefixBytes + m.left + m.frames
+	m.frames = 0
 	if !in.reserve(m) {
 		return errOverloaded
 	}
@@ -95,14 +124,14 @@ func (in *inbound) admit(m *receivedStream) error {
 
 // reserve reserves room for the small messages of a stream, or reports that there is none.
 func (in *inbound) reserve(m *receivedStream) bool {
-	more := m.waiting - m.small
+	more := m.cost() - m.small
 	if more < smallStep {
 		return true
 	}
 	if !in.receiving.small.add(&in.small, more) {
 		return false
 	}
-	m.small = m.waiting
+	m.small += more
 	return true
 }
 
@@ -116,7 +145,7 @@ func (in *inbound) leavePlace(m *receivedStream) {
 
 // shrink releases the reservation for small messages that the server has taken.
 func (in *inbound) shrink(m *receivedStream) {
-	keep := m.waiting
+	keep := m.cost()
 	if keep < smallStep {
 		keep = 0
 	}

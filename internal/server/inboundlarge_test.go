@@ -1,0 +1,80 @@
+package server
+
+import "testing"
+
+// TestSmallFramesOfLargeMessagesAreTaken: the end of a large message often is a small frame, which counts until the server has taken the message, also if
+// no small message ever comes on the stream.
+func TestSmallFramesOfLargeMessagesAreTaken(t *testing.T) {
+	const size, frames = receivedBytesMin, 100
+	r := newReceiving(4 << 20)
+	in := newFollowed(t, r)
+	m := prefixed(size)
+	follow := func(b []byte) {
+		t.Helper()
+		if err := in.follow(frame(frameData, 0, 1, b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end := func() {
+		for i := range frames {
+			follow(m[len(m)-frames+i:][:1])
+		}
+	}
+	follow(m[:len(m)-frames])
+	end()
+	follow(m[:3]) // of the next one
+	follow(m[3 : len(m)-frames])
+	if got := in.small; got < (frames-smallStep/frameOverhead)*frameOverhead {
+		t.Errorf("%d bytes are counted for small frames", got)
+	}
+	for range 1000 {
+		end()
+		in.took(1, size)
+		in.answered(frame(frameData, 0, 1, nil))
+		follow(m[:3])
+		follow(m[3 : len(m)-frames])
+	}
+	if got := in.small; got > 2*frames*frameOverhead {
+		t.Errorf("%d bytes are counted for small frames of messages that were taken", got)
+	}
+	end()
+	in.took(1, size)
+	in.took(1, size)
+	in.answered(frame(frameData, 0, 1, nil))
+	if got := r.reserved(); got != 0 {
+		t.Errorf("%d bytes are reserved after all was taken", got)
+	}
+}
+
+// TestAnAnswerLeavesThePlaceWhileLargeMessagesWait: a client that sends one large message after the other does not keep the place beside the share, nor
+// what its largest message had.
+func TestAnAnswerLeavesThePlaceWhileLargeMessagesWait(t *testing.T) {
+	for _, first := range []int{receivedBytesMin * 2, receivedBytesMin * 12} {
+		r := newReceiving(16 * 4 * receivedBytesMin)
+		in := newFollowed(t, r)
+		follow := func(b []byte) {
+			t.Helper()
+			for len(b) > 0 {
+				n := min(len(b), 16<<10)
+				if err := in.follow(frame(frameData, 0, 1, b[:n])); err != nil {
+					t.Fatal(err)
+				}
+				b = b[n:]
+			}
+		}
+		follow(prefixed(first))
+		if got := r.beside.held.Load() != nil; got != r.isBeside(int64(first)) {
+			t.Fatalf("a message of %d: beside the share: %v", first, got)
+		}
+		follow(prefixed(receivedBytesMin))
+		in.answered(frame(frameData, 0, 1, nil))
+		if r.beside.held.Load() == nil && in.large != int64(first) {
+			t.Errorf("a message of %d that was not taken does not count", first)
+		}
+		in.took(1, int64(first))
+		in.answered(frame(frameData, 0, 1, nil))
+		if r.beside.held.Load() != nil || in.large > receivedBytesMin {
+			t.Errorf("a message of %d that was answered counts, because another one waits", first)
+		}
+	}
+}
