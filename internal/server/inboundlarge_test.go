@@ -78,3 +78,21 @@ func TestAnAnswerLeavesThePlaceWhileLargeMessagesWait(t *testing.T) {
 		}
 	}
 }
+
+// TestSmallFramesOfAPrefixAreTaken: a frame that has only a part of the prefix counts with the small message that has begun in it.
+func TestSmallFramesOfAPrefixAreTaken(t *testing.T) {
+	r := newReceiving(4 << 20)
+	in := newFollowed(t, r)
+	m := prefixed(100)
+	for range 1000 {
+		for _, part := range [][]byte{m[:3], m[3:]} {
+			if err := in.follow(frame(frameData, 0, 1, part)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		in.took(1, 100)
+		if in.small != 0 {
+			t.Fatalf("%d bytes are counted after all was taken", in.small)
+		}
+	}
+}

@@ -115,3 +115,13 @@ func TestSmallAnswersThatAreNotTakenAreFew(t *testing.T) {
 		})
 	}
 }
+
+// TestAStreamThatIsResetHasNothingUnsent: what it did not send does not make the other streams of its connection wait.
+func TestAStreamThatIsResetHasNothingUnsent(t *testing.T) {
+	const streams = 8
+	h, c := startPipelines(t, streams, 100, 4000)
+	for i := range streams {
+		c.send(frame(frameReset, 0, streamID(i), []byte{0, 0, 0, 8})) // CANCEL
+	}
+	eventually(t, "nothing is unsent", func() bool { n := h.libraryCounts(); return n.unsent == 0 && n.waiting == 0 })
+}
