@@ -5,6 +5,8 @@ import (
 	"io"
 	"testing"
 
+	"google.golang.org/grpc/encoding"
+
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 )
@@ -124,4 +126,12 @@ func TestAStreamThatIsResetHasNothingUnsent(t *testing.T) {
 		c.send(frame(frameReset, 0, streamID(i), []byte{0, 0, 0, 8})) // CANCEL
 	}
 	eventually(t, "nothing is unsent", func() bool { n := h.libraryCounts(); return n.unsent == 0 && n.waiting == 0 })
+}
+
+// TestNoMessagesAreCompressed: counts of what the gRPC library receives and sends have the encoded bytes, which are those of the frames without a
+// compressor. A package that registers one, such as encoding/gzip, must not be imported.
+func TestNoMessagesAreCompressed(t *testing.T) {
+	if encoding.GetCompressor("gzip") != nil {
+		t.Error("messages may be compressed: libraryStream would count them wrongly, and senders would wait for ever")
+	}
 }

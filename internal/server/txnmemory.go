@@ -15,7 +15,7 @@ import (
 // They share shared.bytes. A connection gets of it what leaves enough to others: see admissionLimit.leaves. One transaction at a time may be
 // beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds room whatever the
 // share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside the
-// share for a quarter of --txn-timeout is rolled back when another one needs the place.
+// share for a quarter of --txn-timeout is rolled back when another one needs the place, which its connection does not get again for as long.
 type txnMemory struct {
 	// Constant after Open.
 	shared     admissionLimit
@@ -29,6 +29,8 @@ type txnMemory struct {
 	mu     sync.Mutex // a leaf
 	beside *openTxn
 	since  time.Time
+	ousted *connection // whose transaction had the place for too long; it does not get it again for as long
+	until  time.Time
 }
 
 func (m *txnMemory) init(c *config.Config) {
@@ -66,9 +68,13 @@ func (m *txnMemory) place(t *openTxn) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if t.conn == m.ousted && t.conn != nil && time.Now().Before(m.until) {
+		return false
+	}
 	if other := m.beside; other != nil {
 		if time.Since(m.since) > m.besideTime {
 			m.since = time.Now() // one end is enough
+			m.ousted, m.until = other.conn, m.since.Add(m.besideTime)
 			go other.end(&txnTimeoutError{beside: true, limit: m.besideTime}, telemetry.AbortTimeout)
 		}
 		return false

@@ -133,8 +133,17 @@ func TestATransactionBesideTheShareForTooLongEnds(t *testing.T) {
 			t.Fatalf("ended %d times: %v", len(ends), ends)
 		}
 		m.free(large)
+		again := &openTxn{conn: conn}
+		if m.place(again) {
+			t.Error("the connection takes the place again")
+		}
 		if !m.place(other) {
 			t.Error("the place is not free")
+		}
+		m.free(other)
+		time.Sleep(m.besideTime)
+		if !m.place(again) {
+			t.Error("the connection does not get the place after that")
 		}
 	})
 }
