@@ -296,7 +296,7 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 	w.Batch.Reset()
 	w.reserve(true)
 	room := x.store.options.Limits.roomOf(ops)
-	buf, read, written, returned, made, admitted := x.buffers.invoked, 0, 0, 0, 0, 0
+	buf, read, written, returned, made, admitted := x.buffers.invoked, x.buffers.keptValueBytes(), 0, 0, 0, 0
 	if len(x.buffers.before) > 0 {
 		buf = nil
 	}
@@ -310,6 +310,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		x.key = keys.Append(x.key[:0], keys.SpaceUser, ops[i].Key)
 		old, found, epoch, kept := x.recall(i)
 		if !kept {
+			if i < len(x.buffers.before) { // it has changed since, or was not kept
+				read -= x.buffers.valueBytes(&x.buffers.before[i])
+			}
 			var err error
 			if old, found, epoch, err = x.newestValue(&buf, read, &room); err != nil {
 				return err
@@ -317,13 +320,8 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 			if err = x.admitSmall(len(old)); err != nil {
 				return err
 			}
+			read += len(old)
 		}
-		if kept && read > 0 { // those before it may not have been kept
-			if err := room.check(read + len(old)); err != nil {
-				return err
-			}
-		}
-		read += len(old)
 		had, err := x.Metadata()
 		if err != nil {
 			return ofKey(err, x.key)

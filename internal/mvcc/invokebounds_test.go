@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -52,6 +53,47 @@ func TestInvokeAllReadsAtMostABatch(t *testing.T) {
 	ops[9].ReturnOld = true
 	if _, err := x.InvokeAll(t.Context(), ops[:10], nil, DurabilityAsync, out); err != nil || len(out[9].Old) != 100<<10 {
 		t.Fatalf("10 values of 100 KiB: %v", err)
+	}
+}
+
+// TestInvokeAllOfManyReadsAtMostABatch: what was read together counts before the first value that is read alone, in any order of the operations. A value that was
+// replaced meanwhile counts once.
+func TestInvokeAllOfManyReadsAtMostABatch(t *testing.T) {
+	const size = 10 << 10
+	for name, c := range map[string]struct {
+		values   int
+		replaced bool
+		refused  bool
+	}{"too many": {values: 120, refused: true}, "enough": {values: 100}, "replaced": {values: 100, replaced: true}} {
+		t.Run(name, func(t *testing.T) {
+			o := tiny(vfs.NewMem())
+			o.Limits.BatchBytes, o.Limits.ValueBytes = 1<<20, 512<<10
+			s := mustOpen(t, o)
+			ops := manyInvokes(t, s, c.values, size)
+			if err := s.Checkpoint(t.Context()); err != nil { // the tree is read in the order of the keys
+				t.Fatal(err)
+			}
+			slices.Reverse(ops)
+			x := mustSession(t, s)
+			defer x.Close()
+			read := 0
+			x.AdmitLarge(func(bytes int) error {
+				if read += bytes; c.replaced && read > c.values*size/2 { // while they are read together
+					c.replaced = false
+					for _, op := range ops {
+						mustPutAsync(t, s, string(op.Key), string(make([]byte, size)))
+					}
+				}
+				return nil
+			})
+			_, err := x.InvokeAll(t.Context(), ops, nil, DurabilityAsync, make([]Invoked, len(ops)))
+			if c.replaced {
+				t.Error("nothing was replaced: this tests nothing")
+			}
+			if refused := errors.As(err, new(*LimitError)); refused != c.refused || err != nil && !refused {
+				t.Errorf("%d values of 10 KiB with a limit of 1 MiB: %v", c.values, err)
+			}
+		})
 	}
 }
 

@@ -142,6 +142,14 @@ func (b *sessionBuffers) valueBytes(r *readVersion) int {
 	return int(r.end - r.value)
 }
 
+// keptValueBytes is the length of all values that readBefore has kept.
+func (b *sessionBuffers) keptValueBytes() (n int) {
+	for i := range b.before {
+		n += b.valueBytes(&b.before[i])
+	}
+	return n
+}
+
 // keptOf is how much of what readBefore has kept, the value and the metadata, the operation writes again.
 func (op *Invoke) keptOf(b *sessionBuffers, r *readVersion) int {
 	section := int(r.value - r.from)
