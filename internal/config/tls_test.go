@@ -70,7 +70,7 @@ func TestWatchesArePartOfTheMemoryBound(t *testing.T) {
 	}
 }
 
-// TestTransactionsArePartOfTheMemoryBound: the share of open transactions, and the one that has its turn.
+// TestTransactionsArePartOfTheMemoryBound: the share of open transactions, and the one beside it.
 func TestTransactionsArePartOfTheMemoryBound(t *testing.T) {
 	c := Default()
 	if got, want := c.TransactionMemory(), 256*MiB+128*MiB; got != want {
@@ -86,7 +86,7 @@ func TestTransactionsArePartOfTheMemoryBound(t *testing.T) {
 		t.Errorf("with --memory 64MiB transactions take %v, want %v", got, want)
 	}
 	before := small.MemoryBound()
-	small.Limits.InflightBytes = 128 * MiB // 64 MiB more for requests, 64 for the share, and 64 for the turn
+	small.Limits.InflightBytes = 128 * MiB // 64 MiB more for requests, 64 for the share, and 64 for the one beside it
 	if got := small.MemoryBound() - before; got != (128-16+64+64)*MiB {
 		t.Errorf("--max-inflight-bytes of 128 MiB adds %v", got)
 	}

@@ -1,13 +1,10 @@
 package storm
 
 import (
-	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -52,18 +49,8 @@ func TestStreamsTakenByteByByteStayInTheBound(t *testing.T) {
 // byteByByte opens streams without a window and sends a message, or several, first. Then it sends others, as often as the windows allow it, and lets the
 // server send one byte after each of them.
 func (a *attacker) byteByByte(method string, first, later []byte) {
-	const hosts, rounds = 7, 6
-	connections, streams := a.times(hosts, 70), a.times(20, 80)
-	var all []*rawClient
-	for i := range connections {
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%hosts))}}
-		conn, err := dialer.DialContext(a.ctx, "tcp", a.server.address)
-		if err != nil {
-			a.Fatal(err)
-		}
-		a.closeAtEnd(conn)
-		all = append(all, newRawClient(a, conn, http2.Setting{ID: http2.SettingInitialWindowSize}))
-	}
+	const rounds = 6
+	streams, all := a.times(20, 80), a.rawClients(0)
 	each := func(do func(r *rawClient, id uint32) error) {
 		var sending sync.WaitGroup
 		for _, r := range all {

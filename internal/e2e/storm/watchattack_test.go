@@ -33,19 +33,9 @@ func TestWatchesWithoutAWindowStayInTheBound(t *testing.T) {
 
 // closedWatches opens streams of watches that take so many bytes, writes, and asks for another watch on each of them.
 func (a *attacker) closedWatches(window uint32, later *pb.CreateWatch) {
-	const hosts, commits, value = 7, 12, 14 << 10
+	const commits, value = 12, 14 << 10
 	a.bound = boundWithWatches(attackMemory)
-	connections, streams := a.times(hosts, 70), a.times(20, 80)
-	var all []*rawClient
-	for i := range connections {
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%hosts))}}
-		conn, err := dialer.DialContext(a.ctx, "tcp", a.server.address)
-		if err != nil {
-			a.Fatal(err)
-		}
-		a.closeAtEnd(conn)
-		all = append(all, newRawClient(a, conn, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}))
-	}
+	streams, all := a.times(20, 80), a.rawClients(window)
 	a.sendEach(all, streams, true, &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}})
 	kv := pb.NewKVServiceClient(a.dial())
 	for i := range commits {
@@ -59,6 +49,21 @@ func (a *attacker) closedWatches(window uint32, later *pb.CreateWatch) {
 	for _, r := range all {
 		a.refused.Add(int64(r.ended()))
 	}
+}
+
+// rawClients are of several hosts, on connections whose streams may be sent so many bytes.
+func (a *attacker) rawClients(window uint32) (all []*rawClient) {
+	const hosts = 7
+	for i := range a.times(hosts, 70) {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%hosts))}}
+		conn, err := dialer.DialContext(a.ctx, "tcp", a.server.address)
+		if err != nil {
+			a.Fatal(err)
+		}
+		a.closeAtEnd(conn)
+		all = append(all, newRawClient(a, conn, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}))
+	}
+	return all
 }
 
 // steadyMemory waits, for some time at most, until the largest resident memory grows no more.

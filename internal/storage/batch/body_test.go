@@ -30,14 +30,7 @@ func TestBodyInPiecesHasTheBytesOfAContiguousOne(t *testing.T) {
 				copied.SetStored(keys.KindSetMetadata, s, key, append(f.Append(nil), value...))
 			})
 		}
-		pieces, err := shared.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
-		whole, err := copied.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
+		pieces, whole := finishBoth(t, &shared, &copied)
 		if !bytes.Equal(pieces.Bytes(), whole.Bytes()) {
 			t.Fatalf("%d operations in order %v: the bytes differ", count, order)
 		}
@@ -117,4 +110,17 @@ func TestSharedValuesAreNotKept(t *testing.T) {
 	if n := b.MemoryBytes() - cap(b.buf) - cap(b.spans)*spanBytes; n < count*sliceBytes {
 		t.Errorf("%d bytes count of the room for %d values", n, count)
 	}
+}
+
+// finishBoth finishes a batch of shared values and one of copies.
+func finishBoth(t *testing.T, shared, copied *Builder) (pieces, whole *Body) {
+	t.Helper()
+	pieces, err := shared.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole, err = copied.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	return pieces, whole
 }

@@ -113,14 +113,7 @@ func TestAHugeBatchCopiesFewValues(t *testing.T) {
 	if got := shared.MemoryBytes(); got != had {
 		t.Errorf("it has grown from %d to %d bytes", had, got)
 	}
-	pieces, err := shared.Finish()
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole, err := copied.Finish()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pieces, whole := finishBoth(t, &shared, &copied)
 	if !bytes.Equal(pieces.Bytes(), whole.Bytes()) {
 		t.Error("the bytes differ")
 	}
