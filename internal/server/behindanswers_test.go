@@ -26,16 +26,18 @@ func returnedSync(key string) *pb.PipelineRequest {
 	return &pb.PipelineRequest{Request: &pb.PipelineRequest_Invoke{Invoke: &pb.InvokeRequest{Invocation: touch, Durability: pb.Durability_DURABILITY_SYNC}}}
 }
 
-// answering waits for a connection that has answers of so many bytes.
-func (h *harness) answering(t *testing.T, bytes int64) (found *connection) {
+// queueing waits for a connection that has so many answers in the queues of its pipelines: the receivers are not going to send them.
+func (h *harness) queueing(t *testing.T, answers int) (found *connection) {
 	t.Helper()
-	eventually(t, "answers wait", func() bool {
+	eventually(t, "answers are queued", func() bool {
 		h.connections.mu.Lock()
 		defer h.connections.mu.Unlock()
 		for conn := range h.connections.all {
-			if conn.info.answerBytes() >= bytes {
+			conn.info.mu.Lock()
+			if len(conn.info.queued) == answers {
 				found = conn.info
 			}
+			conn.info.mu.Unlock()
 		}
 		return found != nil
 	})
@@ -64,7 +66,7 @@ func TestALargeAnswerIsOverdueBehindAnswersThatAreNotTaken(t *testing.T) {
 			c.begin(1, pb.KVService_Pipeline_FullMethodName, "120S")
 			release := h.holdSyncs(t) // or the receiver sends them
 			c.pipelined(1, returnedSync("medium"), returnedSync("medium"), returnedSync("medium"))
-			conn := h.answering(t, 300<<10)
+			conn := h.queueing(t, 3)
 			release()
 			eventually(t, "the second answer waits for the client", func() bool { return conn.waitingBytes() >= 200<<10 })
 			if large.GetInvoke() != nil {
