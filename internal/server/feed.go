@@ -137,9 +137,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
 			ahead: aheadWatches{arrived: make(chan error, 1)}, access: accessOf(ctx), rights: watchRights{changed: s.gate.changes()},
 		}
-		if !s.feed.watched.Swap(true) {
-			setHeapLimit(heapLimitWatched(&s.config))
-		}
+		s.feed.watched.Store(true)
 		s.feed.streams.Add(1)
 		defer s.feed.streams.Add(-1)
 		return w.run(ctx)

@@ -354,6 +354,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	}
 	serving.Go(func() { s.watchConditions(ctx) })
+	serving.Go(func() { s.followHeap(ctx) })
 	serving.Go(func() { s.watchTLS(ctx) })
 	serving.Go(func() { s.connections.watchMessages(ctx, s.config.MessageTimeout, &s.log) })
 	serving.Go(func() { s.direct.streams.trimAll(ctx) })

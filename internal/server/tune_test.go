@@ -1,0 +1,39 @@
+package server
+
+import (
+	"runtime/debug"
+	"testing"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
+)
+
+// TestTheHeapMayGrowByOpenTransactions: the collector would otherwise run all the time beside a large one, and each get of others would take six times
+// the processor time.
+func TestTheHeapMayGrowByOpenTransactions(t *testing.T) {
+	t.Setenv("GOMEMLIMIT", "")
+	limit := func() int64 { return debug.SetMemoryLimit(-1) }
+	before := limit()
+	t.Cleanup(func() { debug.SetMemoryLimit(before) }) // after the server has ended
+	h := mustStart(t, func(c *config.Config) {
+		c.Memory, c.Feed.Memory = 64*config.MiB, 8*config.MiB
+		c.Limits.InflightBytes, c.Limits.TxnSize, c.Limits.ValueSize, c.Limits.BatchSize = 64*config.MiB, 64*config.MiB, 16*config.MiB, 64*config.MiB
+	})
+	becomes := func(what string, live int64) {
+		t.Helper()
+		eventually(t, what, func() bool { got := limit() - heapBytesMin; return got > live-heapLiveStep && got < live+heapLiveStep })
+	}
+	becomes("what it is without them", 0)
+
+	txn := h.talk(t)
+	txn.begin()
+	for _, key := range []string{"a", "b"} {
+		txn.must(txnPutRequest(key, string(make([]byte, 15<<20))))
+	}
+	becomes("more by a transaction", 30<<20)
+	txn.must(rollbackRequest)
+	becomes("what it was", 0)
+
+	mustWatch(t, h, &pb.CreateWatch{})
+	becomes("more by watches", 8<<20+watchResponsesBytes)
+}
