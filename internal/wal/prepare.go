@@ -54,6 +54,7 @@ type preparer struct {
 	failing atomic.Pointer[error] // why the last attempt failed; nil after a success
 	count   atomic.Uint64         // failed attempts, and other operations on files without records that failed
 	begun   atomic.Bool           // see beginPreparing
+	waiting atomic.Int64          // bytes of oversized buffers whose segments are sealed and not written to their ends
 
 	// Guarded by preallocator.mu.
 	next        *Preparation // a writer waits for it
@@ -235,7 +236,16 @@ func (l *Log) prepareOne() (made bool, err error) {
 		largest, p.largest = p.largest, 0
 	}
 	s.mu.Unlock()
-	if err = l.flushThrough(flush); err == nil && !enough {
+	err = l.flushThrough(flush)
+	if size := max(oversized, largest); err == nil && oversized > 0 && !enough && !l.hasBuffers(size) {
+		if !s.anyReady() { // others may wait for this attempt; the writer of the large record asks again
+			made, _ = l.preallocate(0, false, true, false)
+		}
+		if enough = made; !made {
+			err = l.flushUntil(func() (bool, error) { return l.hasBuffers(size), l.Err() })
+		}
+	}
+	if err == nil && !enough {
 		// Beside smaller records, for which its segment will do, the largest one has its turn if there is room for it.
 		if made = largest > oversized && l.preallocator.oversized(largest) == nil; !made {
 			made, err = l.preallocate(oversized, frees, skipZeroing, attempt != nil)
@@ -274,6 +284,21 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 			idle.wait()
 		}
 	}
+}
+
+// hasBuffers reports whether an oversized buffer may be made. Those that wait for the flusher have, with it, at most the size of all standard
+// ones; or none waits. So they stay bounded on a slow device, also if smaller records get the segments that are made for a large one.
+func (l *Log) hasBuffers(size int) bool {
+	waiting := l.preparer.waiting.Load()
+	return waiting == 0 || waiting+int64(size) <= int64(l.buffers.max)*int64(l.buffers.size)
+}
+
+// follow makes a segment the one after another, which is sealed.
+func (l *Log) follow(last, next *Segment) {
+	if !last.pooled {
+		l.preparer.waiting.Add(int64(len(last.buffer)))
+	}
+	last.next.Store(next)
 }
 
 // preallocate makes an oversized segment or a standard one. While every buffer is in use and a writer waits,
@@ -379,7 +404,7 @@ func (l *Log) NewSegment(ctx context.Context, first keys.Epoch, bodyLen int) (*S
 			return nil, l.fail(err) // at Open: there is no earlier segment that could be used
 		}
 	} else {
-		l.rotation.last.next.Store(s)
+		l.follow(l.rotation.last, s)
 		l.preparer.begun.Store(true)
 		l.counts.rotations.Add(1)
 		l.RequestFlush(first - 1) // its buffer is needed again, even if no goroutine waits for its epochs

@@ -38,7 +38,7 @@ func (l *Log) Supersede(ctx context.Context, first keys.Epoch, term keys.Term) (
 	l.rotation.terms.begin(first, term)
 	l.rotation.skipped = 0
 	s := l.newSegment(b, first)
-	last.next.Store(s)
+	l.follow(last, s)
 	l.rotation.last = s
 	if err := l.switchTo(s); err != nil {
 		return nil, l.fail(fmt.Errorf("supersede the log from epoch %d on: %w", first, err))

@@ -76,6 +76,7 @@ func (l *Log) reuseBuffer(s *Segment) {
 		return
 	}
 	l.recordFailure(l.buffers.unmap(s.buffer))
+	l.preparer.waiting.Add(-int64(len(s.buffer)))
 }
 
 // Written reads the record at p, which the caller knows to be published, and moves p to its end. The body is nil for a

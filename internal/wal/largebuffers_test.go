@@ -1,0 +1,45 @@
+package wal
+
+import (
+	"testing"
+	"time"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestBuffersOfLargeSegmentsAreBounded: on a device whose syncs are slow, smaller records get the segments that are made for a large one, again
+// and again. Besides the standard buffers, the log has the one that is filled, and one more that is flushed or ready.
+func TestBuffersOfLargeSegmentsAreBounded(t *testing.T) {
+	const segmentBytes, largeBytes, smallBytes, rounds = 64 << 10, 4 << 20, 100 << 10, 20
+	faulty := vfs.NewFaulty(vfs.NewMem())
+	a := mustStart(t, testOptions(faulty, segmentBytes))
+	faulty.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Delay: 20 * time.Millisecond})
+	peak := int64(0)
+	for range rounds {
+		a.cur.Load().Seal()
+		for attempt := a.log.Prepare(largeBytes, false); attempt != nil; attempt = a.log.Prepare(largeBytes, false) {
+			within(t, attempt.Done(), "an attempt to prepare")
+			if err := attempt.Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, first, _ := a.cur.Load().sealedAt()
+		s, err := a.log.NewSegment(t.Context(), first, smallBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.cur.Store(s)
+		a.mustAppend(t, bodyOf(uint64(first), smallBytes))
+		peak = max(peak, a.log.Stats().BufferBytes)
+	}
+	if most := int64(BuffersMin*segmentBytes + 2*spaceFor(largeBytes)); peak > most {
+		t.Errorf("buffers of %d bytes, want at most %d", peak, most)
+	}
+	if err := a.log.Flush(a.log.rotation.last.Position().Epoch - 1); err != nil {
+		t.Fatal(err)
+	}
+	if waiting := a.log.preparer.waiting.Load(); waiting != 0 {
+		t.Errorf("%d bytes of buffers wait for a flusher that is done", waiting)
+	}
+	mustClose(t, a.log)
+}
