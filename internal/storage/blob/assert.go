@@ -18,9 +18,9 @@ func (b *Batch) check() error {
 			b.noteBroken("fragment %d is still queued and has no page", id)
 		}
 	}
-	ids := b.state.Blobs + uint64(len(b.dropped))
+	ids := b.state.Blobs + uint64(b.dropped.count)
 	for _, d := range b.s.dropped {
-		ids += uint64(len(d.ids))
+		ids += uint64(d.count())
 	}
 	if used := uint64(b.s.used.Count()); used != ids {
 		b.noteBroken("%d blob ids are in use, and blobs have %d live and dropped ones", used, ids)

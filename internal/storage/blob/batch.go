@@ -20,12 +20,11 @@ type Batch struct {
 	ck      *pager.Checkpoint
 	w       *pager.Writer
 	state   pager.BlobState
-	changes map[uint64]location // the new location of each fragment that changes; zero if dropped
+	changes map[uint64]location // the new location of each fragment that gets one
 	earlier map[uint64]location // changes of older blobs that the stored table has; those in changes are newer
 	byLeaf  map[int][]uint64    // ids of earlier, by the leaves of the stored table
 	fresh   map[page.ID]int     // cost of live fragments on the blob pages that the fill does not know yet
 	newIDs  []idRun             // ascending
-	dropped []uint64            // ids
 	run     pager.Extent        // pages taken for blob pages
 
 	queue    []queuedFragment
@@ -33,6 +32,7 @@ type Batch struct {
 	arena    []byte // memory of queued fragments
 	fragment []byte // one fragment
 	pagesRead
+	drops
 
 	keepSparse bool // see KeepSparse
 	publishing bool // Publish does what commit would do for older blobs
@@ -72,16 +72,19 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 // reuseIDs makes the ids of dropped blobs usable again after their last readers are gone.
 func (s *Store) reuseIDs(through uint64) {
 	for len(s.dropped) > 0 && s.dropped[0].checkpoint <= through {
-		for _, id := range s.dropped[0].ids {
+		s.dropped[0].each(func(id uint64) {
 			s.table.set(id, 0)
 			s.used.Remove(int(id))
-		}
+		})
 		s.dropped = s.dropped[1:]
 	}
 }
 
 // locationOf is the location of blob id in the state under construction.
 func (b *Batch) locationOf(id uint64) location {
+	if b.dropped.has(id) {
+		return 0
+	}
 	if p, ok := b.changes[id]; ok {
 		return p
 	}
@@ -227,8 +230,10 @@ func (b *Batch) dropFragment(id uint64, p location) {
 
 // removeEntry removes a blob from the table, and subtracts bytes from the sum of value bytes.
 func (b *Batch) removeEntry(id, bytes uint64) {
-	b.changes[id] = 0
-	b.dropped = append(b.dropped, id)
+	delete(b.changes, id)
+	delete(b.earlier, id)
+	b.dropped.add(id)
+	b.outdated.Add(int(id) / b.s.leafEntries())
 	b.state.Blobs--
 	b.state.Bytes -= bytes
 }
@@ -344,7 +349,7 @@ func (b *Batch) write() error {
 
 // Prepared reports whether nothing was stored, dropped or moved since the last call of Prepare.
 func (b *Batch) Prepared() bool {
-	return len(b.queue)+len(b.changes)+len(b.fresh) == 0
+	return len(b.queue)+len(b.changes)+len(b.fresh)+b.outdated.Count() == 0
 }
 
 // fillFresh lets the fill know the pages that were written. Their fragments have no second parts in the queue.
@@ -403,7 +408,8 @@ func (b *Batch) packQueue() error {
 func (b *Batch) writeTable(limit page.ID) error {
 	b.state.Slots = uint64(b.s.used.Last(b.s.used.Len()) + 1)
 	perLeaf := uint64(b.s.leafEntries())
-	var dirty bitset.Set
+	dirty := b.outdated
+	b.outdated = bitset.Set{}
 	for id := range b.changes {
 		dirty.Add(int(id / perLeaf))
 	}
@@ -420,6 +426,8 @@ func (b *Batch) writeTable(limit page.ID) error {
 		for _, id := range b.byLeaf[i] {
 			putTableEntry(payload, int(id%perLeaf), b.locationOf(id))
 		}
+		first := uint64(i) * perLeaf
+		b.dropped.eachIn(first, first+perLeaf, func(id uint64) { putTableEntry(payload, int(id-first), 0) })
 	}
 	next, err := b.ck.UpdateArray(base, b.s.leaves(b.state.Slots), &dirty, limit, leaf)
 	if err != nil {
@@ -433,7 +441,7 @@ func (b *Batch) writeTable(limit page.ID) error {
 // reader has a reference to them. What changes for older blobs waits for commit or Publish.
 func (b *Batch) addNew() {
 	for id, p := range b.changes {
-		if p != 0 && b.s.table.locationOf(id) == 0 {
+		if b.s.table.locationOf(id) == 0 {
 			b.s.table.set(id, p)
 			continue
 		}
@@ -456,8 +464,8 @@ func (b *Batch) commit() {
 	if !b.publishing {
 		b.Publish()
 	}
-	if len(b.dropped) > 0 {
-		s.dropped = append(s.dropped, droppedBlobs{b.ck.Number(), b.dropped})
+	if b.dropped.count > 0 {
+		s.dropped = append(s.dropped, newDroppedBlobs(b.ck.Number(), b.dropped))
 	}
 	if b.storedTable != nil {
 		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false
@@ -473,15 +481,13 @@ func (b *Batch) Publish() {
 	// A reader that finds the first part of a blob must find the second. So second fragments come first.
 	for _, continued := range [...]bool{false, true} {
 		for id, p := range b.earlier {
-			if p == 0 {
-				p = s.table.locationOf(id) | locationDead // readers of older roots still find it
-			}
 			if p.continued() == continued {
 				s.table.set(id, p)
 			}
 		}
 	}
 	b.earlier = nil
+	b.dropped.each(func(id uint64) { s.table.set(id, s.table.locationOf(id)|locationDead) }) // readers of older roots still find it
 }
 
 func (b *Batch) abort() {

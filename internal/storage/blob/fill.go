@@ -22,7 +22,8 @@ type fill struct {
 
 	excluded bitset.Set // pages that cannot be read; they are in no bucket
 
-	journal  []fillChange // changes since begin, for undo
+	journal  []fillChange // the pages that changed since begin, for undo
+	changed  bitset.Set   // the same pages
 	relieved int          // pages that Relieve has entered since begin
 }
 
@@ -47,14 +48,19 @@ type fillChange struct {
 	old uint16
 }
 
-func (f *fill) begin() { f.journal, f.relieved = f.journal[:0], 0 }
+func (f *fill) begin() {
+	for i := range f.journal {
+		f.changed.Remove(int(f.journal[i].id))
+	}
+	f.journal, f.relieved = f.journal[:0], 0
+}
 
 // undo restores the state at begin.
 func (f *fill) undo() {
-	for i := len(f.journal) - 1; i >= 0; i-- {
-		f.put(f.journal[i].id, f.journal[i].old)
+	for _, c := range f.journal {
+		f.put(c.id, c.old)
 	}
-	f.journal = f.journal[:0]
+	f.begin()
 }
 
 // of is the bytes of live fragments on page id, zero if it is no blob page.
@@ -68,7 +74,9 @@ func (f *fill) of(id page.ID) int {
 // set records that page id has live bytes of live fragments. Zero means that it is no blob page any
 // more.
 func (f *fill) set(id page.ID, live int) {
-	f.journal = append(f.journal, fillChange{id, uint16(f.of(id))})
+	if f.changed.Add(int(id)) {
+		f.journal = append(f.journal, fillChange{id, uint16(f.of(id))})
+	}
 	f.put(id, uint16(live))
 }
 

@@ -3,6 +3,7 @@ package blob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -48,8 +49,8 @@ func TestPreparedBatchLeavesNothingToTheCommit(t *testing.T) {
 		if !batch.Prepared() {
 			t.Errorf("after Prepare %d queued fragments, %d locations and %d pages are left to the commit", len(batch.queue), len(batch.changes), len(batch.fresh))
 		}
-		if len(batch.earlier) < 500 {
-			t.Fatalf("%d older blobs were dropped and moved, 500 are expected at least", len(batch.earlier))
+		if len(batch.earlier)+batch.dropped.count < 500 {
+			t.Fatalf("%d older blobs were dropped and moved, 500 are expected at least", len(batch.earlier)+batch.dropped.count)
 		}
 		must(t, checkContents(b, want))
 		if abort {
@@ -78,6 +79,30 @@ func TestPreparedBatchLeavesNothingToTheCommit(t *testing.T) {
 		must(t, checkContents(reopened, want))
 		must(t, reopened.p.Close())
 	}
+}
+
+// TestABlobThatWasMovedIsDropped in the same checkpoint: its readers find it where it was, and the table is to be written again.
+func TestABlobThatWasMovedIsDropped(t *testing.T) {
+	b, ck, batch, want, next := preparedBag(t, vfs.NewMem())
+	dropped := 0
+	for _, r := range next.refs {
+		ref, err := decodeRef(r)
+		must(t, err)
+		if _, moved := batch.earlier[ref.id]; moved && dropped < 10 {
+			must(t, batch.Drop(r))
+			dropped++
+			if _, known := batch.earlier[ref.id]; known || batch.Prepared() {
+				t.Fatalf("blob %d is known to be moved: %v; there is nothing to write: %v", ref.id, known, batch.Prepared())
+			}
+		}
+	}
+	if dropped == 0 {
+		t.Fatal("no blob was moved: this tests nothing")
+	}
+	must(t, batch.Finish(t.Context(), 0))
+	must(t, ck.Commit(t.Context(), pager.State{Epoch: 1, Root: next.index[0]}))
+	batch.Publish()
+	must(t, checkContents(b, want))
 }
 
 // TestABatchOfManyValuesTakesLittleMemory: what a bulk load knows of its new values is in the tables, wherever their ids are.
@@ -151,5 +176,80 @@ func TestPagesThatAreWrittenInBetweenCountForTheSparseOnes(t *testing.T) {
 	}
 	if max(left[0], left[1]) > 340 || max(left[0]-left[1], left[1]-left[0]) > 3 {
 		t.Errorf("%d and %d of 353 sparse pages are left", left[0], left[1])
+	}
+}
+
+// TestABatchThatDropsManyValuesTakesLittleMemory: of a value that is dropped it keeps a bit, and of a page what was on it before.
+func TestABatchThatDropsManyValuesTakesLittleMemory(t *testing.T) {
+	const values = 50_000
+	b := mustCreate(t, vfs.NewMem(), 4096)
+	store := func(old []page.Ref, abort bool) (refs []page.Ref) {
+		ck, err := b.p.Begin()
+		must(t, err)
+		batch := b.s.Begin(ck)
+		for i := range values {
+			r, err := batch.Store(value(i, 2, 4))
+			must(t, err)
+			if refs = append(refs, r); old == nil {
+				continue
+			}
+			must(t, errors.Join(batch.Drop(old[i]), batch.Drop(r)))
+			if i == values/2 {
+				must(t, batch.Prepare(t.Context()))
+			}
+		}
+		must(t, batch.Prepare(t.Context()))
+		if old != nil {
+			batch.mustBeSmall(t, 2*values)
+		}
+		must(t, batch.Finish(t.Context(), 0))
+		if abort {
+			ck.Abort()
+			return refs
+		}
+		must(t, ck.Commit(t.Context(), b.p.State()))
+		batch.Publish()
+		return refs
+	}
+	readable := func(refs []page.Ref) (err error) {
+		for i := 0; i < values; i += 500 {
+			got, failed := b.s.Append(nil, refs[i], b.s.Direct())
+			if err = failed; err == nil && string(got) != string(value(i, 2, 4)) {
+				err = fmt.Errorf("value %d is %q", i, got)
+			}
+		}
+		return err
+	}
+	first := store(nil, false)
+	store(first, true)
+	must(t, readable(first))
+	store(first, false)
+	must(t, readable(first)) // by a reader of the old state
+	if s := b.s.Stats(); s.Blobs != 0 || s.BlobPages != 0 || s.Dropped != 2*values {
+		t.Errorf("%+v are left", s)
+	}
+	b.p.ReuseAllFreed(b.p.Checkpoint())
+	must(t, b.checkpoint(nil))
+	if err := readable(first); !errors.Is(err, ErrBadRef) || b.s.Stats().Dropped != 0 {
+		t.Errorf("without readers: %v, %+v", err, b.s.Stats())
+	}
+	must(t, b.audit())
+}
+
+// mustBeSmall checks what a batch keeps after so many values were dropped.
+func (b *Batch) mustBeSmall(t *testing.T, dropped int) {
+	t.Helper()
+	inLeaves := 0
+	for _, ids := range b.byLeaf {
+		inLeaves += len(ids)
+	}
+	if n := len(b.earlier) + len(b.changes) + inLeaves; n > 1000 || b.dropped.count != dropped {
+		t.Errorf("%d locations for %d dropped values", n, b.dropped.count)
+	}
+	if bytes := len(b.dropped.chunks) * chunkEntries / 8; bytes > dropped/4 {
+		t.Errorf("%d bytes for %d dropped values", bytes, dropped)
+	}
+	if n := len(b.s.fill.journal); n > dropped/20 {
+		t.Errorf("%d changes of pages for %d dropped values", n, dropped)
 	}
 }

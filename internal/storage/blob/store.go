@@ -34,12 +34,6 @@ type Store struct {
 	copies *copies // of a store that Rebuild made; constant
 }
 
-// droppedBlobs is the ids that one checkpoint dropped.
-type droppedBlobs struct {
-	checkpoint uint64
-	ids        []uint64
-}
-
 // Stats tells how much space the blobs take, as of the newest durable state.
 type Stats struct {
 	Blobs         uint64
@@ -136,7 +130,7 @@ func (s *Store) Stats() Stats { return *s.stats.Load() }
 func (s *Store) publishStats() {
 	dropped := 0
 	for _, d := range s.dropped {
-		dropped += len(d.ids)
+		dropped += d.count()
 	}
 	s.stats.Store(&Stats{
 		Blobs: s.state.Blobs, Bytes: s.state.Bytes, BlobPages: s.state.BlobPages, OverflowPages: s.state.OverflowPages,
