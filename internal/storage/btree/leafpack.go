@@ -104,6 +104,8 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 	r := k.region()
 	if r.draft.Count() > 0 {
 		k.checkNext(r, e)
+	} else {
+		k.raiseBound(r, e.Key)
 	}
 	if !r.draft.Add(e, k.soft) {
 		r = k.cut(e)
@@ -122,7 +124,10 @@ func (k *leafPacker) add(e *page.Entry, based bool) {
 // addRun copies entries [from, to) of an old leaf to the end of the run. Each is the only version of its key.
 func (k *leafPacker) addRun(v *page.LeafLayout, from, to int) {
 	r := k.region()
-	if invariants.Enabled && r.draft.Count() > 0 {
+	if r.draft.Count() == 0 && r.bound.Trailer != page.NoTrailer {
+		k.key = v.Key(k.key[:0], from)
+		k.raiseBound(r, k.key)
+	} else if invariants.Enabled && r.draft.Count() > 0 {
 		k.checkNext(r, &page.Entry{Key: v.Key(nil, from), Trailer: v.Trailer(from)})
 	}
 	for from < to {
@@ -133,6 +138,14 @@ func (k *leafPacker) addRun(v *page.LeafLayout, from, to int) {
 		}
 	}
 	k.appended = 0
+}
+
+// raiseBound lets a leaf begin at its first key if its bound is between versions of another one, which are gone: such a bound would let every
+// merge that opens its parent rewrite the leaf (Policy.past). The key is greater than the bound's.
+func (k *leafPacker) raiseBound(r *leafRegion, first []byte) {
+	if r.bound.Trailer != page.NoTrailer && !k.covered.needed && !bytes.Equal(r.bound.Key, first) {
+		r.bound = page.Separator{Key: k.separators.copy(page.Shortest(r.bound.Key, first)), Trailer: page.NoTrailer}
+	}
 }
 
 // region is the one that gets the next entry.
