@@ -22,8 +22,9 @@ import (
 // elements are counted first: more than the limit are refused, and the others are admitted with what
 // they will take.
 type contents struct {
-	elements int // messages and byte strings in it
-	most     int // of them, those of the field that has the most
+	elements   int // messages and byte strings in it
+	most       int // of them, those of the field that has the most
+	operations int // of them, those of both lists, if it is an ExecuteRequest
 }
 
 // elementBytes is what an operation takes in memory beside its encoding until it has been executed:
@@ -59,8 +60,12 @@ func contentsOf(message []byte) (c contents, err error) {
 	for _, n := range counts {
 		c.most = max(c.most, n)
 	}
+	c.operations = counts[executeThen] + counts[executeElse]
 	return c, nil
 }
+
+// The fields of the lists of an ExecuteRequest.
+const executeThen, executeElse = 2, 3
 
 // cutField returns the first field of a message, its bytes if it is a message or a byte string, and the
 // rest of the message. All are nil if there is no field.
@@ -145,6 +150,14 @@ func (c contents) check(limits *mvcc.Limits) error {
 	return nil
 }
 
+// checkLists refuses an ExecuteRequest with more operations than one list may have: both are in memory while one is executed.
+func (c contents) checkLists(limits *mvcc.Limits) error {
+	if c.operations > limits.BatchOps {
+		return &mvcc.LimitError{What: "batch operations", Limit: limits.BatchOps, Got: c.operations}
+	}
+	return nil
+}
+
 // boundedCodec decodes no message with far more elements than the limit of operations, because its
 // handler would refuse it only once it has been decoded, and not too many others at once.
 type boundedCodec struct {
@@ -217,6 +230,11 @@ func (c boundedCodec) decode(ctx context.Context, buf mem.Buffer, v any) (found 
 // which limit it is.
 func (c boundedCodec) check(found contents, bytes int, v any) error {
 	if carriesOperations(v) {
+		if _, execute := v.(*pb.ExecuteRequest); execute {
+			if err := found.checkLists(c.limits); err != nil {
+				return err
+			}
+		}
 		if found.most > 2*c.limits.BatchOps+fieldsCounted {
 			return found.check(c.limits)
 		}

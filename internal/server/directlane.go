@@ -81,6 +81,9 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 		if err == nil {
 			err = c.check(&s.limits)
 		}
+		if err == nil && a.method == telemetry.MethodExecute {
+			err = c.checkLists(&s.limits)
+		}
 		if err == nil {
 			err = checkFields(message, directInputs[r.Method()-1], &s.limits)
 		}

@@ -160,15 +160,22 @@ func toRangeCondition(r *pb.RangeCondition, i int) (c mvcc.RangeCondition, err e
 	return c, nil
 }
 
-// operate does the operations of a list in the transaction and appends their results.
+// operate does the operations of a list in the transaction and appends their results. What these take in memory counts as the answer: a scan of short
+// keys has hundreds of bytes for an entry that is encoded in ten.
 func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
 	size := 0
+	admit := func(bytes int) error {
+		if bytes += size; bytes > s.limits.BatchBytes {
+			return &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: bytes}
+		}
+		return c.admitGrowing(bytes)
+	}
 	for i, o := range list {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		before := t.Size()
-		r, err := executeOperation(ctx, t, o, name, i, func(bytes int) error { return c.admitGrowing(size + bytes) })
+		r, err := executeOperation(ctx, t, o, name, i, admit)
 		if err == nil && (o.GetDeleteRange() != nil || o.GetInvoke() != nil) { // which makes more than the request has
 			c.made.before += t.Size() - before
 			err = c.admitMade(0)
@@ -176,18 +183,21 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 		if err == nil {
 			err = t.CheckOperations(len(list))
 		}
+		if err == nil {
+			err = admit(resultMemory(r))
+		}
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)
 		}
 		out.Results = append(out.Results, r)
-		if size += r.SizeVT(); size > s.limits.BatchBytes {
-			return &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: size}
-		}
-		if err := c.admitAnswer(size); err != nil {
-			return err
-		}
+		size += resultMemory(r)
 	}
-	return nil
+	return c.admitAnswer(size)
+}
+
+// resultMemory is what a result takes beside what each operation of a request does.
+func resultMemory(r *pb.OperationResult) int {
+	return r.SizeVT() + entryMemory*len(r.GetScan().GetEntries())
 }
 
 // wroteResult answers every write. It is never changed.

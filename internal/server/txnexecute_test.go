@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -218,6 +220,36 @@ func TestWhatExecuteRefuses(t *testing.T) {
 	}
 	if h.get(t, "other").Found {
 		t.Error("a part of a failed request was executed")
+	}
+}
+
+// TestWhatScansOfATransactionTakeIsLimited: an entry of a short key takes many times what is encoded of it. What the scans of one request return is limited
+// with that, and counted as its answer.
+func TestWhatScansOfATransactionTakeIsLimited(t *testing.T) {
+	const entries, limit = 1000, 1 << 20
+	for _, transport := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
+		h := mustStart(t, func(c *config.Config) {
+			c.Transport, c.Limits.BatchSize, c.Limits.ValueSize = transport, limit, limit/2
+		})
+		var w pb.BatchWriteRequest
+		for i := range entries {
+			w.Mutations = append(w.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Appendf(nil, "s%x", i)})
+		}
+		if _, err := h.kv.BatchWrite(testContext(t), &w); err != nil {
+			t.Fatal(err)
+		}
+		scans := slices.Repeat(operations(scanOperation("s")), 4)
+		out := h.execute(t, &pb.ExecuteRequest{ThenOperations: scans})
+		for _, r := range out.Results {
+			if len(r.GetScan().GetEntries()) != entries {
+				t.Fatalf("%s: %d entries", transport, len(r.GetScan().GetEntries()))
+			}
+		}
+		if out.SizeVT() > limit/16 {
+			t.Fatalf("%d bytes are encoded: their own limit could be what is tested", out.SizeVT())
+		}
+		_, err := h.transactions().Execute(testContext(t), &pb.ExecuteRequest{ThenOperations: append(scans, scans...)})
+		failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "limit", "size", "unit")
 	}
 }
 

@@ -152,6 +152,8 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		}},
 		{"repetitions of many keys", (*attacker).repeatMany},
 		{"executions of many keys", (*attacker).executeMany},
+		{"executions of both lists", (*attacker).executeBothLists},
+		{"executions of scans of tiny entries", (*attacker).executeScans},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},

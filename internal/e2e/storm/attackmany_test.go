@@ -1,9 +1,12 @@
 package storm
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
+	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -181,5 +184,64 @@ func (a *attacker) invokeMany(m manyValues) {
 			continue
 		}
 		a.atOnce(a.times(1, 3), "invocations", "KVService/InvokeAll", req)
+	}
+}
+
+// TestLongKeysStayInTheBound: batches of the longest keys, which share nearly all of their bytes, so that a page has thousands of them.
+//
+//	go test ./internal/e2e/storm -run LongKeys -v -storm.attacks
+func TestLongKeysStayInTheBound(t *testing.T) {
+	const pageSize = 64 << 10
+	kind := attack{"batches of the longest keys", func(a *attacker) {
+		const keys = 3800 // 60 MiB
+		puts, deletes := new(pb.BatchWriteRequest), new(pb.BatchWriteRequest)
+		shared := bytes.Repeat([]byte("k"), pageSize/4-8)
+		for i := range keys {
+			key := fmt.Appendf(shared[:len(shared):len(shared)], "%08d", i)
+			puts.Mutations = append(puts.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: key})
+			deletes.Mutations = append(deletes.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_DELETE, Key: key})
+		}
+		for range a.times(1, 3) {
+			a.atOnce(a.times(1, 6), "puts", "KVService/BatchWrite", puts)
+			a.atOnce(a.times(1, 6), "deletions", "KVService/BatchWrite", deletes)
+		}
+		a.steadyMemory()
+	}}
+	kind.against(t, mustBuild(t), "--page-size", strconv.Itoa(pageSize))
+}
+
+// executeBothLists has puts in both lists, and as many conditions as operations. With more puts than one list may have the request is refused.
+func (a *attacker) executeBothLists() {
+	request := func(puts int) *pb.ExecuteRequest {
+		m := new(pb.ExecuteRequest)
+		for i := range puts {
+			o := &pb.Operation{Operation: &pb.Operation_Write{Write: &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: manyKey(i), Value: make([]byte, 100)}}}
+			m.ThenOperations, m.ElseOperations = append(m.ThenOperations, o), append(m.ElseOperations, o)
+		}
+		for i := range manyOperations {
+			absent := &pb.Precondition{Key: append(manyKey(i), "not there"...), Condition: &pb.Precondition_Exists{}}
+			m.Conditions = append(m.Conditions, &pb.TxnCondition{Condition: &pb.TxnCondition_Key{Key: absent}})
+		}
+		return m
+	}
+	for range a.times(1, 3) {
+		a.atOnce(a.times(1, 3), "a transaction", "TransactionService/Execute", request(manyOperations/2))
+		a.atOnce(a.times(1, 3), "a transaction that is too large", "TransactionService/Execute", request(manyOperations), codes.InvalidArgument)
+	}
+}
+
+// executeScans scans short keys again and again in one request, as often as it may and much more often.
+func (a *attacker) executeScans() {
+	const most = 4 << 20 / 32 // entries of a page
+	for from := 0; from < most; from += most / 4 {
+		m := new(pb.BatchWriteRequest)
+		for i := from; i < from+most/4; i++ {
+			m.Mutations = append(m.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: []byte{'!', byte(i >> 16), byte(i >> 8), byte(i)}})
+		}
+		a.call("a batch", "KVService/BatchWrite", m)
+	}
+	scan := &pb.Operation{Operation: &pb.Operation_Scan{Scan: &pb.RangeReadRequest{Range: &pb.KeyRange{Prefix: []byte{'!'}}, PageBytes: 4 << 20}}}
+	for _, scans := range []int{2, 36} {
+		a.atOnce(a.times(2, 6), "a transaction", "TransactionService/Execute", &pb.ExecuteRequest{ThenOperations: slices.Repeat([]*pb.Operation{scan}, scans)}, codes.InvalidArgument)
 	}
 }

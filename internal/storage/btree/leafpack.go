@@ -204,7 +204,7 @@ func (k *leafPacker) balance() {
 		return
 	}
 	long := b.draft.Bytes() >= payload/2
-	if long && k.appended == 0 {
+	if long && k.appended == 0 || a.draft.KeyBytes()+b.draft.KeyBytes() > balancedBytesMax {
 		return
 	}
 	all := k.entries(&a.draft, &b.draft)
@@ -221,6 +221,10 @@ func (k *leafPacker) balance() {
 	}
 	k.divide(all, from, cut)
 }
+
+// balancedBytesMax is how many bytes of keys and values the leaves may have that are divided anew: each key is copied. Keys that share nearly all of their
+// bytes are thousands of times as long as what a page has of them, and their last leaf stays as short as it is.
+const balancedBytesMax = 2 << 20
 
 // entries are those of one draft after the other.
 func (k *leafPacker) entries(drafts ...*page.Draft) []page.Entry {

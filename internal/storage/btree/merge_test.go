@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -44,6 +45,47 @@ func shuffled(entries []Entry, seed uint64) []Entry {
 func sorted(entries []Entry) []Entry {
 	slices.SortFunc(entries, func(a, b Entry) int { return keys.Compare(a.Key, a.Trailer, b.Key, b.Trailer) })
 	return entries
+}
+
+// TestLongKeysThatShareMostAreMergedInLittleMemory: of the longest keys a page of 64 KiB has thousands if they share nearly all of their bytes. No merge
+// has them all at full length.
+func TestLongKeysThatShareMostAreMergedInLittleMemory(t *testing.T) {
+	const size, n, most = 64 << 10, 4000, 16 << 20 // of 62 MiB
+	s := newStore(size)
+	long := bytes.Repeat([]byte("k"), 16<<10-16)
+	var entries [2][]Entry
+	for i := range n {
+		entries[i%2] = append(entries[i%2], set(fmt.Sprintf("%s%08d", long, i), keys.Epoch(1+i%2), ""))
+	}
+	var root Root
+	for _, some := range entries {
+		in := s.mergeInput(root, some, allVisible)
+		took := allocatedBytes(func() { root = s.apply(t, in).Root })
+		if took > most {
+			t.Errorf("a merge allocated %d MiB", took>>20)
+		}
+	}
+	s.check(t, root)
+	got := 0
+	err := Walk(s, root, &Visitor{Page: func(_ page.ID, level int, p []byte) error {
+		if level == 0 {
+			v := page.Leaf(p).Layout()
+			got += v.Count()
+		}
+		return nil
+	}})
+	if err != nil || got != n {
+		t.Errorf("%d keys, want %d: %v", got, n, err)
+	}
+}
+
+// allocatedBytes is how much do allocates.
+func allocatedBytes(do func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }
 
 func deletes(entries []Entry, epoch keys.Epoch) []Entry {

@@ -70,9 +70,19 @@ func (d *Draft) Add(e *Entry, limit int) bool {
 	if prefix < d.cut {
 		d.recut(prefix)
 	}
+	if d.cut < prefix && len(d.data) > draftBytesMax {
+		d.recut(prefix)
+	}
 	d.append(e, e.Key[d.cut:], head(e.Key[d.cut:]), Fingerprint(e.Key))
 	return true
 }
+
+// draftBytesMax is how many bytes the entries of a draft may take until they leave out all that their keys share. It is several pages: thousands of the
+// longest keys that share nearly all of their bytes fit into one.
+const draftBytesMax = 256 << 10
+
+// KeyBytes is more than what the keys of the entries take together.
+func (d *Draft) KeyBytes() int { return len(d.data) + len(d.starts)*d.cut }
 
 func (d *Draft) append(e *Entry, suffix []byte, h uint32, fingerprint byte) {
 	d.fingerprints = append(d.fingerprints, fingerprint)
@@ -113,6 +123,9 @@ func (d *Draft) AddRun(v *LeafLayout, from, to, limit int) (n int) {
 	d.size = size
 	if fits := min(len(size.prefix), sharedPrefix(d.first[:d.cut], v.prefix)); fits < d.cut {
 		d.recut(fits)
+	}
+	if cut := min(len(size.prefix), len(v.prefix)); d.cut < cut && len(d.data)+n*(cut-d.cut) > draftBytesMax {
+		d.recut(cut)
 	}
 	d.copyRun(v, from, from+n)
 	return n
@@ -263,6 +276,9 @@ func (d *Draft) Join(o *Draft, limit int) bool {
 		return false
 	}
 	cut := min(d.cut, o.cut, len(s.prefix))
+	if d.KeyBytes()+o.KeyBytes() > draftBytesMax {
+		cut = len(s.prefix)
+	}
 	d.recut(cut)
 	o.recut(cut)
 	if o.continued {

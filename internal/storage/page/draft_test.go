@@ -106,6 +106,62 @@ func TestDraftsBuildWhatTheirEntriesAre(t *testing.T) {
 	}
 }
 
+// TestDraftsOfLongKeysAreSmall: a page has thousands of the longest keys, if they share nearly all of their bytes. A draft of them has no more than it
+// needs, however the entries came into it, and whatever the leaf before has shared.
+func TestDraftsOfLongKeysAreSmall(t *testing.T) {
+	const size, n = 64 << 10, 1600
+	long := bytes.Repeat([]byte("k"), 16<<10)
+	entries := make([]Entry, n)
+	for i := range entries {
+		entries[i] = Entry{Key: fmt.Appendf(long[:len(long)-8:len(long)-8], "%08d", i), Trailer: keys.MakeTrailer(7, keys.KindSet), Value: []byte{byte(i)}}
+	}
+	old := make([]byte, size)
+	referenceLeaf(old, 3, entries[n/2:])
+	layout := Leaf(old).Layout()
+	for _, row := range []struct {
+		name string
+		fill func(d *Draft)
+	}{
+		{"one by one", func(d *Draft) {
+			for i := range entries {
+				d.Add(&entries[i], Payload(size))
+			}
+		}},
+		{"a run after others", func(d *Draft) {
+			for i := range n / 2 {
+				d.Add(&entries[i], Payload(size))
+			}
+			d.AddRun(&layout, 0, n/2, Payload(size))
+		}},
+		{"a run after one", func(d *Draft) {
+			d.Add(&entries[0], Payload(size))
+			d.AddRun(&layout, 0, n/2, Payload(size))
+		}},
+		{"one draft after another", func(d *Draft) {
+			var o Draft
+			d.Add(&entries[0], Payload(size))
+			o.AddRun(&layout, 0, n/2, Payload(size))
+			if !d.Join(&o, Payload(size)) {
+				t.Error("not joined")
+			}
+			if got := cap(o.data) + cap(o.spare); got > 4*draftBytesMax {
+				t.Errorf("the other draft takes %d bytes", got)
+			}
+		}},
+	} {
+		var d Draft
+		row.fill(&d)
+		got := entries
+		if d.Count() < n {
+			got = append(entries[:1:1], entries[n/2:]...)
+		}
+		mustBuild(t, row.name, &d, got, size)
+		if got := cap(d.data) + cap(d.spare); got > 4*draftBytesMax {
+			t.Errorf("%s: the draft takes %d bytes", row.name, got)
+		}
+	}
+}
+
 // pageBytes is the size of a leaf of the entries.
 func pageBytes(entries []Entry) int {
 	var s LeafSize
