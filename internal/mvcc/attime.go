@@ -45,6 +45,11 @@ func microTime(at uint64) string { return time.UnixMicro(int64(at)).UTC().Format
 //
 // Errors: *TimeError, *FeatureLevelError, and why the context ended.
 func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
+	return s.epochAt(ctx, nil, at)
+}
+
+// epochAt is EpochAt for a session, or nil.
+func (s *Store) epochAt(ctx context.Context, x *Session, at uint64) (keys.Epoch, error) {
 	if err := s.RequireFeatureLevel(keys.FeatureLevelHistory, "reads at a time"); err != nil {
 		return 0, err
 	}
@@ -65,7 +70,10 @@ func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	before, after, ok := s.timeline.around(at, reserved)
 	epoch := before
 	if ok && after > before {
-		epoch = s.refine(ctx, at, before, after)
+		var err error
+		if epoch, err = s.refine(ctx, x, at, before, after); err != nil {
+			return 0, err
+		}
 	}
 	if ctx.Err() != nil { // it may not have read all that it needs
 		return 0, context.Cause(ctx)
@@ -76,9 +84,9 @@ func (s *Store) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
 	return epoch, nil
 }
 
-// EpochAt is that of the store.
+// EpochAt is that of the store. What it reads of the log counts as a large value (AdmitLarge) until it returns, and may be refused.
 func (x *Session) EpochAt(ctx context.Context, at uint64) (keys.Epoch, error) {
-	return x.store.EpochAt(ctx, at)
+	return x.store.epochAt(ctx, x, at)
 }
 
 // around returns the epoch of the newest sample that is not after a time, and one from which on every commit is later than the
@@ -104,15 +112,15 @@ func (t *timeline) around(at uint64, newest keys.Epoch) (before, after keys.Epoc
 }
 
 // refine looks in the log for the newest commit between two epochs that is not after a time.
-func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch) keys.Epoch {
+func (s *Store) refine(ctx context.Context, x *Session, at uint64, before, after keys.Epoch) (keys.Epoch, error) {
 	if s.engine.WaitDurable(ctx, after) != nil {
-		return before
+		return before, nil //nolint:nilerr // the samples say less, and that is an answer
 	}
 	marks := &s.timeline.marks
 	// No commit before the mark is later than the time.
 	before = max(before+1, marks.newest(after, at).Epoch()) - 1
 	mark, epoch := marks.newest(before+1, math.MaxUint64), before
-	_, complete := s.readCommits(ctx, s.timeline.logReads, before, after, mark, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
+	_, complete, refused := s.readCommits(ctx, x, s.timeline.logReads, before, after, mark, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 		if h.Time > at {
 			return false
 		}
@@ -120,9 +128,9 @@ func (s *Store) refine(ctx context.Context, at uint64, before, after keys.Epoch)
 		return true
 	})
 	if !complete {
-		return before
+		return before, refused
 	}
-	return epoch
+	return epoch, nil
 }
 
 // TimeOf is a time that no commit up to an epoch is later than, in microseconds since 1970: that of the first sample at the

@@ -77,7 +77,9 @@ func (x *Session) History(ctx context.Context, o *HistoryOptions) (History, erro
 	if err := r.read(ctx); err != nil {
 		return History{}, err
 	}
-	x.store.describeCommits(ctx, r.out.Versions)
+	if err := x.describeCommits(ctx, r.out.Versions); err != nil {
+		return History{}, err
+	}
 	if r.out.More {
 		x.store.LeaseSnapshot(to, o.Keep) // without it, the next part may find that To is gone
 	}
@@ -176,10 +178,11 @@ func (x *Session) readVersion(internal []byte, found storage.Version, withValue 
 }
 
 // describeCommits says when the commits of versions were, and what made them: from the log, the newest first, as far as it has
-// them and reading them is not too much, and else from the samples.
-func (s *Store) describeCommits(ctx context.Context, versions []KeyVersion) {
+// them and reading them is not too much, and else from the samples. Its error is that of what counts a large record.
+func (x *Session) describeCommits(ctx context.Context, versions []KeyVersion) error {
+	s := x.store
 	if len(versions) == 0 {
-		return
+		return nil
 	}
 	of := map[keys.Epoch][]*KeyVersion{}
 	for i := range versions {
@@ -196,13 +199,13 @@ func (s *Store) describeCommits(ctx context.Context, versions []KeyVersion) {
 	}
 	slices.Sort(left)
 	if len(left) == 0 || s.engine.WaitDurable(ctx, left[len(left)-1]) != nil {
-		return
+		return nil //nolint:nilerr // the samples say it
 	}
 	for budget := int64(commitsReadMax); len(left) > 0 && budget > 0; {
 		newest := left[len(left)-1]
 		mark := s.timeline.marks.newest(newest, math.MaxUint64)
 		first, _ := slices.BinarySearch(left, mark.Epoch())
-		read, _ := s.readCommits(ctx, s.timeline.logReads, left[first]-1, newest, mark, budget, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
+		read, _, refused := s.readCommits(ctx, x, s.timeline.logReads, left[first]-1, newest, mark, budget, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 			for _, v := range of[e] {
 				if h.Time != 0 {
 					v.Time, v.Logged, v.Origin = h.Time, true, h.Origin
@@ -210,6 +213,10 @@ func (s *Store) describeCommits(ctx context.Context, versions []KeyVersion) {
 			}
 			return true
 		})
+		if refused != nil {
+			return refused
+		}
 		left, budget = left[:first], budget-max(read, 1)
 	}
+	return nil
 }

@@ -99,17 +99,24 @@ func (l *logMarks) newest(e keys.Epoch, at uint64) logMark {
 }
 
 // readCommits reads what the log says of the commits in (after, through], which must be durable, from a mark on. turns bounds the
-// goroutines that read at once. It reports false if not all of the commits could be read.
-func (s *Store) readCommits(ctx context.Context, turns chan struct{}, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, wal.TailMark, batch.Header) bool) (read int64, complete bool) {
+// goroutines that read at once. It reports false if not all of the commits could be read. A record is as large as its commit: x, unless it is nil, counts
+// a large one before it is read, and may refuse it, which is the error.
+func (s *Store) readCommits(ctx context.Context, x *Session, turns chan struct{}, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, wal.TailMark, batch.Header) bool) (read int64, complete bool, refused error) {
 	select {
 	case turns <- struct{}{}:
 		defer func() { <-turns }()
 	case <-ctx.Done():
-		return 0, false
+		return 0, false, nil
 	}
-	read, complete = s.engine.ReadCommits(after, through, mark.TailMark, bytesMax, func(e keys.Epoch, next wal.TailMark, h batch.Header) bool {
+	admit := func(bytes int) error {
+		if x != nil {
+			refused = x.admitted(bytes)
+		}
+		return refused
+	}
+	read, complete = s.engine.ReadCommits(after, through, mark.TailMark, bytesMax, admit, func(e keys.Epoch, next wal.TailMark, h batch.Header) bool {
 		return ctx.Err() == nil && visit(e, next, h)
 	})
 	s.timeline.logRead.Add(uint64(read))
-	return read, complete && ctx.Err() == nil
+	return read, complete && ctx.Err() == nil, refused
 }

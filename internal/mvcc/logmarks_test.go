@@ -18,7 +18,7 @@ import (
 // commitTimes are the times of the commits of the log, in order.
 func commitTimes(t *testing.T, c *Changes) (list []timeSample) {
 	t.Helper()
-	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), wal.TailMark{}, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
+	c.store.engine.ReadCommits(c.OldestInLog()-1, c.Stable(), wal.TailMark{}, logReadMax, nil, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 		list = append(list, timeSample{at: h.Time, epoch: e})
 		return true
 	})

@@ -127,6 +127,7 @@ func (c *executor) epochAt(at, atTime uint64) (uint64, error) {
 		return 0, mvcc.ErrWouldWait
 	}
 	epoch, err := c.session.EpochAt(c.ctx, atTime)
+	c.releaseCharge() // what it read of the log
 	return uint64(epoch), err
 }
 

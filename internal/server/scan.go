@@ -240,7 +240,9 @@ func (sc *scan) begin(ctx context.Context) (err error) {
 		if sc.at != 0 {
 			return errEpochAndTime
 		}
-		if sc.at, err = x.EpochAt(ctx, sc.atTime); err != nil {
+		sc.at, err = x.EpochAt(ctx, sc.atTime)
+		sc.executor.releaseCharge() // what it read of the log
+		if err != nil {
 			return err
 		}
 	}

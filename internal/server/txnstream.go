@@ -475,7 +475,9 @@ func (s *Server) beginTransaction(ctx context.Context, conn *connection, o mvcc.
 		return nil, nil, err
 	}
 	if atTime != 0 {
+		executor.ctx = ctx
 		o.At, err = executor.session.EpochAt(ctx, atTime)
+		executor.releaseCharge() // what it read of the log
 	}
 	var txn *mvcc.Txn
 	if err == nil {

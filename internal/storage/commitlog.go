@@ -9,9 +9,10 @@ import (
 // ReadCommits calls visit with what the log says of the commits after one epoch and up to another, in their order, and where the
 // next record begins, until visit returns false, as far as they are in the files: the caller waits until the last one is durable. A mark at or before the first
 // of them saves reading their segment from its beginning. It reports false if the log does not have all of them any more, or
-// more than bytesMax would have to be read.
-func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytesMax int64, visit func(epoch keys.Epoch, next wal.TailMark, h batch.Header) bool) (read int64, complete bool) {
+// more than bytesMax would have to be read. admit, unless it is nil, is asked before memory is taken for a large record; its error ends the reading.
+func (e *Engine) ReadCommits(after, through keys.Epoch, mark wal.TailMark, bytesMax int64, admit func(bytes int) error, visit func(epoch keys.Epoch, next wal.TailMark, h batch.Header) bool) (read int64, complete bool) {
 	r := e.log.ReadFrom(after+1, mark)
+	r.Admit(admit)
 	defer func() { _ = r.Close() }() // it was only read
 	for r.Position() <= through {
 		rec, ok, err := r.Next(through)

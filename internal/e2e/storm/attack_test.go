@@ -154,6 +154,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"executions of many keys", (*attacker).executeMany},
 		{"executions of both lists", (*attacker).executeBothLists},
 		{"executions of scans of tiny entries", (*attacker).executeScans},
+		{"histories of large commits", (*attacker).historiesOfLargeCommits},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},

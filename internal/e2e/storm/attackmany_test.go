@@ -245,3 +245,22 @@ func (a *attacker) executeScans() {
 		a.atOnce(a.times(2, 6), "a transaction", "TransactionService/Execute", &pb.ExecuteRequest{ThenOperations: slices.Repeat([]*pb.Operation{scan}, scans)}, codes.InvalidArgument)
 	}
 }
+
+// historiesOfLargeCommits asks again and again for the history of a key that was written in the largest batches, beside such batches.
+func (a *attacker) historiesOfLargeCommits() {
+	key := []byte("beside large values")
+	batch := &pb.BatchWriteRequest{Mutations: []*pb.Mutation{{Kind: pb.Mutation_KIND_PUT, Key: key}}}
+	for i := range 4 {
+		batch.Mutations = append(batch.Mutations, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: largeKey(i), Value: make([]byte, 14<<20)})
+	}
+	a.call("a batch", "KVService/BatchWrite", batch)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for range a.times(2, 8) {
+			a.call("a batch", "KVService/BatchWrite", batch)
+		}
+	})
+	a.unread(a.times(50, 300), a.times(20, 100), "FeedService/History", &pb.HistoryRequest{Key: key})
+	writing.Wait()
+	a.steadyMemory()
+}
