@@ -249,6 +249,11 @@ func (x *Session) finish(ctx context.Context, err error) error {
 	return err
 }
 
+// ends reports whether the commit ends what clients have left: keys after their deadlines, leases, or records that nothing needs any more.
+func (w *Write) ends() bool {
+	return w.Origin == batch.OriginExpiry || w.Origin == batch.OriginLease || w.Origin == batch.OriginCleanup
+}
+
 // throttle delays the writer in proportion to what it wrote, while checkpoints are lagging. The snapshot of the
 // write, if it has one, ends before, because it would keep versions that checkpoints could drop.
 func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
@@ -258,6 +263,7 @@ func (x *Session) throttle(ctx context.Context, w *Write, epoch keys.Epoch) {
 	if w.snapshot != 0 {
 		x.CloseSnapshot()
 	}
+	x.committing.writer.Ends = w.ends()
 	x.committing.memory += x.store.engine.Throttle(ctx, &x.committing.writer, w.Batch.Count(), w.Batch.Size())
 }
 

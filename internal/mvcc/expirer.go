@@ -64,6 +64,9 @@ const (
 	expiryCommitsMax = 2
 	// expiryBatchMax is the number of entries in a commit: 1000 random keys would hold a good part of all latches.
 	expiryBatchMax = 128
+	// expiryBatchMin is the least: what a commit of so many reads under its latches is read before. Halved any further, on a busy machine or for keys that
+	// are not in memory, the expirer would be slower than the clients whose keys it deletes.
+	expiryBatchMin = readBeforeMin
 	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved.
 	expiryHeldMax = 200 * time.Microsecond
 	expiryTookMax = 20 * time.Millisecond
@@ -288,7 +291,7 @@ func (e *expirer) noteDamage() {
 // adapt halves the batches when one has held its latches for too long, and lets them grow by an eighth otherwise.
 func (e *expirer) adapt(held, took time.Duration) {
 	if held > expiryHeldMax || took > expiryTookMax {
-		e.size = max(e.size/2, 1)
+		e.size = max(e.size/2, expiryBatchMin)
 	} else {
 		e.size = min(e.size+max(e.size/8, 1), expiryBatchMax)
 	}

@@ -14,6 +14,9 @@ const (
 	throttleStep = 50 * time.Millisecond
 	// throttleWaitMin is the shortest wait: less is owed until the next commit, because a timer takes longer.
 	throttleWaitMin = 500 * time.Microsecond
+	// throttleWaitMinEnds is that of writers whose commits are small and which no client waits for: on a busy machine a timer is late by
+	// more than they owe for one commit.
+	throttleWaitMinEnds = 10 * time.Millisecond
 	// nodeBytes is about what a version takes in a memtable beside key and value.
 	nodeBytes = 64
 )
@@ -21,7 +24,8 @@ const (
 // throttling delays writers by what package throttle computes. Engine.mu guards the arithmetic.
 type throttling struct {
 	throttle.Throttle
-	waiting atomic.Int64 // writers that are delayed
+	clients atomic.Int64 // writers that are delayed
+	ending  atomic.Int64 // writers with Writer.Ends that are delayed
 	stopped atomic.Bool  // StopThrottling was called
 	due     atomic.Bool  // what waits has the size of a merge, which was asked for; written under Engine.mu
 }
@@ -30,19 +34,26 @@ type throttling struct {
 // merge runs or is due, or if merges fail. The writer should hold nothing that others wait for. When the delay
 // becomes smaller, so does the rest of the wait. The end of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
 // one step of it. It returns how long the writer has waited.
+//
+// Writers that end what clients have left (Writer.Ends) share a part of their own, as large as that of all clients together. With the share of a few
+// among very many they would delete less than clients write, for ever.
 func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int) (waited time.Duration) {
 	t := &e.throttling
+	waiting, waitMin := &t.clients, throttleWaitMin
+	if w.Ends {
+		waiting, waitMin = &t.ending, throttleWaitMinEnds
+	}
 	delay := t.Delay()
 	if delay == 0 || t.stopped.Load() || !e.mergeHelps() && e.checkpoints.blocked.Load() == nil {
 		return 0
 	}
-	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), t.waiting.Load())
-	if w.delayOwed < throttleWaitMin {
+	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), waiting.Load())
+	if w.delayOwed < waitMin {
 		return 0
 	}
-	t.waiting.Add(1)
-	defer t.waiting.Add(-1)
-	for w.delayOwed >= throttleWaitMin {
+	waiting.Add(1)
+	defer waiting.Add(-1)
+	for w.delayOwed >= waitMin {
 		start := time.Now()
 		slept := w.sleep(ctx, min(w.delayOwed, throttleStep))
 		took := time.Since(start)
@@ -51,7 +62,7 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 			w.delayOwed = min(w.delayOwed-took, throttleStep)
 			return waited
 		}
-		w.delayOwed = max(w.delayOwed-took, -throttleWaitMin)
+		w.delayOwed = max(w.delayOwed-took, -waitMin)
 		if now := t.Delay(); now < delay {
 			w.delayOwed, delay = time.Duration(float64(w.delayOwed)*float64(now)/float64(delay)), now
 		}

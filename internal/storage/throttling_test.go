@@ -278,7 +278,7 @@ func TestStopThrottlingEndsDelays(t *testing.T) {
 		b.engine.Throttle(context.Background(), &b.writer, 1, 1<<20)
 		close(done)
 	}()
-	for b.engine.throttling.waiting.Load() == 0 {
+	for b.engine.throttling.clients.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	b.engine.StopThrottling()
@@ -302,7 +302,7 @@ func TestWritersWaitOnlyWhileAMergeRuns(t *testing.T) {
 	}
 	b.engine.checkpoints.merging.Store(true)
 	go func() {
-		for b.engine.throttling.waiting.Load() == 0 {
+		for b.engine.throttling.clients.Load() == 0 {
 			time.Sleep(time.Millisecond)
 		}
 		b.engine.checkpoints.merging.Store(false)
@@ -391,7 +391,7 @@ func TestDeadlineEndsTheThrottle(t *testing.T) {
 	if w.delayOwed > throttleStep {
 		t.Errorf("%v of the wait are left to the next commit", w.delayOwed)
 	}
-	if waiting := e.throttling.waiting.Load(); waiting != 0 {
+	if waiting := e.throttling.clients.Load(); waiting != 0 {
 		t.Errorf("%d writers count as waiting", waiting)
 	}
 }
@@ -484,5 +484,37 @@ func TestThrottleKnowsWhereWritersAreStopped(t *testing.T) {
 		if got := m.throttleLimit(); got != stop {
 			t.Errorf("%d for immutable memtables of %d: a limit of %d, and writers are stopped at %d", immutable, table, got, stop)
 		}
+	}
+}
+
+// TestWhatEndsHasAPartOfItsOwn: a writer that ends what clients have left waits for its own bytes, however many clients wait, and clients do not wait
+// for it.
+func TestWhatEndsHasAPartOfItsOwn(t *testing.T) {
+	const pace, clients = 100 * time.Microsecond, 40
+	b := newBench(t)
+	e := b.engine
+	e.throttleAtLeast(pace)
+	e.checkpoints.merging.Store(true)
+	owed := func(ends bool) time.Duration {
+		w := Writer{Ends: ends}
+		if waited := e.Throttle(t.Context(), &w, 1, 1<<10-nodeBytes); waited != 0 {
+			return waited
+		}
+		return w.delayOwed
+	}
+	e.throttling.clients.Add(clients)
+	if got := owed(true); got != pace {
+		t.Errorf("beside %d clients it owes %v for a KiB that costs %v", clients, got, pace)
+	}
+	if got := owed(false); got < clients*pace-throttleWaitMin {
+		t.Errorf("beside %d others, a client waits %v for a KiB that costs %v", clients, got, pace)
+	}
+	e.throttling.clients.Add(-clients)
+	e.throttling.ending.Add(3)
+	if got := owed(false); got != pace {
+		t.Errorf("beside what ends, a client owes %v for a KiB that costs %v", got, pace)
+	}
+	if got := owed(true); got != 4*pace {
+		t.Errorf("beside three others that end something, it owes %v for a KiB that costs %v", got, pace)
 	}
 }

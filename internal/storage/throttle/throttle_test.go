@@ -25,12 +25,16 @@ type model struct {
 	ready                  []int64         // by writer: when it writes next
 	debts                  []time.Duration // by writer
 	used, rotated, written int64
-	looked                 int64
 	longest                time.Duration
 	stops                  int // writes that memory had no room for
 	merge                  struct {
 		start, ends int64 // of the merge under way; ends is 0 without one
 		total       int64 // time of all merges
+		looked      int64
+	}
+	apart struct { // of the writers, the last ones, which share a part of their own
+		writers int
+		written int64
 	}
 }
 
@@ -44,7 +48,7 @@ func (p *model) run(d time.Duration) float64 {
 		p.ready, p.debts = make([]int64, p.writers), make([]time.Duration, p.writers)
 		p.random = rand.New(rand.NewPCG(1, 2))
 	}
-	p.stops, p.longest, p.written, p.merge.total = 0, 0, 0, 0
+	p.stops, p.longest, p.written, p.apart.written, p.merge.total = 0, 0, 0, 0, 0
 	for p.end = p.now + int64(d); p.now < p.end; {
 		w := 0
 		for i := range p.ready {
@@ -60,6 +64,9 @@ func (p *model) run(d time.Duration) float64 {
 			p.advance(p.now)
 		}
 		p.used, p.written = p.used+p.record, p.written+p.record
+		if p.ends(w) {
+			p.apart.written += p.record
+		}
 		if p.used-p.rotated >= p.table {
 			p.rotated = p.used
 			p.UpdateLocked(p.used, p.limit, p.at(p.now))
@@ -69,14 +76,16 @@ func (p *model) run(d time.Duration) float64 {
 	return float64(p.written) / d.Seconds()
 }
 
+func (p *model) ends(w int) bool { return w >= p.writers-p.apart.writers }
+
 // wait is how long writer w waits.
 func (p *model) wait(w int) (wait time.Duration) {
 	if p.delay.Load() == 0 {
 		return 0
 	}
 	waiting := int64(0)
-	for _, at := range p.ready {
-		if at > p.now+int64(2*time.Microsecond) {
+	for other, at := range p.ready {
+		if at > p.now+int64(2*time.Microsecond) && p.ends(other) == p.ends(w) {
 			waiting++
 		}
 	}
@@ -103,11 +112,11 @@ func (p *model) advance(now int64) {
 		p.merge.start, p.merge.ends = now, now+p.fixed+int64(float64(takes/1024*p.perKiB)*factor)
 		p.merge.total += p.merge.ends - p.merge.start
 		p.UpdateLocked(p.used, p.limit, p.at(now))
-	case p.merge.ends > 0 && now-p.looked > int64(updateEvery):
+	case p.merge.ends > 0 && now-p.merge.looked > int64(updateEvery):
 		// The last tenth of a merge's time are syncs.
 		p.Merged.Store(min(int64(float64(p.versions)*float64(now-p.merge.start)/float64(p.merge.ends-p.merge.start)/0.9), p.versions))
 		p.UpdateLocked(p.used, p.limit, p.at(now))
-		p.looked = now
+		p.merge.looked = now
 	}
 }
 
@@ -229,6 +238,24 @@ func TestSlowerMergesStopNoWriter(t *testing.T) {
 		t.Logf("%d writers: longest wait %v, stopped %d times", writers, p.longest, p.stops)
 		if p.stops > 0 {
 			t.Errorf("%d writers were stopped %d times", writers, p.stops)
+		}
+	}
+}
+
+// TestAPartOfTheirOwn: few writers with a part of their own write as much as all others together, and none is stopped.
+func TestAPartOfTheirOwn(t *testing.T) {
+	for _, clients := range []int{1, 64} {
+		for _, ending := range []int{1, 4} {
+			p := &model{limit: 12 << 20, table: 512 << 10, perKiB: int64(50 * time.Microsecond), writers: clients + ending, record: 2048}
+			p.apart.writers = ending
+			whole := time.Duration(p.limit / 1024 * p.perKiB)
+			p.run(4 * whole)
+			p.run(8 * whole)
+			part := float64(p.apart.written) / float64(p.written)
+			t.Logf("%d clients, and %d others: these wrote %.2f of all; longest wait %v, stopped %d times", clients, ending, part, p.longest, p.stops)
+			if part < 0.4 || part > 0.6 || p.stops > 0 {
+				t.Errorf("%d clients, and %d others: these wrote %.2f of all; stopped %d times", clients, ending, part, p.stops)
+			}
 		}
 	}
 }
