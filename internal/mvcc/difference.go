@@ -140,7 +140,7 @@ func (d *Difference) read(key []byte) bool {
 		}
 	}
 	if d.version.Metadata, d.err = v.Metadata(); d.err == nil && !d.options.KeysOnly {
-		d.value, d.err = x.reader.AppendValue(d.value, v)
+		d.value, d.err = x.reader.AppendScanned(d.value, v)
 	}
 	if d.err != nil {
 		d.err = ofKey(d.err, key)

@@ -179,8 +179,9 @@ func (c *Cursor) load() bool {
 	if c.value = v.Inline(); c.value != nil {
 		return true
 	}
-	c.value, c.err = c.session.reader.Value(&c.long, *v)
-	if c.err != nil {
+	if c.long, c.err = c.session.reader.AppendScanned(c.long[:0], *v); c.err == nil {
+		c.value = c.long
+	} else {
 		c.ended, c.err = true, ofKey(c.err, c.inner.Key())
 	}
 	return c.err == nil

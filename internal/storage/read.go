@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage/blob"
 	"github.com/epochkv/epochkv/internal/storage/btree"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -120,6 +121,15 @@ func ifNewer(epoch, since keys.Epoch) keys.Epoch {
 
 // AppendValue appends v's value to dst. It may read pages.
 func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
+	return r.appendValue(dst, v, r.pages)
+}
+
+// AppendScanned is AppendValue for one of the values of a range: its pages leave those of point reads in the cache.
+func (r *Reader) AppendScanned(dst []byte, v Version) ([]byte, error) {
+	return r.appendValue(dst, v, r.pages.Scanner())
+}
+
+func (r *Reader) appendValue(dst []byte, v Version, pages blob.PageSource) ([]byte, error) {
 	if !v.large {
 		return append(dst, v.Inline()...), nil
 	}
@@ -127,10 +137,10 @@ func (r *Reader) AppendValue(dst []byte, v Version) ([]byte, error) {
 		return dst, ErrWouldWait
 	}
 	ref := page.RefOf(v.value)
-	dst, err := r.engine.blobs.Append(dst, ref, r.pages)
+	dst, err := r.engine.blobs.Append(dst, ref, pages)
 	if err != nil && v.twice != nil && IsDamage(err) {
 		if other, ok := v.twice.tree.OtherBlob(r.pages, v.twice.key, v.Epoch, ref); ok {
-			dst, err = r.engine.blobs.Append(dst, other, r.pages)
+			dst, err = r.engine.blobs.Append(dst, other, pages)
 		}
 	}
 	if err != nil {

@@ -128,7 +128,8 @@ func (k *leafPacker) addRun(v *page.LeafLayout, from, to int) {
 		k.key = v.Key(k.key[:0], from)
 		k.raiseBound(r, k.key)
 	} else if invariants.Enabled && r.draft.Count() > 0 {
-		k.checkNext(r, &page.Entry{Key: v.Key(nil, from), Trailer: v.Trailer(from)})
+		k.key = v.Key(k.key[:0], from)
+		k.checkNext(r, &page.Entry{Key: k.key, Trailer: v.Trailer(from)})
 	}
 	for from < to {
 		n := r.draft.AddRun(v, from, to, k.soft)
@@ -336,7 +337,8 @@ func (k *leafPacker) emit(r *leafRegion) {
 func (k *leafPacker) checkNext(r *leafRegion, e *page.Entry) {
 	last := page.Entry{Trailer: r.draft.LastTrailer()}
 	if invariants.Enabled {
-		last.Key = r.draft.LastKey(nil)
+		k.last = r.draft.LastKey(k.last[:0])
+		last.Key = k.last
 	}
 	k.check(checkNext(&last, e))
 }

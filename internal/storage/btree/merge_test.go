@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/testseed"
@@ -61,7 +62,7 @@ func TestLongKeysThatShareMostAreMergedInLittleMemory(t *testing.T) {
 	for _, some := range entries {
 		in := s.mergeInput(root, some, allVisible)
 		took := allocatedBytes(func() { root = s.apply(t, in).Root })
-		if took > most {
+		if took > most && !invariants.Enabled { // the assertions look at all entries of a leaf at full length
 			t.Errorf("a merge allocated %d MiB", took>>20)
 		}
 	}

@@ -61,7 +61,7 @@ func (r *Reader) Pages(ids []page.ID, level int, out [][]byte) error {
 	return r.cached.batch(ids, level, out, &r.visitor)
 }
 
-// Scanner is a Reader whose visits make no leaf hot: a scan of any length leaves the pages of point reads in the cache.
+// Scanner is a Reader whose visits make no leaf and no blob page hot: a scan of any length leaves the pages of point reads in the cache.
 type Scanner Reader
 
 // Scanner returns the reader as the source of a scan.
@@ -74,4 +74,9 @@ func (s *Scanner) Page(id page.ID, level int) ([]byte, error) {
 		hint = cache.VeryHigh
 	}
 	return s.cached.cache.Visit(cache.ID(id), hint, &s.visitor)
+}
+
+// BlobPage implements blob.PageSource. A page with several values is visited as often, one after the other.
+func (s *Scanner) BlobPage(id page.ID) ([]byte, error) {
+	return s.cached.cache.Visit(cache.ID(id), cache.Low, &s.visitor)
 }
