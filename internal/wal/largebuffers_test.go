@@ -43,3 +43,42 @@ func TestBuffersOfLargeSegmentsAreBounded(t *testing.T) {
 	}
 	mustClose(t, a.log)
 }
+
+// TestALargeSegmentThatWaitsForBuffersHoldsUpNoOther: writers of small records get standard segments meanwhile, also the one that is ready.
+func TestALargeSegmentThatWaitsForBuffersHoldsUpNoOther(t *testing.T) {
+	const largeBytes, smallBytes = 4 << 20, 1 << 10
+	options := testOptions(vfs.NewMem(), 64<<10)
+	options.Buffers = 8
+	a := mustStart(t, options)
+	await := func(bodyBytes int) {
+		t.Helper()
+		for attempt := a.log.Prepare(bodyBytes, false); attempt != nil; attempt = a.log.Prepare(bodyBytes, false) {
+			within(t, attempt.Done(), "an attempt to prepare")
+			if err := attempt.Err(); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	a.log.preparer.waiting.Store(largeBytes) // as on a device that does not sync
+	await(smallBytes)
+	large := make(chan struct{})
+	go func() {
+		defer close(large)
+		await(largeBytes)
+	}()
+	for range 50 {
+		await(smallBytes)
+		a.cur.Load().Seal()
+		_, first, _ := a.cur.Load().sealedAt()
+		s, err := a.log.NewSegment(t.Context(), first, smallBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.cur.Store(s)
+		a.mustAppend(t, bodyOf(uint64(first), smallBytes))
+	}
+	a.log.preparer.waiting.Store(0)
+	within(t, large, "the writer of the large record")
+	mustClose(t, a.log)
+}

@@ -41,6 +41,8 @@ func (p *Preparation) Err() error {
 func (p *Preparation) Oversized() bool { return p.oversized }
 
 const (
+	// buffersPause is how long an attempt waits for buffers, because a writer that has waited for it asks again.
+	buffersPause = time.Millisecond
 	// prepareGap is the least time between a failed attempt to prepare a segment and the next attempt while a
 	// writer waits for it.
 	prepareGap = 10 * time.Millisecond
@@ -238,11 +240,16 @@ func (l *Log) prepareOne() (made bool, err error) {
 	s.mu.Unlock()
 	err = l.flushThrough(flush)
 	if size := max(oversized, largest); err == nil && oversized > 0 && !enough && !l.hasBuffers(size) {
-		if !s.anyReady() { // others may wait for this attempt; the writer of the large record asks again
+		// Meanwhile others may need a standard one; the writer of the large record asks again.
+		if enough = true; !s.anyReady() {
 			made, _ = l.preallocate(0, false, true, false)
 		}
-		if enough = made; !made {
-			err = l.flushUntil(func() (bool, error) { return l.hasBuffers(size), l.Err() })
+		moved := made
+		if !made {
+			moved, err = l.tryFlush()
+		}
+		if !moved {
+			time.Sleep(buffersPause)
 		}
 	}
 	if err == nil && !enough {
