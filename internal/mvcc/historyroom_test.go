@@ -60,3 +60,40 @@ func TestALargeCommitCountsBeforeItIsReadFromTheLog(t *testing.T) {
 		}
 	})
 }
+
+// TestRecordsOfTheLogCountOneAtATime: many large commits between two marks of the log are read one after the other, and count as the largest.
+func TestRecordsOfTheLogCountOneAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 700 << 10
+		o := tiny(vfs.NewMem())
+		o.Retention = time.Hour
+		o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 64 << 20}
+		s := mustOpen(t, o)
+		x := mustSession(t, s)
+		defer x.Close()
+		mustPut(t, s, "k", "small")
+		time.Sleep(1010 * time.Millisecond) // a sample and a mark of the log were taken
+		s.timeline.marks.mu.Lock()
+		s.timeline.marks.every = 1 << 40
+		s.timeline.marks.mu.Unlock()
+		for i := range 10 {
+			var w Write
+			w.Set([]byte("large"), make([]byte, size+i<<10))
+			if _, err := x.Commit(t.Context(), &w); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		at := s.Clock().Now()
+		time.Sleep(10 * time.Millisecond)
+		mustPut(t, s, "k", "small")
+		counted, read := 0, s.timeline.logRead.Load()
+		x.AdmitLarge(func(bytes int) error { counted += bytes; return nil })
+		if _, err := x.EpochAt(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+		if read = s.timeline.logRead.Load() - read; read < 3*size || counted < size || counted > 2*size {
+			t.Errorf("%d bytes were read, and %d counted", read, counted)
+		}
+	})
+}

@@ -108,10 +108,13 @@ func (s *Store) readCommits(ctx context.Context, x *Session, turns chan struct{}
 	case <-ctx.Done():
 		return 0, false, nil
 	}
+	counted := 0 // of the largest record: one is in memory at a time
 	admit := func(bytes int) error {
-		if x != nil {
-			refused = x.admitted(bytes)
+		if x == nil || bytes-counted < largeValueMin {
+			return nil
 		}
+		refused = x.admitted(bytes - counted)
+		counted = bytes
 		return refused
 	}
 	read, complete = s.engine.ReadCommits(after, through, mark.TailMark, bytesMax, admit, func(e keys.Epoch, next wal.TailMark, h batch.Header) bool {

@@ -187,6 +187,7 @@ func (w *worker) finish(p *partition) error {
 	w.pack.out = w.pack.out[:n-1]
 	tail, large := w.pack.takeRegion()
 	w.pack.from = prev.ID
+	w.pack.covered.needed = w.m.mustCover(&prev.Separator) // an avoided page may end there
 	w.pack.begin(prev.Separator)
 	w.freed = append(w.freed, prev.ID)
 	w.copyLeaf(old)
@@ -201,6 +202,7 @@ func (w *worker) finish(p *partition) error {
 		w.pack.add(&e, true)
 	}
 	w.pack.flush()
+	w.pack.covered.needed = false
 	return nil
 }
 
