@@ -76,12 +76,18 @@ func (c *Config) TxnSize() Size { return cmp.Or(c.Limits.TxnSize, c.Limits.Batch
 // as requests and answers. The one beside the share may be too large by its last request, until its client rolls back.
 func (c *Config) TransactionMemory() Size { return c.Inflight() + min(2*c.TxnSize(), c.Inflight()) }
 
+// LeaseBytes is what a lease with the longest owner takes in memory.
+const LeaseBytes = 640
+
+// LeaseMemory is the part of the bound that is for leases: none of it is used before there is one.
+func (c *Config) LeaseMemory() Size { return Size(c.Limits.Leases) * LeaseBytes }
+
 // MemoryBound is the bound of the server's resident memory with either transport, whatever its clients do. docs/operations.md states it.
 func (c *Config) MemoryBound() Size {
-	return c.memoryOfRequests() + c.WatchMemory() + c.TransactionMemory()
+	return c.memoryOfRequests() + c.WatchMemory() + c.TransactionMemory() + c.LeaseMemory()
 }
 
-// memoryOfRequests is the bound while there is neither a watch nor an open interactive transaction.
+// memoryOfRequests is the bound while there is neither a watch, an open interactive transaction nor a lease.
 func (c *Config) memoryOfRequests() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
 	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory()

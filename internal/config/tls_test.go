@@ -91,3 +91,13 @@ func TestTransactionsArePartOfTheMemoryBound(t *testing.T) {
 		t.Errorf("--max-inflight-bytes of 128 MiB adds %v", got)
 	}
 }
+
+// TestLeasesArePartOfTheMemoryBound: as many as may exist.
+func TestLeasesArePartOfTheMemoryBound(t *testing.T) {
+	c := Default()
+	before := c.MemoryBound()
+	c.Limits.Leases = 10_000
+	if got, want := before-c.MemoryBound(), Size(990_000*LeaseBytes); got != want {
+		t.Errorf("990,000 leases less lower the bound by %v, want %v", got, want)
+	}
+}

@@ -155,7 +155,7 @@ func TestConnectionsAndStreamsStayInTheirPartOfTheBound(t *testing.T) {
 				t.Errorf("%v: %d connections and %d streams take %v of %v", memory, connections, streams, taken, c.carried())
 			}
 		}
-		if c.carried() > c.MemoryBound()-c.Memory {
+		if c.carried() > c.MemoryBound()-c.LeaseMemory()-c.Memory {
 			t.Errorf("%v: %v are carried, beyond the bound", memory, c.carried())
 		}
 	}

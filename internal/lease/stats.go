@@ -25,6 +25,13 @@ type Stats struct {
 	Failures     uint64 // revocations and records that are tried again
 }
 
+// Count is how many leases exist.
+func (m *Manager) Count() int {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return len(m.leases)
+}
+
 // Stats is the current state.
 func (m *Manager) Stats() Stats {
 	c := &m.counters

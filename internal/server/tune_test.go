@@ -3,6 +3,7 @@ package server
 import (
 	"runtime/debug"
 	"testing"
+	"time"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -11,18 +12,10 @@ import (
 // TestTheHeapMayGrowByOpenTransactions: the collector would otherwise run all the time beside a large one, and each get of others would take six times
 // the processor time.
 func TestTheHeapMayGrowByOpenTransactions(t *testing.T) {
-	t.Setenv("GOMEMLIMIT", "")
-	limit := func() int64 { return debug.SetMemoryLimit(-1) }
-	before := limit()
-	t.Cleanup(func() { debug.SetMemoryLimit(before) }) // after the server has ended
-	h := mustStart(t, func(c *config.Config) {
+	h, becomes := mustFollowHeap(t, func(c *config.Config) {
 		c.Memory, c.Feed.Memory = 64*config.MiB, 8*config.MiB
 		c.Limits.InflightBytes, c.Limits.TxnSize, c.Limits.ValueSize, c.Limits.BatchSize = 64*config.MiB, 64*config.MiB, 16*config.MiB, 64*config.MiB
 	})
-	becomes := func(what string, live int64) {
-		t.Helper()
-		eventually(t, what, func() bool { got := limit() - heapBytesMin; return got > live-heapLiveStep && got < live+heapLiveStep })
-	}
 	becomes("what it is without them", 0)
 
 	txn := h.talk(t)
@@ -36,4 +29,29 @@ func TestTheHeapMayGrowByOpenTransactions(t *testing.T) {
 
 	mustWatch(t, h, &pb.CreateWatch{})
 	becomes("more by watches", 8<<20+watchResponsesBytes)
+}
+
+// TestTheHeapMayGrowByLeases: with 100,000 of them each get would otherwise take ten times the processor time.
+func TestTheHeapMayGrowByLeases(t *testing.T) {
+	h, becomes := mustFollowHeap(t, func(c *config.Config) { c.Memory = 64 * config.MiB })
+	const n = 20_000
+	for range n {
+		if _, _, err := h.leases.Grant(t.Context(), 0, time.Hour, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	becomes("more by leases", n*config.LeaseBytes)
+}
+
+// mustFollowHeap starts a server, and returns what waits until the limit of the heap has so many bytes more than without anything.
+func mustFollowHeap(t *testing.T, configure func(*config.Config)) (h *harness, becomes func(what string, live int64)) {
+	t.Helper()
+	t.Setenv("GOMEMLIMIT", "")
+	limit := func() int64 { return debug.SetMemoryLimit(-1) }
+	before := limit()
+	t.Cleanup(func() { debug.SetMemoryLimit(before) }) // after the server has ended
+	return mustStart(t, configure), func(what string, live int64) {
+		t.Helper()
+		eventually(t, what, func() bool { got := limit() - heapBytesMin; return got > live-heapLiveStep && got < live+heapLiveStep })
+	}
 }

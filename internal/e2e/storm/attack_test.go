@@ -154,6 +154,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"executions of many keys", (*attacker).executeMany},
 		{"executions of both lists", (*attacker).executeBothLists},
 		{"executions of scans of tiny entries", (*attacker).executeScans},
+		{"leases with long owners", (*attacker).leases},
 		{"histories of large commits", (*attacker).historiesOfLargeCommits},
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
@@ -220,14 +221,14 @@ func (kind attack) against(t *testing.T, binary string, options ...string) {
 func boundOf(memory config.Size) int64 {
 	c := config.Default()
 	c.Memory = memory
-	return int64(c.MemoryBound() - c.WatchMemory() - c.TransactionMemory())
+	return int64(c.MemoryBound() - c.WatchMemory() - c.TransactionMemory() - c.LeaseMemory())
 }
 
 // boundWithWatches is the bound once there is a watch. The limit of watches is attackWatches.
 func boundWithWatches(memory config.Size) int64 {
 	c := config.Default()
 	c.Memory, c.Feed.Watches = memory, attackWatches
-	return int64(c.MemoryBound() - c.TransactionMemory())
+	return int64(c.MemoryBound() - c.TransactionMemory() - c.LeaseMemory())
 }
 
 // attackWatches is --max-watches of the servers under attack.
