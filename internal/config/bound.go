@@ -76,7 +76,7 @@ func (c *Config) TxnSize() Size { return cmp.Or(c.Limits.TxnSize, c.Limits.Batch
 // as requests and answers. The one beside the share may be too large by its last request, until its client rolls back.
 func (c *Config) TransactionMemory() Size { return c.Inflight() + min(2*c.TxnSize(), c.Inflight()) }
 
-// LeaseBytes is what a lease with the longest owner takes in memory.
+// LeaseBytes is what a lease takes in memory at most, with the longest owner.
 const LeaseBytes = 640
 
 // LeaseMemory is the part of the bound that is for leases: none of it is used before there is one.

@@ -15,17 +15,8 @@ import (
 func TestALargeCommitCountsBeforeItIsReadFromTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 700 << 10
-		o := tiny(vfs.NewMem())
-		o.Retention = time.Hour
-		o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 64 << 20}
-		s := mustOpen(t, o)
-		x := mustSession(t, s)
+		s, x := sparselyMarked(t)
 		defer x.Close()
-		mustPut(t, s, "k", "small")
-		time.Sleep(1010 * time.Millisecond) // a sample and a mark of the log were taken
-		s.timeline.marks.mu.Lock()
-		s.timeline.marks.every = 1 << 40 // no other one, from which the record need not be read
-		s.timeline.marks.mu.Unlock()
 		var w Write
 		w.Set([]byte("k"), []byte("beside"))
 		w.Set([]byte("large"), make([]byte, size))
@@ -65,17 +56,8 @@ func TestALargeCommitCountsBeforeItIsReadFromTheLog(t *testing.T) {
 func TestRecordsOfTheLogCountOneAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 700 << 10
-		o := tiny(vfs.NewMem())
-		o.Retention = time.Hour
-		o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 64 << 20}
-		s := mustOpen(t, o)
-		x := mustSession(t, s)
+		s, x := sparselyMarked(t)
 		defer x.Close()
-		mustPut(t, s, "k", "small")
-		time.Sleep(1010 * time.Millisecond) // a sample and a mark of the log were taken
-		s.timeline.marks.mu.Lock()
-		s.timeline.marks.every = 1 << 40
-		s.timeline.marks.mu.Unlock()
 		for i := range 10 {
 			var w Write
 			w.Set([]byte("large"), make([]byte, size+i<<10))
@@ -96,4 +78,20 @@ func TestRecordsOfTheLogCountOneAtATime(t *testing.T) {
 			t.Errorf("%d bytes were read, and %d counted", read, counted)
 		}
 	})
+}
+
+// sparselyMarked is a store with a past, of whose log only the beginning has a mark: from later ones a record need not be read.
+func sparselyMarked(t *testing.T) (*Store, *Session) {
+	t.Helper()
+	o := tiny(vfs.NewMem())
+	o.Retention = time.Hour
+	o.Storage.ChangeLog = storage.ChangeLog{Age: time.Hour, Bytes: 64 << 20}
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	mustPut(t, s, "k", "small")
+	time.Sleep(1010 * time.Millisecond) // a sample and a mark of the log were taken
+	s.timeline.marks.mu.Lock()
+	s.timeline.marks.every = 1 << 40
+	s.timeline.marks.mu.Unlock()
+	return s, x
 }

@@ -126,9 +126,14 @@ func (c *executor) epochAt(at, atTime uint64) (uint64, error) {
 	if c.attempt.limit == readCached {
 		return 0, mvcc.ErrWouldWait
 	}
-	epoch, err := c.session.EpochAt(c.ctx, atTime)
-	c.releaseCharge() // what it read of the log
+	epoch, err := c.epochOf(c.ctx, atTime)
 	return uint64(epoch), err
+}
+
+// epochOf is the epoch of a time. What it reads of the log counts until it returns.
+func (c *executor) epochOf(ctx context.Context, atTime uint64) (keys.Epoch, error) {
+	defer c.releaseCharge()
+	return c.session.EpochAt(ctx, atTime)
 }
 
 // endRead closes the snapshot of a read, unless the read is to be repeated.

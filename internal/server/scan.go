@@ -240,9 +240,7 @@ func (sc *scan) begin(ctx context.Context) (err error) {
 		if sc.at != 0 {
 			return errEpochAndTime
 		}
-		sc.at, err = x.EpochAt(ctx, sc.atTime)
-		sc.executor.releaseCharge() // what it read of the log
-		if err != nil {
+		if sc.at, err = sc.executor.epochOf(ctx, sc.atTime); err != nil {
 			return err
 		}
 	}

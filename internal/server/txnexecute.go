@@ -183,14 +183,16 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 		if err == nil {
 			err = t.CheckOperations(len(list))
 		}
+		took := 0
 		if err == nil {
-			err = admit(resultMemory(r))
+			took = resultMemory(r)
+			err = admit(took)
 		}
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", name, i, err)
 		}
 		out.Results = append(out.Results, r)
-		size += resultMemory(r)
+		size += took
 	}
 	return c.admitAnswer(size)
 }

@@ -476,8 +476,7 @@ func (s *Server) beginTransaction(ctx context.Context, conn *connection, o mvcc.
 	}
 	if atTime != 0 {
 		executor.ctx = ctx
-		o.At, err = executor.session.EpochAt(ctx, atTime)
-		executor.releaseCharge() // what it read of the log
+		o.At, err = executor.epochOf(ctx, atTime)
 	}
 	var txn *mvcc.Txn
 	if err == nil {

@@ -23,13 +23,7 @@ func TestBuffersOfLargeSegmentsAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, first, _ := a.cur.Load().sealedAt()
-		s, err := a.log.NewSegment(t.Context(), first, smallBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.cur.Store(s)
-		a.mustAppend(t, bodyOf(uint64(first), smallBytes))
+		a.mustFollow(t, smallBytes)
 		peak = max(peak, a.log.Stats().BufferBytes)
 	}
 	if most := int64(BuffersMin*segmentBytes + 2*spaceFor(largeBytes)); peak > most {
@@ -70,15 +64,18 @@ func TestALargeSegmentThatWaitsForBuffersHoldsUpNoOther(t *testing.T) {
 	for range 50 {
 		await(smallBytes)
 		a.cur.Load().Seal()
-		_, first, _ := a.cur.Load().sealedAt()
-		s, err := a.log.NewSegment(t.Context(), first, smallBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.cur.Store(s)
-		a.mustAppend(t, bodyOf(uint64(first), smallBytes))
+		a.mustFollow(t, smallBytes)
 	}
 	a.log.preparer.waiting.Store(0)
 	within(t, large, "the writer of the large record")
 	mustClose(t, a.log)
+}
+
+// mustFollow writes a record into the segment after one that is sealed.
+func (a *appender) mustFollow(t *testing.T, bodyBytes int) {
+	t.Helper()
+	_, first, _ := a.cur.Load().sealedAt()
+	if _, err := a.rotate(first, bodyOf(uint64(first), bodyBytes)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -239,18 +239,9 @@ func (l *Log) prepareOne() (made bool, err error) {
 	}
 	s.mu.Unlock()
 	err = l.flushThrough(flush)
-	if size := max(oversized, largest); err == nil && oversized > 0 && !enough && !l.hasBuffers(size) {
-		// Meanwhile others may need a standard one; the writer of the large record asks again.
-		if enough = true; !s.anyReady() {
-			made, _ = l.preallocate(0, false, true, false)
-		}
-		moved := made
-		if !made {
-			moved, err = l.tryFlush()
-		}
-		if !moved {
-			time.Sleep(buffersPause)
-		}
+	if err == nil && oversized > 0 && !enough && !l.hasBuffers(max(oversized, largest)) {
+		enough = true // the writer of the large record asks again
+		made, err = l.waitForBuffers()
 	}
 	if err == nil && !enough {
 		// Beside smaller records, for which its segment will do, the largest one has its turn if there is room for it.
@@ -298,6 +289,20 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 func (l *Log) hasBuffers(size int) bool {
 	waiting := l.preparer.waiting.Load()
 	return waiting == 0 || waiting+int64(size) <= int64(l.buffers.max)*int64(l.buffers.size)
+}
+
+// waitForBuffers makes a standard segment, which others may need meanwhile, or lets a moment pass.
+func (l *Log) waitForBuffers() (made bool, err error) {
+	if !l.preallocator.anyReady() {
+		if made, _ = l.preallocate(0, false, true, false); made {
+			return true, nil
+		}
+	}
+	moved, err := l.tryFlush()
+	if !moved {
+		time.Sleep(buffersPause)
+	}
+	return false, err
 }
 
 // follow makes a segment the one after another, which is sealed.

@@ -67,10 +67,7 @@ func (d *Draft) Add(e *Entry, limit int) bool {
 		return false
 	}
 	d.size = next
-	if prefix < d.cut {
-		d.recut(prefix)
-	}
-	if d.cut < prefix && len(d.data) > draftBytesMax {
+	if prefix < d.cut || d.cut < prefix && len(d.data) > draftBytesMax {
 		d.recut(prefix)
 	}
 	d.append(e, e.Key[d.cut:], head(e.Key[d.cut:]), Fingerprint(e.Key))
