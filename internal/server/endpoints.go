@@ -31,6 +31,7 @@ type endpoints struct {
 	console  consoleState
 
 	httpConns httpConns
+	profiles  profiles
 }
 
 // Transport settings. The windows are large enough that a stream of small messages does not wait

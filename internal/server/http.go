@@ -27,11 +27,11 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	}
 	s.handle(mux, "GET /healthz", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answerHealth(w, s.observe(), nil, s.detailed(r)) }))
 	s.handle(mux, "GET /readyz", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answerHealth(w, s.observe(), s.ready(), s.detailed(r)) }))
-	s.handle(mux, "GET /debug/pprof/", http.HandlerFunc(pprof.Index))
+	s.handle(mux, "GET /debug/pprof/", http.HandlerFunc(s.endpoints.profiles.index))
 	s.handle(mux, "GET /debug/pprof/cmdline", http.HandlerFunc(pprof.Cmdline))
 	s.handle(mux, "GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
-	s.handle(mux, "GET /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
-	s.handle(mux, "POST /debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+	s.handle(mux, "GET /debug/pprof/symbol", http.HandlerFunc(s.endpoints.profiles.symbol))
+	s.handle(mux, "POST /debug/pprof/symbol", http.HandlerFunc(s.endpoints.profiles.symbol))
 	s.handle(mux, "GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
 	return &http.Server{
 		ConnState: s.endpoints.httpConns.changed,

@@ -182,6 +182,7 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
 	s.admission.slotTime = slotParts * c.MessageTimeout
 	s.lists.init()
+	s.endpoints.profiles.init()
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])
 	s.conditions.list, s.conditions.counters = health.NewList(log), store.Stats()
