@@ -118,6 +118,9 @@ func (s *Store) Err() error { return s.engine.Err() }
 // pages.
 func (s *Store) Damage() error { return s.engine.Damage() }
 
+// TableBytes is the memory that the indirection table of large values takes, as of the newest checkpoint.
+func (s *Store) TableBytes() int64 { return s.engine.TableBytes() }
+
 // Visible is the newest epoch that new snapshots see.
 func (s *Store) Visible() keys.Epoch { return keys.Epoch(s.watermark.visible.Load()) }
 

@@ -155,10 +155,13 @@ func (s *largeSlot) handOver(owner any, bytes int64) {
 	}
 }
 
-// haste is that of the client that has the slot.
+// haste is that of the client that has the slot: none if no other was refused since it has it.
 func (s *largeSlot) haste() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.wanted {
+		return 0
+	}
 	return haste(len(s.claims))
 }
 

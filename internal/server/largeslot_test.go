@@ -158,7 +158,11 @@ func TestTurnsAreShorterWhileMoreWait(t *testing.T) {
 			if s.isOverdue(one, most, grace) != (others > 0) {
 				t.Errorf("%d others: it has another grace", others)
 			}
-			if got, parts := r.progress(12<<20), int64(most/want); got != parts*(12<<20)/slotParts {
+			must := int64(progressBytes)
+			if others > 0 {
+				must = int64(most/want) * (12 << 20) / slotParts
+			}
+			if got := r.progress(12 << 20); got != must {
 				t.Errorf("%d others: %d bytes of a message must come at a time", others, got)
 			}
 		})

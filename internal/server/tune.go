@@ -57,14 +57,14 @@ func heapLimit(c *config.Config, live int64) int64 { return max(int64(c.Memory)/
 // heapLiveStep is by how much what is live must change before the limit does: with small transactions it stays.
 const heapLiveStep = 4 << 20
 
-// heapLive is how much of the heap is live for long: open transactions, leases and, once there was a watch, commits, queues and responses. Requests and answers
-// are not in it: they are live for moments, and as much garbage beside them would not be in the bound of resident memory, which has terms for these two.
+// heapLive is how much of the heap is live for long: the table of large values, open transactions, leases and, once there was a watch, commits, queues and
+// responses. Requests and answers are not in it: they are live for moments, and as much garbage beside them would not be in the bound of resident memory, which has terms for these two.
 func (s *Server) heapLive() int64 {
-	live := s.transactions.memory.bytes.Load() + int64(s.leases.Count())*config.LeaseBytes
+	live := s.store.TableBytes() + s.transactions.memory.bytes.Load() + int64(s.leases.Count())*config.LeaseBytes
 	if s.feed.watched.Load() {
 		live += int64(s.config.Feed.Memory) + watchResponsesBytes
 	}
-	return live / heapLiveStep * heapLiveStep
+	return live
 }
 
 // followHeap changes the limit of the heap with what is live in it, until ctx ends.
@@ -77,7 +77,7 @@ func (s *Server) followHeap(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if live := s.heapLive(); live != was {
+		if live := s.heapLive() / heapLiveStep * heapLiveStep; live != was {
 			setHeapLimit(heapLimit(&s.config, live))
 			was = live
 		}

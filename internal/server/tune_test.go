@@ -43,6 +43,20 @@ func TestTheHeapMayGrowByLeases(t *testing.T) {
 	becomes("more by leases", n*config.LeaseBytes)
 }
 
+// TestTheHeapMayGrowByTheIndirectionTable: with some millions of large values the collector would otherwise run all the time.
+func TestTheHeapMayGrowByTheIndirectionTable(t *testing.T) {
+	h := mustStart(t)
+	before := h.heapLive()
+	const n = 5_000
+	h.putLarge(t, n, int(h.config.PageSize)/2)
+	if err := h.store.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if grown, least := h.heapLive()-before, int64(8*n); grown < least || grown > 2*least {
+		t.Errorf("%d bytes with %d large values, want a little more than %d", grown, n, least)
+	}
+}
+
 // mustFollowHeap starts a server, and returns what waits until the limit of the heap has so many bytes more than without anything.
 func mustFollowHeap(t *testing.T, configure func(*config.Config)) (h *harness, becomes func(what string, live int64)) {
 	t.Helper()

@@ -140,6 +140,9 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
+// TableBytes is the memory that the indirection table of large values takes, as of the newest checkpoint.
+func (e *Engine) TableBytes() int64 { return int64(e.blobs.Stats().TableBytes) }
+
 func (e *Engine) memoryStats(s *Stats) MemoryStats {
 	m := MemoryStats{
 		Budget: e.options.MemoryBytes, Cache: e.memory.cacheBytes.Load(),
