@@ -14,7 +14,7 @@ import (
 
 // expirer deletes keys after their deadlines, at a rate that leaves writers what they need (expiryPace).
 //
-//	commits ─► expiry queue ─► run: up to now, in the order of deadlines ─► 2 workers: latch, compare, delete ─► commits
+//	commits ─► expiry queue ─► run: up to now, in the order of deadlines ─► workers: latch, compare, delete ─► commits
 //	   └─ a deadline before next: wake ─┘
 //
 // It sleeps until the earliest deadline in the queue, at most expirySleepMax; without deadlines it only waits for a wake.
@@ -37,7 +37,7 @@ type expirer struct {
 	failure  atomic.Pointer[error] // of the last pass; nil if it was complete
 	unread   atomic.Pointer[error] // the first damage that hid entries from the last pass, or their keys; nil if none did
 
-	sessions [expiryCommitsMax]*Session // of the workers
+	sessions [expiryCommitsLate]*Session // of the workers
 
 	// Owned by run.
 	session  *Session // that reads the queue
@@ -56,20 +56,26 @@ const (
 
 	// expirySleepMax bounds the sleep of the expirer, because the clock may be set ahead (clock.Accept).
 	expirySleepMax = time.Second
+	// expiryPassMax is how long a pass begins batches.
+	expiryPassMax = time.Second
 	// expiryBackoff is the pause after a pass that failed.
 	expiryBackoff = time.Second
 	// expiryRetryAfter is when entries that damaged pages hide are tried again.
 	expiryRetryAfter = time.Minute
-	// expiryCommitsMax is how many commits of the expirer are in flight.
-	expiryCommitsMax = 2
+	// expiryCommitsMax is how many commits of the expirer are in flight, and expiryCommitsLate how many while it is late: beside many clients each of them
+	// waits for latches and processors as long as each of theirs.
+	expiryCommitsMax  = 2
+	expiryCommitsLate = 8
 	// expiryBatchMax is the number of entries in a commit: 1000 random keys would hold a good part of all latches.
 	expiryBatchMax = 128
 	// expiryBatchMin is the least: what a commit of so many reads under its latches is read before. Halved any further, on a busy machine or for keys that
 	// are not in memory, the expirer would be slower than the clients whose keys it deletes.
 	expiryBatchMin = readBeforeMin
-	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved.
+	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved; see adapt.
 	expiryHeldMax = 200 * time.Microsecond
 	expiryTookMax = 20 * time.Millisecond
+	// expiryLateMax is from when on a batch is late; see adapt and commitsMax.
+	expiryLateMax = time.Second
 )
 
 // queueUpper is the end of the expiry queue, as ScanSystem takes it.
@@ -106,7 +112,7 @@ func (e *expirer) now() uint64 { return e.store.clock.Now() / 1000 }
 
 // run expires keys until ctx ends.
 func (e *expirer) run(ctx context.Context) {
-	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsMax)
+	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsLate)
 	var workers sync.WaitGroup
 	for _, x := range e.sessions {
 		e.idle = append(e.idle, new(expiryBatch))
@@ -118,7 +124,7 @@ func (e *expirer) run(ctx context.Context) {
 		})
 	}
 	for e.sleep(ctx) {
-		err := e.pass(ctx)
+		err := e.pass(ctx, time.Now().Add(expiryPassMax))
 		e.failure.Store(nil)
 		if err != nil && ctx.Err() == nil {
 			e.failure.Store(&err)
@@ -166,8 +172,9 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pass handles the entries from the earliest deadline up to now, and sets next to the deadline after them.
-func (e *expirer) pass(ctx context.Context) (err error) {
+// pass handles the entries from the earliest deadline up to now, and sets next to the deadline after them. After until it ends with the batch that it has
+// begun: what commits have noted since its begin is before what it reads next, and would count as lag.
+func (e *expirer) pass(ctx context.Context, until time.Time) (err error) {
 	first := e.next.Swap(noDeadline)
 	e.progress.Store(first)
 	e.hidden = nil
@@ -187,7 +194,7 @@ func (e *expirer) pass(ctx context.Context) (err error) {
 	from := binary.BigEndian.AppendUint64([]byte{keys.SystemExpiry}, first)
 	pace := expiryPace{began: time.Now()}
 	for more := true; more; {
-		for len(e.idle) == 0 {
+		for e.inFlight >= e.commitsMax(first) {
 			if err := e.collect(); err != nil {
 				return err
 			}
@@ -204,8 +211,25 @@ func (e *expirer) pass(ctx context.Context) (err error) {
 			e.inFlight++
 			pace.pause(ctx, len(b.ends))
 		}
+		if more && time.Now().After(until) {
+			e.note(queueDeadline(from))
+			return nil
+		}
 	}
 	return nil
+}
+
+// commitsMax is how many commits may be in flight, by the deadline that the newest of them begins with.
+func (e *expirer) commitsMax(deadline uint64) int {
+	if e.late(deadline) > expiryLateMax {
+		return expiryCommitsLate
+	}
+	return expiryCommitsMax
+}
+
+// late is how long ago the deadline was.
+func (e *expirer) late(deadline uint64) time.Duration {
+	return time.Duration(max(e.now(), deadline)-deadline) * time.Millisecond
 }
 
 // fill reads the entries of a batch, from a key on, and returns the key from which to go on, if there may be more that are due.
@@ -261,7 +285,7 @@ func (e *expirer) collect() error {
 		e.skipped.Add(uint64(b.skipped))
 		e.later(b.first(), b.damage)
 	}
-	e.adapt(b.held, b.took)
+	e.adapt(b.held, b.took, e.late(b.first()))
 	return nil
 }
 
@@ -288,9 +312,11 @@ func (e *expirer) noteDamage() {
 	}
 }
 
-// adapt halves the batches when one has held its latches for too long, and lets them grow by an eighth otherwise.
-func (e *expirer) adapt(held, took time.Duration) {
-	if held > expiryHeldMax || took > expiryTookMax {
+// adapt halves the batches when one has held its latches or taken for too long, and lets them grow by an eighth otherwise. A batch that is late takes for
+// as long as it has to, and may hold its latches for ten times as long: it waits for latches and processors like many clients, and smaller ones wait
+// as long.
+func (e *expirer) adapt(held, took, late time.Duration) {
+	if held > 10*expiryHeldMax || late <= expiryLateMax && (held > expiryHeldMax || took > expiryTookMax) {
 		e.size = max(e.size/2, expiryBatchMin)
 	} else {
 		e.size = min(e.size+max(e.size/8, 1), expiryBatchMax)
@@ -303,5 +329,5 @@ func (e *expirer) lag() time.Duration {
 	if earliest == 0 || earliest == noDeadline { // zero: the queue was not looked at since the start. An idle clock is not read
 		return 0
 	}
-	return time.Duration(max(e.now(), earliest)-earliest) * time.Millisecond
+	return e.late(earliest)
 }

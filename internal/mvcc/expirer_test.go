@@ -271,19 +271,81 @@ func TestWritersAndExpirerAgree(t *testing.T) {
 func TestBatchesOfTheExpirerFitTheirWork(t *testing.T) {
 	e := &expirer{size: expiryBatchMax}
 	for range 20 {
-		e.adapt(expiryHeldMax+1, 0)
+		e.adapt(expiryHeldMax+1, 0, 0)
 	}
 	if e.size != expiryBatchMin || e.size < readBeforeMin { // smaller ones would read pages under their latches
 		t.Errorf("halved to %d", e.size)
 	}
 	for range 100 {
-		e.adapt(expiryHeldMax, expiryTookMax)
+		e.adapt(expiryHeldMax, expiryTookMax, 0)
 	}
 	if e.size != expiryBatchMax {
 		t.Errorf("grown to %d", e.size)
 	}
-	if e.adapt(0, expiryTookMax+1); e.size != expiryBatchMax/2 {
+	if e.adapt(0, expiryTookMax+1, expiryLateMax); e.size != expiryBatchMax/2 {
 		t.Errorf("%d after a long commit", e.size)
+	}
+	if e.adapt(10*expiryHeldMax, expiryTookMax+1, expiryLateMax+1); e.size <= expiryBatchMax/2 {
+		t.Errorf("%d after a long commit of a batch that is late", e.size)
+	}
+	if e.adapt(10*expiryHeldMax+1, 0, expiryLateMax+1); e.size > expiryBatchMax/2 {
+		t.Errorf("%d after one that held its latches for very long", e.size)
+	}
+}
+
+// TestALateExpirerHasMoreCommitsInFlight: beside hundreds of clients two are not enough.
+func TestALateExpirerHasMoreCommitsInFlight(t *testing.T) {
+	e := newExpirer(mustOpen(t, tiny(vfs.NewMem())))
+	for deadline, want := range map[uint64]int{1: expiryCommitsLate, e.now(): expiryCommitsMax, e.now() + 10_000: expiryCommitsMax} {
+		if got := e.commitsMax(deadline); got != want {
+			t.Errorf("%d with a deadline %v ago, want %d", got, e.late(deadline), want)
+		}
+	}
+}
+
+// TestALongPassEndsAndGoesOn: so that what commits note during it is no lag for long.
+func TestALongPassEndsAndGoesOn(t *testing.T) {
+	var offset atomic.Int64
+	o := tiny(vfs.NewMem())
+	o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	const n = 3*expiryBatchMax + 1
+	deadline := in(s, time.Hour)
+	for i := range n {
+		putWith(t, x, fmt.Sprint(i), "v", metadata.Fields{ExpiresAt: deadline})
+	}
+	s.expirer.next.Store(noDeadline) // it sleeps from now on
+	offset.Store(int64(2 * time.Hour))
+	if _, err := s.clock.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	e := newExpirer(s)
+	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsLate)
+	for range expiryCommitsLate {
+		e.idle = append(e.idle, new(expiryBatch))
+	}
+	go func() {
+		for b := range e.jobs {
+			b.commit(context.Background(), x)
+			e.done <- b
+		}
+	}()
+	defer close(e.jobs)
+	for range 2 {
+		if err := e.pass(t.Context(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, next := e.expired.Load(), e.next.Load(); got <= expiryBatchMax || got > 2*expiryBatchMax || next != deadline {
+		t.Errorf("two passes that end at once have deleted %d keys, want two batches, and the next one begins at %d, want %d", got, next, deadline)
+	}
+	if err := e.pass(t.Context(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.expired.Load(); got != n {
+		t.Errorf("%d of %d keys are deleted", got, n)
 	}
 }
 

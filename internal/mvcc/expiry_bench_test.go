@@ -111,7 +111,7 @@ func BenchmarkBurst(b *testing.B) {
 			}
 		}
 		start, lag := time.Now(), time.Duration(0)
-		for s.expirer.expired.Load() < keys-uint64(expiryBatchMax*expiryCommitsMax) {
+		for s.expirer.expired.Load() < keys-uint64(expiryBatchMax*expiryCommitsLate) {
 			busy = append(busy, put())
 			lag = max(lag, s.expirer.lag())
 		}

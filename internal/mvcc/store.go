@@ -42,7 +42,7 @@ type Store struct {
 
 // ownSessionsMax is how many sessions beside those of clients may commit at once: of bulk loads, the probe, the request window, the
 // timeline, the archiver, the revocation of leases, the counting of their keys, and the users (OwnSession), and the workers of the expirer.
-const ownSessionsMax = 8 + expiryCommitsMax
+const ownSessionsMax = 8 + expiryCommitsLate
 
 // Open opens or creates the store in o.Storage.Dir and recovers what its log holds. Errors: *storage.CorruptionError,
 // storage.ErrNewerFormat, vfs.ErrLocked, and those of the file system.
