@@ -183,7 +183,7 @@ func (o *OS) SyncDir(dir string) error {
 // in any other, and the lock of a killed process ends. The file itself stays: removing it would race with the next
 // owner.
 func (o *OS) Lock(name string) (io.Closer, error) {
-	fd, err := createLock(name)
+	fd, err := createLock(name, openRetry)
 	if err != nil {
 		return nil, pathError(OpLock, name, err)
 	}

@@ -61,14 +61,21 @@ func given(err error) error {
 }
 
 // createLock opens a lock file, and creates it first if it does not exist. Only a file that it has created changes its owner: an
-// existing name may be a link to anything.
-func createLock(name string) (int, error) {
+// existing name may be a link to anything. On a file system that can only be read, which is what a damaged one often becomes, the file as it
+// is can be locked, or without one its directory.
+func createLock(name string, open func(name string, flags int) (int, error)) (int, error) {
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_CLOEXEC
-	fd, err := openRetry(name, flags|unix.O_EXCL)
+	fd, err := open(name, flags|unix.O_EXCL)
+	created := err == nil
 	if errors.Is(err, unix.EEXIST) {
-		return openRetry(name, flags)
+		fd, err = open(name, flags)
 	}
-	if err != nil {
+	if errors.Is(err, unix.EROFS) {
+		if fd, err = open(name, unix.O_RDONLY|unix.O_CLOEXEC); errors.Is(err, unix.ENOENT) {
+			fd, err = open(filepath.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		}
+	}
+	if err != nil || !created {
 		return fd, err
 	}
 	if err := giveFile(name, fd); err != nil {

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestWhatRootCreatesBelongsToTheOwnerOfItsDirectory: files, directories and locks; and nothing changes its owner that was there before.
@@ -50,5 +52,48 @@ func TestWhatRootCreatesBelongsToTheOwnerOfItsDirectory(t *testing.T) {
 	}
 	if uid := ownerOf(other); uid != 0 {
 		t.Errorf("a file that a link leads to has changed its owner to %d", uid)
+	}
+}
+
+// TestLockOnAFileSystemThatCanOnlyBeRead: what only reads a store, as salvage does, locks the file that is there, or without one the
+// directory. A second attempt finds it locked.
+func TestLockOnAFileSystemThatCanOnlyBeRead(t *testing.T) {
+	readOnly := func(name string, flags int) (int, error) {
+		_, err := os.Lstat(name)
+		switch exists := err == nil; {
+		case flags&unix.O_EXCL != 0 && exists:
+			return -1, unix.EEXIST
+		case flags&(unix.O_RDWR|unix.O_CREAT) != 0:
+			return -1, unix.EROFS
+		}
+		return openRetry(name, flags)
+	}
+	for _, exists := range []bool{true, false} {
+		dir := t.TempDir()
+		name, locked := filepath.Join(dir, "LOCK"), dir
+		if exists {
+			mustClose(t, mustCreate(t, NewOS(), name, "123"))
+			locked = name
+		}
+		fd, err := createLock(name, readOnly)
+		if err != nil {
+			t.Fatalf("the lock file exists: %v: %v", exists, err)
+		}
+		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			t.Fatal(err)
+		}
+		other, err := openRetry(locked, unix.O_RDONLY|unix.O_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(other, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK {
+			t.Errorf("the lock file exists: %v: it is not locked: %v", exists, err)
+		}
+		if err := unix.Close(fd); err != nil {
+			t.Error(err)
+		}
+		if err := unix.Close(other); err != nil {
+			t.Error(err)
+		}
 	}
 }
