@@ -42,6 +42,7 @@ type preallocator struct {
 	ready      []*preallocated // prepared, by number; the first may be oversized, made for a writer that waited
 	assigned   *preallocated   // to the rotation that comes next: the preparing goroutine does not touch it
 	target     int             // how many are to be ready; at most buffers.max - 2, so that one can be filled and one flushed
+	turns      turns           // of oversized segments
 	recyclable []string        // recyclable files of standard size, none of which a replay takes for a segment
 	recycling  int             // files that are being added to them
 	mayRecycle int             // how many of them are kept
@@ -79,7 +80,7 @@ func (p *preallocator) assignFirstLocked(size int) bool {
 		p.ready = slices.Insert(p.ready, 0, p.assigned)
 		p.assigned = nil
 	}
-	if !p.firstFitsLocked(size) {
+	if !p.firstFitsLocked(size) || p.turns.keeps(len(p.ready[0].buffer), size) {
 		return false
 	}
 	p.assigned = p.ready[0]
@@ -103,7 +104,9 @@ func (p *preallocator) anyReady() bool {
 func (p *preallocator) takeAssigned() (b *preallocated) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, p.assigned = p.assigned, nil
+	if b, p.assigned = p.assigned, nil; b != nil {
+		p.turns.taken(len(b.buffer))
+	}
 	return b
 }
 

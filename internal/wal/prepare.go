@@ -233,13 +233,18 @@ func (l *Log) prepareOne() (made bool, err error) {
 	if oversized > 0 || attempt != nil && len(s.ready) > 0 { // one that was made before may wait for its writer
 		enough = s.firstFitsLocked(oversized)
 	}
+	awaited := attempt != nil && s.turns.awaited(s.firstBytesLocked())
+	enough = enough || awaited
 	largest := 0
 	if oversized > 0 && !enough {
-		largest, p.largest = p.largest, 0
+		largest, p.largest = max(p.largest, s.turns.due()), 0
 	}
 	s.mu.Unlock()
+	if awaited {
+		time.Sleep(buffersPause)
+	}
 	err = l.flushThrough(flush)
-	if err == nil && oversized > 0 && !enough && !l.hasBuffers(max(oversized, largest)) {
+	if err == nil && oversized > 0 && !enough && !l.admitOversized(max(oversized, largest)) {
 		enough = true // the writer of the large record asks again
 		made, err = l.waitForBuffers()
 	}
@@ -289,6 +294,19 @@ func (l *Log) flushUntil(done func() (bool, error)) error {
 func (l *Log) hasBuffers(size int) bool {
 	waiting := l.preparer.waiting.Load()
 	return waiting == 0 || waiting+int64(size) <= int64(l.buffers.max)*int64(l.buffers.size)
+}
+
+// admitOversized is hasBuffers for the segment that would be made now, and notes for the turns what becomes of it.
+func (l *Log) admitOversized(size int) bool {
+	ok := l.hasBuffers(size)
+	l.preallocator.mu.Lock()
+	defer l.preallocator.mu.Unlock()
+	if ok {
+		l.preallocator.turns.made(size)
+	} else {
+		l.preallocator.turns.wait(size)
+	}
+	return ok
 }
 
 // waitForBuffers makes a standard segment, which others may need meanwhile, or lets a moment pass.
