@@ -33,6 +33,19 @@ func Compile(grants []Grant) *Rights {
 	return r
 }
 
+// HeapBytes is about what the rights take of the heap.
+func (r *Rights) HeapBytes() (sum int64) {
+	for i := range r.ranges {
+		for j := range r.ranges[i].lower {
+			sum += rangeHeapBytes + int64(len(r.ranges[i].lower[j])+len(r.ranges[i].upper[j]))
+		}
+	}
+	return sum
+}
+
+// rangeHeapBytes are two slices, and what the allocator rounds up.
+const rangeHeapBytes = 128
+
 func (g *Grant) gives(right Right) bool {
 	switch right {
 	case RightRead:

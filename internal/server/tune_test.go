@@ -1,11 +1,18 @@
 package server
 
 import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime"
 	"runtime/debug"
+	"sync"
 	"testing"
 	"time"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/auth/users"
 	"github.com/epochkv/epochkv/internal/config"
 )
 
@@ -55,6 +62,43 @@ func TestTheHeapMayGrowByTheIndirectionTable(t *testing.T) {
 	if grown, least := h.heapLive()-before, int64(8*n); grown < least || grown > 2*least {
 		t.Errorf("%d bytes with %d large values, want a little more than %d", grown, n, least)
 	}
+}
+
+// TestTheHeapMayGrowByUsers: with 100,000 tokens each get would otherwise take ten times the processor time.
+func TestTheHeapMayGrowByUsers(t *testing.T) {
+	h, becomes := mustFollowHeap(t, func(c *config.Config) { c.Memory = 64 * config.MiB })
+	role := &users.Role{Name: "wide"}
+	for i := range 30 {
+		key := bytes.Repeat([]byte{byte('A' + i)}, 1000)
+		role.Grants = append(role.Grants, auth.Grant{Lower: key, Upper: append(key, 0), Read: true, Write: true, Lease: true})
+	}
+	err := h.gate.users.CreateRole(t.Context(), role)
+	for i := 0; err == nil && i < 80; i++ {
+		err = h.gate.users.CreateUser(t.Context(), users.User{Name: fmt.Sprint("user", i), Roles: []string{"wide"}}, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	becomes("more by users", 80*3*30*2*1000)
+}
+
+// TestTheHeapMayGrowByPasswords: the collector would otherwise run all the time while clients log in.
+func TestTheHeapMayGrowByPasswords(t *testing.T) {
+	cheap := passwordCost
+	passwordCost = users.HashCost{KiB: 16 << 10, Passes: 1, Threads: 1}
+	t.Cleanup(func() { passwordCost = cheap }) // after the server has ended
+	h, becomes := mustFollowHeap(t, func(c *config.Config) { c.Memory = 64 * config.MiB })
+	ctx, stop := context.WithCancel(t.Context())
+	var logins sync.WaitGroup
+	logins.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			_, _, _ = h.gate.users.Login(ctx, fmt.Sprint("user", i), "some password", "", 0) // it does not exist
+		}
+	})
+	becomes("more by passwords", int64(min(max(runtime.GOMAXPROCS(0)/2, 1), 2))*16<<20)
+	stop()
+	logins.Wait()
+	becomes("less after the last password", 0)
 }
 
 // mustFollowHeap starts a server, and returns what waits until the limit of the heap has so many bytes more than without anything.

@@ -13,10 +13,10 @@ import (
 // hold keeps both hashers busy until the returned function is called.
 func (h *harness) hold() (release func()) {
 	held, begun := make(chan struct{}), make(chan struct{})
-	for range hashers {
+	for range h.hasher.count {
 		h.hasher.queue <- func() { begun <- struct{}{}; <-held }
 	}
-	for range hashers {
+	for range h.hasher.count {
 		<-begun
 	}
 	return func() { close(held) }

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,11 +35,15 @@ const (
 	saltBytes = 16
 	hashBytes = 32
 
-	// hashers are the goroutines that hash: a flood of logins takes two processors and 128 MiB, and no more.
-	hashers = 2
+	// hashersMax is how many goroutines hash: a flood of logins takes 128 MiB, and no more.
+	hashersMax = 2
 	// hashQueue is how many passwords wait: about three seconds' worth.
 	hashQueue = 64
 )
+
+// hashersOn is how many goroutines hash on so many processors: half of them at most, because every client may log in. Two on two processors left a
+// tenth of their rate to the gets and puts of others.
+func hashersOn(processors int) int { return min(max(processors/2, 1), hashersMax) }
 
 // passwordHash is an argon2id hash in PHC form, taken apart: $argon2id$v=19$m=65536,t=2,p=1$SALT$HASH.
 type passwordHash struct {
@@ -85,19 +90,23 @@ func (p *passwordHash) matches(password string) bool {
 // hasher computes hashes outside of the goroutines of requests.
 type hasher struct {
 	queue  chan func()
+	count  int           // goroutines
 	ended  chan struct{} // closed when nothing is hashed any more
 	cost   HashCost
 	dummy  passwordHash                 // that no password has
 	client func(context.Context) string // whose a job is; empty if it is not known
 
 	computed atomic.Uint64 // jobs that were executed
+	busy     atomic.Int64  // jobs that are being executed
+	ran      atomic.Int64  // when one was last, in time since began
+	began    time.Time
 
 	mu      sync.Mutex     // a leaf
 	waiting map[string]int // jobs of each client in the queue
 }
 
 func newHasher(cost HashCost) *hasher {
-	h := &hasher{queue: make(chan func(), hashQueue), ended: make(chan struct{}), cost: cost, client: func(context.Context) string { return "" }, waiting: map[string]int{}}
+	h := &hasher{queue: make(chan func(), hashQueue), count: hashersOn(runtime.GOMAXPROCS(0)), ended: make(chan struct{}), cost: cost, client: func(context.Context) string { return "" }, waiting: map[string]int{}, began: time.Now()}
 	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
 	return h
 }
@@ -106,12 +115,15 @@ func newHasher(cost HashCost) *hasher {
 func (h *hasher) run(ctx context.Context, other func()) {
 	defer close(h.ended)
 	var running sync.WaitGroup
-	for range hashers {
+	for range h.count {
 		running.Go(func() {
 			for {
 				select {
 				case job := <-h.queue:
+					h.busy.Add(1)
 					job()
+					h.ran.Store(int64(time.Since(h.began)))
+					h.busy.Add(-1)
 				case <-ctx.Done():
 					return
 				}
@@ -120,6 +132,17 @@ func (h *hasher) run(ctx context.Context, other func()) {
 	}
 	other()
 	running.Wait()
+}
+
+// heapKept is how long the heap keeps what hashes take: others follow mostly.
+const heapKept = time.Second
+
+// heapBytes is what the hashes of now take of the heap, or those of a moment ago.
+func (h *hasher) heapBytes() int64 {
+	if ran := time.Duration(h.ran.Load()); h.busy.Load() == 0 && (ran == 0 || time.Since(h.began)-ran > heapKept) {
+		return 0
+	}
+	return int64(h.count) * int64(h.cost.KiB) << 10
 }
 
 // retryHash is the advice to a client whose password found a full queue.

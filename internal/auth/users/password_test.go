@@ -118,13 +118,13 @@ func TestOnlyComparedPasswordsAreAttempts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	started, let := make(chan struct{}, hashers), make(chan struct{})
+	started, let := make(chan struct{}, h.hasher.count), make(chan struct{})
 	release := sync.OnceFunc(func() { close(let) })
 	t.Cleanup(release)
 	for len(h.hasher.queue) > 0 { // of clients that have left
 		time.Sleep(time.Millisecond)
 	}
-	for range hashers {
+	for range h.hasher.count {
 		h.hasher.queue <- func() { started <- struct{}{}; <-let }
 		<-started
 	}
@@ -223,6 +223,15 @@ func TestHashesAreKept(t *testing.T) {
 	} {
 		if _, err := parseHash(bad); err == nil {
 			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// TestPasswordsTakeHalfOfTheProcessors: every client may log in, also one that is not known.
+func TestPasswordsTakeHalfOfTheProcessors(t *testing.T) {
+	for processors, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 64: hashersMax} {
+		if got := hashersOn(processors); got != want {
+			t.Errorf("%d processors: %d hash", processors, got)
 		}
 	}
 }

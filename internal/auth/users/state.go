@@ -57,6 +57,17 @@ type state struct {
 	roles   map[string]*Role
 	tokens  [256]map[auth.TokenHash]*token // by the first byte: a change copies one of the maps
 	count   int                            // of tokens
+	rights  int64                          // bytes of the heap that the compiled rights of all users take
+}
+
+// What a user without rights, and a token, take of the heap: 450 and 520 bytes with the longest names were measured.
+const (
+	userHeapBytes  = 512
+	tokenHeapBytes = 640
+)
+
+func (s *state) heapBytes() int64 {
+	return int64(len(s.users))*userHeapBytes + int64(s.count)*tokenHeapBytes + s.rights
 }
 
 // role is a role of the state; nil if there is none.
@@ -69,8 +80,8 @@ func (s *state) role(name string) *Role {
 
 func (s *state) token(h auth.TokenHash) *token { return s.tokens[h[0]][h] }
 
-// rights compiles the rights of a user. A role that does not exist gives none.
-func (s *state) rights(u *User) *auth.Rights {
+// rightsOf compiles the rights of a user. A role that does not exist gives none.
+func (s *state) rightsOf(u *User) *auth.Rights {
 	var grants []auth.Grant
 	for _, name := range u.Roles {
 		if role := s.role(name); role != nil {
@@ -80,9 +91,10 @@ func (s *state) rights(u *User) *auth.Rights {
 	return auth.Compile(grants)
 }
 
-// compile makes a table from a state. Users that are in kept are the same as before.
+// compile makes a table from a state, and says in the state what the rights take. Users that have not changed are the same as before.
 func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, changed func(name string) bool) *auth.Table {
 	t := &auth.Table{Revision: revision, Enabled: s.enabled, Users: make(map[string]*auth.User, len(s.users))}
+	s.rights = 0
 	for name, u := range s.users {
 		var old *auth.User
 		if before != nil {
@@ -90,9 +102,10 @@ func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, cha
 		}
 		if old != nil && !changed(name) {
 			t.Users[name] = old
+			s.rights += old.Rights.HeapBytes()
 			continue
 		}
-		compiled := &auth.User{Name: name, Disabled: u.Disabled, Rights: s.rights(u)}
+		compiled := &auth.User{Name: name, Disabled: u.Disabled, Rights: s.rightsOf(u)}
 		if old != nil {
 			compiled.Limiter = old.Limiter // it knows what the user has taken, and gets the limits when the change is made
 		}
@@ -100,6 +113,7 @@ func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, cha
 			compiled.Limiter = auth.NewLimiter(u.Limits, m.options.Elapsed)
 		}
 		t.Users[name] = compiled
+		s.rights += compiled.Rights.HeapBytes()
 	}
 	return t
 }

@@ -1,6 +1,6 @@
 // Package users keeps users, roles and tokens as records of the store, and authenticates clients.
 //
-//	name, password ─► hasher (two goroutines, bounded queue) ─► token, stored as its SHA-256
+//	name, password ─► hasher (one or two goroutines, bounded queue) ─► token, stored as its SHA-256
 //	token ─► SHA-256 ─► auth.Table ─► auth.Identity             nothing is read or written
 //	certificate ─► rule ─► name ─► auth.Table ─► auth.Identity
 //
@@ -150,6 +150,9 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 func (m *Manager) Run(ctx context.Context) {
 	m.hasher.run(ctx, func() { m.maintain(ctx) })
 }
+
+// HeapBytes is about what users, tokens, and passwords that are hashed take of the heap.
+func (m *Manager) HeapBytes() int64 { return m.newest.Load().heapBytes() + m.hasher.heapBytes() }
 
 // Table is the newest table: one atomic load.
 func (m *Manager) Table() *auth.Table { return m.table.Load() }
