@@ -36,7 +36,7 @@ const (
 // errNotAFile refuses a pipe, a directory or a device with the name of an object.
 var errNotAFile = errors.New("it is not a regular file")
 
-func newDirectory(root string) (*directory, error) {
+func openDirectory(root string) (Store, error) {
 	if root == "" {
 		return nil, fmt.Errorf("%w: the path is empty", ErrURL)
 	}
@@ -44,7 +44,7 @@ func newDirectory(root string) (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrURL, err)
 	}
-	return &directory{root}, nil
+	return &detached{&directory{root}}, nil
 }
 
 const fileScheme = "file"

@@ -5,8 +5,8 @@
 //	name     segments of letters, digits, '.', '_' and '-', separated by '/'; no segment begins with '.'
 //	store    objects under a common root: a directory, or a bucket and a prefix
 //
-//	Open(URL) ─► retrying ─► directory     temporary file, fsync, rename that never replaces, fsync of directories
-//	                     └─► bucket        PUT with If-None-Match: *
+//	Open(URL) ─► retrying ─► detached ─► directory     temporary file, fsync, rename that never replaces, fsync of directories
+//	                     └─► bucket                    PUT with If-None-Match: *
 //
 // A caller may rely on these promises:
 //   - Create makes the whole object or none. It never changes an object that exists: that is ErrExists. When Create returns
@@ -14,7 +14,7 @@
 //   - If Create returns another error, the object may exist or not. If it exists, it is whole.
 //   - List reports every object of which Create has returned nil before, in ascending order of names. A store with late lists
 //     may break that promise, so nothing that must be found is found only by listing.
-//   - Every call ends when its context does, except for a system call that the kernel does not return from.
+//   - Every call ends when its context does, also while the kernel does not return from a system call.
 //   - No call waits for ever for a target that has stopped to answer, to send or to take bytes: that is a failure that may be over.
 //   - Failures that may be over after a pause are tried again, with growing pauses, until the attempts are used up.
 //
@@ -123,13 +123,13 @@ func open(target string, o Options) (Store, error) {
 	scheme, rest, ok := strings.Cut(target, "://")
 	switch {
 	case !ok:
-		return newDirectory(target)
+		return openDirectory(target)
 	case scheme == fileScheme:
 		u, err := url.Parse(target)
 		if err != nil || u.Host != "" || u.RawQuery != "" || u.Fragment != "" {
 			return nil, fmt.Errorf("%w: %q; expected file:///PATH with an absolute path", ErrURL, target)
 		}
-		return newDirectory(u.Path)
+		return openDirectory(u.Path)
 	case scheme == "s3":
 		bucket, prefix, _ := strings.Cut(rest, "/")
 		return newBucket(bucket, strings.Trim(prefix, "/"), o.S3)

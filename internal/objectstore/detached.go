@@ -1,0 +1,231 @@
+package objectstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+)
+
+// detached makes each call of a directory in a goroutine of its own, and leaves it when the context ends: the kernel may not return from a system call
+// while a device, or the server of a network file system, does not answer.
+//
+//	call ─► goroutine: the directory ─► result
+//	  └─ the context ends: the caller goes on, and what it has passed is not touched any more
+//
+// A call that was left goes on when the device answers. It finds that its context has ended, makes no object, and closes what it has opened.
+type detached struct{ inner Store }
+
+// leftMax bounds the calls of all stores that were left and have not returned: each of them keeps a thread of the system. Beyond it callers wait.
+const leftMax = 64
+
+var left atomic.Int64
+
+// errLeft means that a call was left.
+var errLeft = errors.New("the device does not answer")
+
+// detach calls f in a goroutine. If the context ends before f does, it calls leave and returns errLeft, and the result of f is dropped.
+func detach[T any](ctx context.Context, f func() (T, error), leave func(), drop func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	returned := make(chan result, 1)
+	var mu sync.Mutex // guards ended and gone
+	ended, gone := false, false
+	go func() {
+		value, err := f()
+		mu.Lock()
+		defer mu.Unlock()
+		if ended = true; gone {
+			left.Add(-1)
+			drop(value)
+			return
+		}
+		returned <- result{value, err}
+	}()
+	select {
+	case r := <-returned:
+		return r.value, r.err
+	case <-ctx.Done():
+	}
+	if left.Add(1) <= leftMax {
+		mu.Lock()
+		gone = !ended
+		mu.Unlock()
+	}
+	if !gone {
+		left.Add(-1)
+		r := <-returned
+		return r.value, r.err
+	}
+	leave()
+	var none T
+	return none, fmt.Errorf("%w: %w", errLeft, context.Cause(ctx))
+}
+
+// call is detach for what has no result.
+func call(ctx context.Context, f func() error, leave func()) error {
+	_, err := detach(ctx, func() (struct{}, error) { return struct{}{}, f() }, leave, func(struct{}) {})
+	return err
+}
+
+// String implements Store.
+func (d *detached) String() string { return d.inner.String() }
+
+// Create implements Store.
+func (d *detached) Create(ctx context.Context, name string, content Content) error {
+	c := &lentContent{Content: content}
+	return call(ctx, func() error { return d.inner.Create(ctx, name, c) }, c.takeBack)
+}
+
+// Delete implements Store.
+func (d *detached) Delete(ctx context.Context, name string) error {
+	return call(ctx, func() error { return d.inner.Delete(ctx, name) }, func() {})
+}
+
+// List implements Store. The caller's goroutine calls each.
+func (d *detached) List(ctx context.Context, prefix string, each func(Object) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	objects := make(chan Object)
+	listed := make(chan error, 1)
+	go func() {
+		listed <- call(ctx, func() error {
+			return d.inner.List(ctx, prefix, func(o Object) error {
+				select {
+				case objects <- o:
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			})
+		}, func() {})
+	}()
+	for {
+		select {
+		case o := <-objects:
+			if err := each(o); err != nil {
+				return err
+			}
+		case err := <-listed:
+			return err
+		}
+	}
+}
+
+// Read implements Store.
+func (d *detached) Read(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
+	inner, err := detach(ctx, func() (io.ReadCloser, error) { return d.inner.Read(ctx, name, offset, length) }, func() {}, closeLeft)
+	if err != nil {
+		return nil, err
+	}
+	return &detachedReader{ctx: ctx, inner: inner}, nil
+}
+
+// closeLeft closes what a call has opened that was left.
+func closeLeft(r io.ReadCloser) {
+	if r != nil {
+		_ = r.Close() // it was only read
+	}
+}
+
+// detachedReader reads into a buffer of its own.
+type detachedReader struct {
+	ctx   context.Context // of the read
+	inner io.ReadCloser   // nil once a read was left, which closes it
+	buf   []byte
+}
+
+// Read implements io.Reader.
+func (r *detachedReader) Read(p []byte) (int, error) {
+	inner, size := r.inner, min(len(p), copyBytes)
+	if inner == nil {
+		return 0, errLeft
+	}
+	if len(r.buf) < size {
+		r.buf = make([]byte, size)
+	}
+	buf := r.buf[:size]
+	n, err := detach(r.ctx, func() (int, error) { return inner.Read(buf) }, func() {}, func(int) { closeLeft(inner) })
+	if errors.Is(err, errLeft) {
+		r.inner = nil
+		return 0, err
+	}
+	return copy(p, buf[:n]), err
+}
+
+// Close implements io.Closer.
+func (r *detachedReader) Close() error {
+	if r.inner == nil {
+		return nil
+	}
+	return r.inner.Close()
+}
+
+// lentContent is a content that its owner can take back: then nothing uses it any more.
+type lentContent struct {
+	Content
+	mu   sync.Mutex
+	open []*lentReader
+	gone bool
+}
+
+// Open implements Content.
+func (c *lentContent) Open() (io.ReadCloser, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return nil, errLeft
+	}
+	inner, err := c.Content.Open()
+	if err != nil {
+		return nil, err
+	}
+	r := &lentReader{inner: inner, content: c}
+	c.open = append(c.open, r)
+	return r, nil
+}
+
+// takeBack waits for a read of the content that goes on.
+func (c *lentContent) takeBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gone = true
+	for _, r := range c.open {
+		_ = r.closeLocked() // the object is not made
+	}
+}
+
+type lentReader struct {
+	content *lentContent
+	inner   io.ReadCloser // nil once it is closed
+}
+
+// Read implements io.Reader.
+func (r *lentReader) Read(p []byte) (int, error) {
+	r.content.mu.Lock()
+	defer r.content.mu.Unlock()
+	if r.inner == nil {
+		return 0, errLeft
+	}
+	return r.inner.Read(p)
+}
+
+// Close implements io.Closer.
+func (r *lentReader) Close() error {
+	r.content.mu.Lock()
+	defer r.content.mu.Unlock()
+	return r.closeLocked()
+}
+
+func (r *lentReader) closeLocked() error {
+	if r.inner == nil {
+		return nil
+	}
+	inner := r.inner
+	r.inner = nil
+	return inner.Close()
+}

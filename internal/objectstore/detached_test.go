@@ -1,0 +1,181 @@
+package objectstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// stuckStore does not return from its calls until it is released, whatever their contexts say, as a kernel does whose device does not answer.
+type stuckStore struct {
+	Store
+	began    chan struct{} // a call has begun
+	released chan struct{}
+	closed   atomic.Int32 // readers
+}
+
+func (s *stuckStore) wait() {
+	s.began <- struct{}{}
+	<-s.released
+}
+
+func (s *stuckStore) Create(_ context.Context, _ string, content Content) error {
+	r, err := content.Open()
+	if err != nil {
+		return err
+	}
+	s.wait()
+	_, err = io.ReadAll(r)
+	return errors.Join(err, r.Close())
+}
+
+func (s *stuckStore) Read(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	s.wait()
+	return &stuckReader{store: s, n: 3}, nil
+}
+
+func (s *stuckStore) List(_ context.Context, _ string, each func(Object) error) error {
+	s.wait()
+	return each(Object{Name: "a"})
+}
+
+func (s *stuckStore) Delete(context.Context, string) error { s.wait(); return nil }
+
+type stuckReader struct {
+	store *stuckStore
+	n     int
+}
+
+func (r *stuckReader) Read(p []byte) (int, error) {
+	r.store.wait()
+	clear(p)
+	return min(r.n, len(p)), nil
+}
+
+func (r *stuckReader) Close() error { r.store.closed.Add(1); return nil }
+
+// lentOnce is a content that must not be used after taken is set.
+type lentOnce struct {
+	t     *testing.T
+	taken atomic.Bool
+}
+
+func (c *lentOnce) Open() (io.ReadCloser, error) { return c, nil }
+func (c *lentOnce) Size() int64                  { return 5 }
+func (c *lentOnce) Close() error                 { return nil }
+func (c *lentOnce) Read(p []byte) (int, error) {
+	if c.taken.Load() {
+		c.t.Error("a content is read after its creation was left")
+	}
+	return copy(p, "hello"), io.EOF
+}
+
+func TestACallOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
+	content := &lentOnce{t: t}
+	for _, c := range []struct {
+		name   string
+		call   func(ctx context.Context, s Store) error
+		closed int32 // readers, afterwards
+	}{
+		{"create", func(ctx context.Context, s Store) error {
+			defer content.taken.Store(true)
+			return s.Create(ctx, "a", content)
+		}, 0},
+		{"list", func(ctx context.Context, s Store) error {
+			return s.List(ctx, "", func(Object) error { return errors.New("an object comes after the end") })
+		}, 0},
+		{"delete", func(ctx context.Context, s Store) error { return s.Delete(ctx, "a") }, 0},
+		{"open", func(ctx context.Context, s Store) error { _, err := s.Read(ctx, "a", 0, -1); return err }, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inner := &stuckStore{began: make(chan struct{}, 1), released: make(chan struct{})}
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { <-inner.began; stop() }()
+			err := within(t, func() error { return c.call(ctx, &detached{inner}) })
+			if !errors.Is(err, context.Canceled) || left.Load() != 1 {
+				t.Errorf("%v, with %d calls left", err, left.Load())
+			}
+			close(inner.released)
+			waitUntil(t, func() bool { return left.Load() == 0 && inner.closed.Load() == c.closed })
+		})
+	}
+}
+
+func TestAReadOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
+	inner := &stuckStore{began: make(chan struct{}, 9), released: make(chan struct{})}
+	ctx, stop := context.WithCancel(t.Context())
+	r := &detachedReader{ctx: ctx, inner: &stuckReader{inner, 3}}
+	p := []byte("caller")
+	go func() { <-inner.began; stop() }()
+	if err := within(t, func() error { _, err := r.Read(p); return err }); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := r.Read(p); err == nil || r.Close() != nil {
+		t.Errorf("a reader of which a read was left reads on: %v", err)
+	}
+	if inner.closed.Load() != 0 {
+		t.Error("a file is closed that is being read")
+	}
+	close(inner.released)
+	waitUntil(t, func() bool { return left.Load() == 0 && inner.closed.Load() == 1 })
+	if !bytes.Equal(p, []byte("caller")) {
+		t.Errorf("a read that was left has written %q", p)
+	}
+}
+
+// TestATargetThatIsStuckHasStalled: it is a failure that may be over.
+func TestATargetThatIsStuckHasStalled(t *testing.T) {
+	inner := &stuckStore{began: make(chan struct{}, 100), released: make(chan struct{})}
+	s := WithRetries(&detached{inner}, impatient())
+	for name, call := range map[string]func() error{
+		"create": func() error { return s.Create(t.Context(), "a", Bytes("content")) },
+		"read":   func() error { _, err := s.Read(t.Context(), "a", 0, -1); return err },
+		"list":   func() error { return s.List(t.Context(), "", func(Object) error { return nil }) },
+		"delete": func() error { return s.Delete(t.Context(), "a") },
+	} {
+		if err := within(t, call); !errors.Is(err, errTemporary) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	close(inner.released)
+	waitUntil(t, func() bool { return left.Load() == 0 })
+}
+
+// TestCallsThatWereLeftHaveABound: each keeps a thread.
+func TestCallsThatWereLeftHaveABound(t *testing.T) {
+	inner := &stuckStore{began: make(chan struct{}, 2*leftMax), released: make(chan struct{})}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	returned := make(chan error, leftMax+1)
+	for range leftMax + 1 {
+		go func() { returned <- (&detached{inner}).Delete(ctx, "a") }()
+	}
+	for range leftMax {
+		if err := <-returned; !errors.Is(err, errLeft) {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-returned:
+		t.Errorf("a call beyond the bound was left: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(inner.released)
+	if err := <-returned; err != nil {
+		t.Errorf("a call beyond the bound: %v", err)
+	}
+	waitUntil(t, func() bool { return left.Load() == 0 })
+}
+
+func waitUntil(t *testing.T, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d calls are left", left.Load())
+		}
+	}
+}
