@@ -94,6 +94,18 @@ func (c *Commit) read(e keys.Epoch, body []byte, spans []span) ([]span, error) {
 	return spans, nil
 }
 
+// kinds are the kinds of the operations.
+func (c *Commit) kinds() Kinds {
+	if len(c.spans) == 0 {
+		return 0
+	}
+	first := &c.spans[0]
+	if int(first.alike) < len(c.spans) {
+		return kindOperations
+	}
+	return kindsOf(first.kind)
+}
+
 func (c *Commit) memory() int64 {
 	return commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
 }

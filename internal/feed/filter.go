@@ -57,14 +57,24 @@ func OriginsOf(list ...batch.Origin) (s Origins) {
 
 // filter says which operations a watch wants. It does not change.
 type filter struct {
-	ranges  []Range // of internal keys, ascending and apart
+	ranges []Range // of internal keys, ascending and apart
+	class
+}
+
+// class is what a watch wants whatever its ranges are.
+type class struct {
 	kinds   Kinds
 	origins Origins
 }
 
+// wants reports whether something of a commit with an origin and such kinds is wanted.
+func (c *class) wants(o batch.Origin, kinds Kinds) bool {
+	return c.kinds&kinds != 0 && (c.origins == 0 || c.origins&(1<<o) != 0)
+}
+
 // newFilter makes internal ranges of those of a client: sorted, and united where they meet.
 func newFilter(s keys.Space, ranges []Range, kinds Kinds, origins Origins) (filter, error) {
-	f := filter{kinds: kinds, origins: origins}
+	f := filter{class: class{kinds, origins}}
 	if kinds == 0 {
 		f.kinds = kindsAll
 	}

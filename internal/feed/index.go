@@ -11,7 +11,8 @@ import (
 // divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it. An interval has few of them:
 // ranges that cover few intervals cannot differ in many ways. A watch of a range that covers many intervals is in none of them but in
 // a list of its own: every commit is compared with it, which costs less than places in all intervals, and such a watch
-// wants most commits anyway.
+// wants most commits anyway. The watches of a range are divided by the kinds and origins that they want: those that want none of a
+// commit cost one comparison, however many they are. Otherwise they would keep the tailer, and so all other watches, from going on.
 type index struct {
 	exact     map[string]*indexRange
 	intervals *btree.BTreeG[*interval] // by their lower bounds
@@ -36,16 +37,23 @@ type interval struct {
 
 // indexRange is a range in the index, with all watches that have it.
 type indexRange struct {
-	entries         []*entry
-	live            int       // of these, the first ones, which are of live watches
+	classes         []*indexClass
 	from, to        *interval // that it covers, without the last; nil for a key, and for wide ranges
 	intervals, most int32     // that it covers, and may cover
+}
+
+// indexClass are the watches of a range that want the same kinds and origins.
+type indexClass struct {
+	class
+	of      *indexRange
+	entries []*entry
+	live    int // of these, the first ones, which are of live watches
 }
 
 // entry is a range of a watch in the index.
 type entry struct {
 	watch *Watch
-	in    *indexRange
+	in    *indexClass
 	place int // in its entries
 }
 
@@ -78,7 +86,8 @@ func (x *index) add(w *Watch) {
 }
 
 // enter gives a watch its next entry.
-func (x *index) enter(w *Watch, in *indexRange) {
+func (x *index) enter(w *Watch, r *indexRange) {
+	in := r.classOf(w)
 	w.entries = append(w.entries, entry{watch: w, in: in, place: len(in.entries)})
 	e := &w.entries[len(w.entries)-1]
 	if in.entries = append(in.entries, e); w.state == StateLive {
@@ -86,19 +95,31 @@ func (x *index) enter(w *Watch, in *indexRange) {
 	}
 }
 
+// classOf is the class of a watch, a new one if there is none.
+func (r *indexRange) classOf(w *Watch) *indexClass {
+	for _, in := range r.classes {
+		if in.class == w.class {
+			return in
+		}
+	}
+	in := &indexClass{class: w.class, of: r}
+	r.classes = append(r.classes, in)
+	return in
+}
+
 // promote puts an entry among those of live watches, and demote among the others.
-func (in *indexRange) promote(e *entry) {
+func (in *indexClass) promote(e *entry) {
 	in.move(e, in.live)
 	in.live++
 }
 
-func (in *indexRange) demote(e *entry) {
+func (in *indexClass) demote(e *entry) {
 	in.live--
 	in.move(e, in.live)
 }
 
 // move exchanges an entry with the one at a place.
-func (in *indexRange) move(e *entry, to int) {
+func (in *indexClass) move(e *entry, to int) {
 	other := in.entries[to]
 	in.entries[e.place], in.entries[to] = other, e
 	e.place, other.place = to, e.place
@@ -166,10 +187,14 @@ func (x *index) remove(w *Watch) {
 		if e.place < len(in.entries) {
 			in.entries[e.place].place = e.place
 		}
+		r := in.of
+		if len(in.entries) == 0 {
+			r.classes = without(r.classes, slices.Index(r.classes, in))
+		}
 		switch {
-		case len(in.entries) > 0 || in == &x.wide:
-		case in.from != nil:
-			x.uncover(in)
+		case len(r.classes) > 0 || r == &x.wide:
+		case r.from != nil:
+			x.uncover(r)
 		default:
 			delete(x.exact, string(w.ranges[i].Lower))
 		}
@@ -216,8 +241,9 @@ func (x *index) cover(in *indexRange, r Range) {
 		in.intervals++
 	}
 	for _, other := range x.divided {
-		for other.intervals > other.most && len(other.entries) > 0 {
-			x.widen(other.entries[len(other.entries)-1].watch)
+		for other.intervals > other.most && len(other.classes) > 0 {
+			last := other.classes[len(other.classes)-1]
+			x.widen(last.entries[len(last.entries)-1].watch)
 		}
 	}
 	clear(x.divided)
@@ -266,24 +292,25 @@ func (x *index) unbound(at *interval) {
 	x.intervals.Delete(at)
 }
 
-// candidates are the watches of which a range may have a key of a commit, or the live ones among them, each once; valid until the next call.
+// candidates are the watches that want the origin and a kind of a commit and of which a range may have a key of it, or the live ones among them, each once; valid until the next call.
 // It gives up, and reports false, when there are more than most.
 func (x *index) candidates(c *Commit, live bool, most int) (found []*Watch, all bool) {
 	x.pass++
 	x.found, x.most = x.found[:0], most
-	all = x.collect(&x.wide, live)
+	kinds := c.kinds()
+	all = x.collect(&x.wide, c, kinds, live)
 	at := &x.first // the keys ascend, and so do the intervals
 	for i := 0; all && i < len(c.spans); i++ {
 		key := c.key(i)
 		if len(x.exact) > 0 {
 			if in := x.exact[string(key)]; in != nil {
-				all = x.collect(in, live)
+				all = x.collect(in, c, kinds, live)
 			}
 		}
 		if at.next != nil && bytes.Compare(at.next.lower, key) <= 0 {
 			at = x.locate(key)
 			for _, in := range at.ranges {
-				all = all && x.collect(in, live)
+				all = all && x.collect(in, c, kinds, live)
 			}
 		}
 	}
@@ -291,18 +318,23 @@ func (x *index) candidates(c *Commit, live bool, most int) (found []*Watch, all 
 }
 
 // collect reports false when more were found than are wanted.
-func (x *index) collect(in *indexRange, live bool) bool {
-	list := in.entries
-	if live {
-		list = list[:in.live]
-	}
-	for _, e := range list {
-		if w := e.watch; w.pass != x.pass {
-			if len(x.found) == x.most {
-				return false
+func (x *index) collect(r *indexRange, c *Commit, kinds Kinds, live bool) bool {
+	for _, in := range r.classes {
+		if !in.wants(c.Origin, kinds) {
+			continue
+		}
+		list := in.entries
+		if live {
+			list = list[:in.live]
+		}
+		for _, e := range list {
+			if w := e.watch; w.pass != x.pass {
+				if len(x.found) == x.most {
+					return false
+				}
+				w.pass = x.pass
+				x.found = append(x.found, w)
 			}
-			w.pass = x.pass
-			x.found = append(x.found, w)
 		}
 	}
 	return true

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 				}
 				ranges = append(ranges, r)
 			}
-			wanted, err := newFilter(keys.SpaceUser, ranges, 0, 0)
+			wanted, err := newFilter(keys.SpaceUser, ranges, Kinds(rng.IntN(4)), Origins(rng.IntN(3)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -55,7 +56,7 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 			}
 		}
 		checkIndex(t, &f.index, live)
-		c := commitOf(t, f, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
+		c := mixedCommitOf(t, f, rng, func() string { return fmt.Sprintf("%03d", rng.IntN(520)) }, 1+rng.IntN(4))
 		offered := slices.Clone(f.candidatesLocked(c))
 		found, _ := f.index.candidates(c, false, math.MaxInt)
 		if n := len(offered); n != len(slices.DeleteFunc(slices.Clone(found), func(w *Watch) bool { return w.state != StateLive })) {
@@ -64,6 +65,9 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 		for _, w := range live {
 			if n := len(w.match(nil, c, 0)); n > 0 && !slices.Contains(found, w) {
 				t.Fatalf("%q is not found for %q", w.ranges, c.body)
+			}
+			if !w.wants(c.Origin, c.kinds()) && slices.Contains(found, w) {
+				t.Fatalf("%q is found for %q, of which it wants nothing", w.ranges, c.body)
 			}
 		}
 		if slices.SortFunc(found, func(a, b *Watch) int { return slices.Index(live, a) - slices.Index(live, b) }); len(slices.Compact(found)) != len(found) {
@@ -77,8 +81,8 @@ func TestIndexFindsEveryWatchThatMatches(t *testing.T) {
 	for _, w := range live {
 		f.index.remove(w)
 	}
-	if x := &f.index; len(x.exact)+x.intervals.Len()+len(x.wide.entries) != 0 || x.first.next != nil {
-		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), x.intervals.Len(), len(x.wide.entries))
+	if x := &f.index; len(x.exact)+x.intervals.Len()+x.wide.count() != 0 || x.first.next != nil {
+		t.Fatalf("%d points, %d intervals, %d wide ranges are left", len(x.exact), x.intervals.Len(), x.wide.count())
 	}
 }
 
@@ -92,7 +96,7 @@ func checkIndex(t *testing.T, x *index, live []*Watch) {
 			if e.in.entries[e.place] != e || e.place < e.in.live != (w.state == StateLive) {
 				t.Fatalf("%q is not at its place", w.ranges[i])
 			}
-			if in := e.in; in.from != nil && covered[in] == 0 {
+			if in := e.in.of; in.from != nil && covered[in] == 0 {
 				bounds[string(in.from.lower)]++
 				bounds[string(in.to.lower)]++
 				for at := in.from; at != in.to; at = at.next {
@@ -121,14 +125,32 @@ func checkIndex(t *testing.T, x *index, live []*Watch) {
 	}
 }
 
+// mixedCommitOf is commitOf with deletions and other origins.
+func mixedCommitOf(t testing.TB, f *Feed, rng *rand.Rand, key func() string, n int) *Commit {
+	t.Helper()
+	return commitWith(t, f, batch.Origin(rng.IntN(2)), func() bool { return rng.IntN(2) == 0 }, key, n)
+}
+
 func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 	t.Helper()
+	return commitWith(t, f, 0, func() bool { return false }, key, n)
+}
+
+func commitWith(t testing.TB, f *Feed, o batch.Origin, deletes func() bool, key func() string, n int) *Commit {
+	t.Helper()
 	var b batch.Builder
+	b.SetHeader(batch.Header{Origin: o})
 	used := map[string]bool{}
 	for range n {
-		if k := key(); !used[k] {
+		switch k := key(); {
+		case used[k]:
+			continue
+		case deletes():
+			b.Delete(keys.SpaceUser, []byte(k))
 			used[k] = true
+		default:
 			b.Set(keys.SpaceUser, []byte(k), nil)
+			used[k] = true
 		}
 	}
 	body, err := b.Finish()
@@ -140,6 +162,21 @@ func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// count is the number of entries of a range, and room is for how many there is room.
+func (r *indexRange) count() (n int) {
+	for _, in := range r.classes {
+		n += len(in.entries)
+	}
+	return n
+}
+
+func (r *indexRange) room() (n int) {
+	for _, in := range r.classes {
+		n += cap(in.entries)
+	}
+	return n + cap(r.classes)
 }
 
 // indexed is a watch of some ranges, by their bounds, in the index.
@@ -158,6 +195,42 @@ func indexed(t *testing.T, f *Feed, bounds ...string) *Watch {
 	return w
 }
 
+// TestWatchesThatWantNothingOfACommitAreNotAsked: everybody else's watches wait for those that are asked. Queues of these never fill, so that they
+// are never set aside.
+func TestWatchesThatWantNothingOfACommitAreNotAsked(t *testing.T) {
+	const many = 100
+	f := New(nil, Options{manual: true})
+	whole, point, narrow := Range{}, pointRange([]byte("k")), Range{[]byte("a"), []byte("z")}
+	for _, r := range []Range{whole, point, narrow} {
+		for _, wanted := range []class{{0, OriginsOf(batch.OriginLease)}, {KindDeletes, 0}, {KindLoads, 0}, {0, 0}} {
+			for range many {
+				one, err := newFilter(keys.SpaceUser, []Range{r}, wanted.kinds, wanted.origins)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.index.add(&Watch{feed: f, filter: one})
+			}
+		}
+	}
+	for i := range 2 * intervalsMax { // the whole space covers more than it may
+		indexed(t, f, fmt.Sprintf("z%03d", i), fmt.Sprintf("z%03d~", i))
+	}
+	if f.index.wide.count() != 4*many {
+		t.Fatalf("%d ranges are wide", f.index.wide.count())
+	}
+	key := func() string { return "k" }
+	for _, one := range []struct {
+		origin  batch.Origin
+		deletes bool
+		classes int
+	}{{batch.OriginClient, false, 1}, {batch.OriginClient, true, 2}, {batch.OriginLease, false, 2}, {batch.OriginLease, true, 3}} {
+		c := commitWith(t, f, one.origin, func() bool { return one.deletes }, key, 1)
+		if found, _ := f.index.candidates(c, true, math.MaxInt); len(found) != 3*one.classes*many {
+			t.Errorf("%d watches are asked about a commit of origin %d, deletes %v, of %d that may want it", len(found), one.origin, one.deletes, 3*one.classes*many)
+		}
+	}
+}
+
 // TestIndexKeepsNoRoomForWatchesThatHaveEnded: the few that stay in an interval, or at a key, where very many were, would keep the room of all.
 func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 	const many = 500
@@ -172,7 +245,7 @@ func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 		for i := range within {
 			stay = append(stay, indexed(t, f, fmt.Sprintf("a%02d", i), fmt.Sprintf("a%02d5", i)))
 		}
-		if wide := len(x.wide.entries); wide != 0 && wide != many || (wide == many) != (within == intervalsMax) {
+		if wide := x.wide.count(); wide != 0 && wide != many || (wide == many) != (within == intervalsMax) {
 			t.Fatalf("%d ranges are wide beside %d others", wide, within)
 		}
 		for _, w := range ended {
@@ -183,14 +256,14 @@ func TestIndexKeepsNoRoomForWatchesThatHaveEnded(t *testing.T) {
 				t.Errorf("%s of %d has room for %d, beside %d watches", what, length, room, len(stay))
 			}
 		}
-		kept("the list of wide ranges", len(x.wide.entries), cap(x.wide.entries))
+		kept("the list of wide ranges", x.wide.count(), x.wide.room())
 		for _, in := range x.exact {
-			kept("the list of a key", len(in.entries), cap(in.entries))
+			kept("the list of a key", in.count(), in.room())
 		}
 		for one := x.first.next; one != nil; one = one.next {
 			kept("an interval", len(one.ranges), cap(one.ranges))
 			for _, in := range one.ranges {
-				kept("the list of a range", len(in.entries), cap(in.entries))
+				kept("the list of a range", in.count(), in.room())
 			}
 		}
 	}
@@ -219,20 +292,20 @@ func TestEqualRangesHaveThePlacesOfOne(t *testing.T) {
 		ending = append(ending, indexed(t, f, bounds...))
 	}
 	pieces := 0
-	for ; len(x.wide.entries) == 0; pieces++ {
+	for ; x.wide.count() == 0; pieces++ {
 		if all, longest := x.places(); all > 2*(ranges*intervalsMax+pieces) || longest > 2 {
 			t.Fatalf("%d equal watches and %d others have %d places in intervals, %d in one", many, pieces, all, longest)
 		}
 		indexed(t, f, fmt.Sprintf("%02da%03d", pieces%ranges, pieces), fmt.Sprintf("%02da%03d5", pieces%ranges, pieces))
 	}
-	if len(x.wide.entries) != many || pieces < ranges*(intervalsMax/2-1) || len(x.divided) != 0 {
-		t.Fatalf("%d ranges are wide of %d watches after %d others, %d are to become so", len(x.wide.entries), many, pieces, len(x.divided))
+	if x.wide.count() != many || pieces < ranges*(intervalsMax/2-1) || len(x.divided) != 0 {
+		t.Fatalf("%d ranges are wide of %d watches after %d others, %d are to become so", x.wide.count(), many, pieces, len(x.divided))
 	}
 	for _, w := range ending {
 		x.remove(w)
 	}
-	if all, _ := x.places(); all != pieces || len(x.wide.entries) != 0 {
-		t.Fatalf("%d places and %d wide ranges are left, with %d watches", all, len(x.wide.entries), pieces)
+	if all, _ := x.places(); all != pieces || x.wide.count() != 0 {
+		t.Fatalf("%d places and %d wide ranges are left, with %d watches", all, x.wide.count(), pieces)
 	}
 }
 
@@ -274,8 +347,8 @@ func TestBoundsOfVeryManyRangesAreAddedFast(t *testing.T) {
 		}
 		indexed(t, f, bounds...)
 	}
-	if n := f.index.intervals.Len(); n != 2*watches*ranges || len(f.index.wide.entries) != 0 {
-		t.Fatalf("%d intervals, %d wide", n, len(f.index.wide.entries))
+	if n := f.index.intervals.Len(); n != 2*watches*ranges || f.index.wide.count() != 0 {
+		t.Fatalf("%d intervals, %d wide", n, f.index.wide.count())
 	}
 	if took := time.Since(begun); took > 10*time.Second {
 		t.Errorf("%d watches of %d ranges took %v", watches, ranges, took)
