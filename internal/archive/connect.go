@@ -1,11 +1,9 @@
 package archive
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/wal"
@@ -46,22 +44,26 @@ func (a *Archiver) connect(ctx context.Context) error {
 // newest is the archive file with the largest epoch; found is false without any. Damaged ones are passed over: what they have is archived
 // again, as far as the log has it.
 func (a *Archiver) newest(ctx context.Context) (newest file, info Info, found bool, err error) {
-	list, err := a.place.files(ctx)
-	if err != nil {
-		return newest, info, false, err
-	}
-	slices.SortFunc(list, func(x, y file) int { return cmp.Or(cmp.Compare(y.last, x.last), cmp.Compare(x.first, y.first)) })
-	for i := range list {
-		newest = list[i]
-		info, err = a.place.info(ctx, &newest)
-		if !errors.Is(err, ErrDamaged) {
-			return newest, info, true, refused(err)
+	for {
+		var before *file
+		if found {
+			before = &newest
 		}
-		if stable := a.source.Stable(); newest.last > stable {
-			return newest, info, true, ahead(&newest, newest.last, fmt.Sprintf("this store ends at epoch %d", stable))
+		list, err := a.place.newestFiles(ctx, before)
+		if err != nil || len(list) == 0 {
+			return file{}, Info{}, false, err
+		}
+		for i := range list {
+			newest, found = list[i], true
+			info, err = a.place.info(ctx, &newest)
+			if !errors.Is(err, ErrDamaged) {
+				return newest, info, true, refused(err)
+			}
+			if stable := a.source.Stable(); newest.last > stable {
+				return newest, info, true, ahead(&newest, newest.last, fmt.Sprintf("this store ends at epoch %d", stable))
+			}
 		}
 	}
-	return newest, info, false, nil
 }
 
 // refused makes an error about another history a refusal.

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,6 +69,31 @@ func (p *place) files(ctx context.Context) (list []file, err error) {
 		list = append(list, f)
 		return nil
 	})
+	return list, err
+}
+
+// filesMax is of how many files the server keeps something at once: an archive whose files are not merged has millions.
+const filesMax = 10_000
+
+// newestFiles are the archive files with the largest epochs, the newest first; with a file, those that come after it in this order.
+func (p *place) newestFiles(ctx context.Context, before *file) (list []file, err error) {
+	order := func(x, y file) int {
+		return cmp.Or(cmp.Compare(y.last, x.last), cmp.Compare(x.first, y.first), cmp.Compare(x.name, y.name))
+	}
+	shorten := func() {
+		slices.SortFunc(list, order)
+		list = list[:min(len(list), filesMax/2)]
+	}
+	err = p.eachFile(ctx, func(f file) error {
+		if before != nil && order(f, *before) <= 0 {
+			return nil
+		}
+		if list = append(list, f); len(list) == filesMax {
+			shorten()
+		}
+		return nil
+	})
+	shorten()
 	return list, err
 }
 

@@ -157,11 +157,8 @@ type knownEnds struct {
 	infos map[string]Info // by the name of the file
 }
 
-// knownEndsMax is of how many files that is remembered.
-const knownEndsMax = 10_000
-
-// of is place.infos for files of which most are known.
-func (k *knownEnds) of(ctx context.Context, p *place, all []file) ([]Info, []error, error) {
+// of is place.infos for at most filesMax files of which most are known. Those of the first ones of a list are remembered.
+func (k *knownEnds) of(ctx context.Context, p *place, all []file, first bool) ([]Info, []error, error) {
 	found, errs := make([]Info, len(all)), make([]error, len(all))
 	var unknown []file
 	var at []int
@@ -178,12 +175,12 @@ func (k *knownEnds) of(ctx context.Context, p *place, all []file) ([]Info, []err
 	for i := range unknown {
 		found[at[i]], errs[at[i]] = infos[i], failed[i]
 	}
-	for i := range min(len(all), knownEndsMax) {
+	for i := range all {
 		if errs[i] == nil {
 			known[all[i].name] = found[i]
 		}
 	}
-	if err == nil {
+	if err == nil && first {
 		k.mu.Lock()
 		k.infos = known
 		k.mu.Unlock()
@@ -195,34 +192,46 @@ func (k *knownEnds) of(ctx context.Context, p *place, all []file) ([]Info, []err
 // file that begins anew after the last epoch of the one before begins an interval, and its name does not say so. A damaged file is none.
 func (a *Archiver) Intervals(ctx context.Context) (list []Interval, err error) {
 	p := place{a.options.Target, a.options.Identity().Lineage}
-	all, err := p.files(ctx)
-	if err != nil {
-		return nil, err
-	}
-	infos, errs, err := a.ends.of(ctx, &p, all)
-	if err != nil {
-		return nil, err
-	}
-	intact := 0
-	for i := range all {
-		if errs[i] == nil {
-			all[intact], infos[intact] = all[i], infos[i]
-			intact++
+	var some []file
+	first := true
+	read := func() error {
+		infos, errs, err := a.ends.of(ctx, &p, some, first)
+		if err != nil {
+			return err
 		}
-	}
-	all = all[:intact]
-	begins := func(n int, last keys.Epoch) bool {
-		return all[n].first > last+1 || all[n].first == last+1 && infos[n].Begin != Linked
-	}
-	for begin := 0; begin < len(all); {
-		n, last := begin+1, begin
-		for ; n < len(all) && !begins(n, all[last].last); n++ {
-			if all[n].last > all[last].last {
-				last = n
+		for i := range some {
+			if errs[i] == nil {
+				list = extend(list, &some[i], &infos[i])
 			}
 		}
-		list = append(list, Interval{all[begin].first, all[last].last, infos[begin].Oldest, infos[last].Newest})
-		begin = n
+		some, first = some[:0], false
+		return nil
+	}
+	err = p.eachFile(ctx, func(f file) error {
+		if some = append(some, f); len(some) < filesMax {
+			return nil
+		}
+		return read()
+	})
+	if err == nil {
+		err = read()
+	}
+	if err != nil {
+		return nil, err
 	}
 	return list, nil
+}
+
+// extend adds a file to the last interval, or begins a new one.
+func extend(list []Interval, f *file, info *Info) []Interval {
+	if n := len(list); n > 0 {
+		last := &list[n-1]
+		if f.first <= last.Last || f.first == last.Last+1 && info.Begin == Linked {
+			if f.last > last.Last {
+				last.Last, last.Newest = f.last, info.Newest
+			}
+			return list
+		}
+	}
+	return append(list, Interval{f.first, f.last, info.Oldest, info.Newest})
 }

@@ -131,11 +131,6 @@ func mixedCommitOf(t testing.TB, f *Feed, rng *rand.Rand, key func() string, n i
 	return commitWith(t, f, batch.Origin(rng.IntN(2)), func() bool { return rng.IntN(2) == 0 }, key, n)
 }
 
-func commitOf(t testing.TB, f *Feed, key func() string, n int) *Commit {
-	t.Helper()
-	return commitWith(t, f, 0, func() bool { return false }, key, n)
-}
-
 func commitWith(t testing.TB, f *Feed, o batch.Origin, deletes func() bool, key func() string, n int) *Commit {
 	t.Helper()
 	var b batch.Builder
