@@ -140,14 +140,14 @@ func (s *Server) subjectOfAuth(request any) (name string) {
 }
 
 // auditWatch writes the line of a watch when its rights are checked: its stream has any number of them.
-func (s *Server) auditWatch(ctx context.Context, sw *streamWatch, refused error) error {
+func (s *Server) auditWatch(ctx context.Context, a *access, sw *streamWatch, refused error) error {
 	start := s.clock.now()
-	n, err := s.noteRequest(ctx, sw.access, watchRow.class, watchRow, sw, refused)
+	n, err := s.noteRequest(ctx, a, watchRow.class, watchRow, sw, refused)
 	end := requestEnd{method: telemetry.MethodWatch, operation: "Create", start: start}
 	if err != nil {
 		end.code = statusOf(err).Code()
 	}
-	s.writeAudit(sw.access.conn, &end, &details{note: n}, s.clock.now())
+	s.writeAudit(a.conn, &end, &details{note: n}, s.clock.now())
 	return err
 }
 

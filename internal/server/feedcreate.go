@@ -11,6 +11,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/invariants"
 )
 
 // streamWatch is one watch of a stream. Until a snapshot at its begin has been sent, the feed does not know it.
@@ -23,7 +24,7 @@ type streamWatch struct {
 	asked   bool          // the client has requested progress
 	unsent  bool          // of what has come out of the feed, something is not sent yet: there is no progress
 	units   int64         // counted for it
-	access  *access       // nil until users are checked or requests audited: there may be very many watches
+	named   *access       // has its claims, in builds with assertions; else nil
 	limiter *auth.Limiter // that counts it; nil: none
 }
 
@@ -64,29 +65,28 @@ var watchRow = rpcRows[pb.FeedService_Watch_FullMethodName]
 
 // permit checks the right to a watch.
 func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.CreateWatch) error {
-	if !w.server.gates() {
-		return nil
+	a := &w.rights.access
+	err := a.check(watchRow, sw)
+	a.request = nil
+	if invariants.Enabled {
+		sw.named = &access{claims: a.claims}
 	}
-	err := w.accessTo(sw).check(watchRow, sw)
 	if w.server.observer.audit.log != nil {
-		err = w.server.auditWatch(ctx, sw, err)
+		err = w.server.auditWatch(ctx, a, sw, err)
 	}
 	if err != nil {
 		return err
 	}
-	w.rights.expires = sw.access.expires()
-	if sw.access.limiter() == nil {
+	w.rights.expires = a.expires()
+	if u := a.user(); len(w.watches) == 0 {
+		w.rights.user = u
+	} else if u != w.rights.user {
+		w.rights.user = nil
+	}
+	if a.limiter() == nil {
 		return nil
 	}
-	return sw.access.take(req.SizeVT())
-}
-
-// accessTo is the access of a watch.
-func (w *watchStream) accessTo(sw *streamWatch) *access {
-	if sw.access == nil {
-		sw.access = &access{gate: w.access.gate, conn: w.access.conn, header: w.access.header, row: watchRow, request: sw}
-	}
-	return sw.access
+	return a.take(req.SizeVT())
 }
 
 // reserve counts a watch among those of the server.
@@ -95,7 +95,7 @@ func (w *watchStream) reserve(sw *streamWatch, last []byte) error {
 	if !w.server.feed.units.reserve(units, most) {
 		return &feed.LimitError{What: "watches of the server", Limit: most}
 	}
-	l := sw.access.limiter()
+	l := w.rights.access.limiter()
 	if err := l.Open(auth.Watches); err != nil {
 		w.server.feed.units.release(units)
 		return err
@@ -193,25 +193,40 @@ func (w *watchStream) forget(sw *streamWatch) {
 	}
 }
 
-// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired.
+// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired. Any user may change its
+// own tokens as often as it likes, and a server may have very many watches: a change must not cost something for each of them. So the caller of
+// the stream is identified anew, and the watches are compared only with another user than they were before. A user is not changed while it is in
+// tables: one with other rights is another, and so is one that was deleted and made again.
 func (w *watchStream) endForbidden(ctx context.Context) error {
 	w.followRights()
 	if w.isChecked() {
 		return nil
 	}
-	t := w.server.gate.table.Load()
-	w.rights.table = t
+	r, a := &w.rights, &w.rights.access
+	r.table = w.server.gate.table.Load()
+	if a.table = r.table; a.table == nil {
+		a.caller, r.user, r.expires = nil, nil, time.Time{}
+		return nil
+	}
+	denied := a.identify()
+	if denied == nil {
+		r.expires = a.expires() // users may have been checked only since now
+		if a.caller.user == r.user {
+			return nil
+		}
+	}
+	r.user = a.user() // what has no right ends here
 	for _, sw := range w.watches {
-		if t == nil && sw.access == nil {
+		err := denied
+		if err == nil {
+			err = a.compareWith(watchRow, sw)
+		}
+		if err == nil {
 			continue
 		}
-		if err := w.accessTo(sw).again(); err != nil {
-			if err := w.end(ctx, sw, err); err != nil {
-				return err
-			}
-			continue
+		if err := w.end(ctx, sw, err); err != nil {
+			return err
 		}
-		w.rights.expires = sw.access.expires() // users may have been checked only since now
 	}
 	return nil
 }

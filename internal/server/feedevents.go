@@ -150,7 +150,7 @@ func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.
 		s.begin(p.Commit)
 	}
 	if invariants.Enabled {
-		s.sw.access.assertNamed(keys.User(op.Key))
+		s.sw.named.assertNamed(keys.User(op.Key))
 	}
 	e := s.out.add(size, feed.Position{Epoch: p.Commit.Epoch - 1, Operations: uint32(index) + 1})
 	describeEvent(e, s.sw, op, before)

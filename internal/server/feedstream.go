@@ -42,7 +42,6 @@ type watchStream struct {
 	walking int                     // open walks
 	later   []laterWalk             // that wait until another walk of the stream has ended
 	ahead   aheadWatches            // that wait for the epoch at which they begin
-	access  *access                 // of the stream
 	rights  watchRights
 	timer   *time.Timer
 	room    *watchRoom // for the large response at hand, or its place in the line; nil: there is none
@@ -64,6 +63,9 @@ type watchRights struct {
 	changed <-chan struct{} // closed when the users change
 	table   *auth.Table
 	expires time.Time // when the token of the caller does; zero: never
+
+	access access     // all of them are checked with it, one after another: each has the caller of the stream
+	user   *auth.User // with which all watches were checked; nil: not all with the same one, or users were not checked
 }
 
 // watchWalksMax is how many walks of a stream are open. Each has a session, and a snapshot.
@@ -273,7 +275,7 @@ func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.Watc
 
 // sendMessage sends an encoder of a response, and returns when the client's windows have taken it: before the feed is asked for more.
 func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out encoder, size int) error {
-	sw.access.sent(out)
+	w.rights.access.sent(out)
 	now := max(int64(w.server.clock.now()), 1)
 	if w.turn.holds.Load() {
 		w.turn.since.CompareAndSwap(0, now)

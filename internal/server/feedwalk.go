@@ -121,7 +121,7 @@ func (w *watchStream) openWalk(ctx context.Context, sw *streamWatch, walk *watch
 	if walk.session, err = w.server.store.Session(); err != nil {
 		return err
 	}
-	walk.session.AssertTouches(sw.access.hasNamed)
+	walk.session.AssertTouches(sw.named.hasNamed)
 	if walk.at, err = walk.session.OpenSnapshot(walk.at); err != nil {
 		return err
 	}

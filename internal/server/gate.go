@@ -190,11 +190,16 @@ func (a *access) compare() error {
 	if err := a.identify(); err != nil {
 		return err
 	}
+	return a.compareWith(a.row, a.request)
+}
+
+// compareWith compares what a request asks for with the rights of the caller, which is identified.
+func (a *access) compareWith(row *rpcRow, request any) error {
 	f := &a.footprint
 	f.begin(a.caller.user)
-	f.parts.Action(a.row.actions)
-	if a.row.footprint != nil && a.request != nil {
-		a.row.footprint(f, a.request)
+	f.parts.Action(row.actions)
+	if row.footprint != nil && request != nil {
+		row.footprint(f, request)
 	}
 	return f.end()
 }
