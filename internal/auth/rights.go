@@ -14,8 +14,9 @@ type Grant struct {
 
 // Rights are what a user may do. They are not changed once they are compiled.
 type Rights struct {
-	ranges  [keyRights]rangeSet
-	actions Actions
+	ranges    [keyRights]rangeSet
+	actions   Actions
+	heapBytes int64
 }
 
 // rangeSet is ranges in key order that neither overlap nor touch. The last upper bound may be nil, which is no bound.
@@ -26,6 +27,7 @@ func Compile(grants []Grant) *Rights {
 	r := new(Rights)
 	for right := range r.ranges {
 		r.ranges[right] = mergeRanges(grants, Right(right))
+		r.heapBytes += r.ranges[right].heapBytes()
 	}
 	for i := range grants {
 		r.actions |= grants[i].Actions
@@ -33,12 +35,12 @@ func Compile(grants []Grant) *Rights {
 	return r
 }
 
-// HeapBytes is about what the rights take of the heap.
-func (r *Rights) HeapBytes() (sum int64) {
-	for i := range r.ranges {
-		for j := range r.ranges[i].lower {
-			sum += rangeHeapBytes + int64(len(r.ranges[i].lower[j])+len(r.ranges[i].upper[j]))
-		}
+// HeapBytes is about what the rights take of the heap. It is counted when they are compiled: each change of users adds up those of all.
+func (r *Rights) HeapBytes() int64 { return r.heapBytes }
+
+func (s *rangeSet) heapBytes() (sum int64) {
+	for i := range s.lower {
+		sum += rangeHeapBytes + int64(len(s.lower[i])+len(s.upper[i]))
 	}
 	return sum
 }

@@ -69,8 +69,10 @@ type class struct {
 
 // wants reports whether something of a commit with an origin and such kinds is wanted.
 func (c *class) wants(o batch.Origin, kinds Kinds) bool {
-	return c.kinds&kinds != 0 && (c.origins == 0 || c.origins&(1<<o) != 0)
+	return c.kinds&kinds != 0 && c.wantsOrigin(o)
 }
+
+func (c *class) wantsOrigin(o batch.Origin) bool { return c.origins == 0 || c.origins&(1<<o) != 0 }
 
 // newFilter makes internal ranges of those of a client: sorted, and united where they meet.
 func newFilter(s keys.Space, ranges []Range, kinds Kinds, origins Origins) (filter, error) {
@@ -116,7 +118,7 @@ func United(ranges []Range) []Range {
 
 // match appends the runs of a commit that the filter wants, of the operations from one on.
 func (f *filter) match(runs []run, c *Commit, from uint32) []run {
-	if f.origins != 0 && f.origins&(1<<c.Origin) == 0 {
+	if !f.wantsOrigin(c.Origin) {
 		return runs
 	}
 	if c.Loaded != nil {

@@ -292,8 +292,8 @@ func (x *index) unbound(at *interval) {
 	x.intervals.Delete(at)
 }
 
-// candidates are the watches that want the origin and a kind of a commit and of which a range may have a key of it, or the live ones among them, each once; valid until the next call.
-// It gives up, and reports false, when there are more than most.
+// candidates are the watches that want the origin and a kind of a commit, and of which a range may have a key of it, each once; or the live ones
+// among them. They are valid until the next call. It gives up, and reports false, when there are more than most.
 func (x *index) candidates(c *Commit, live bool, most int) (found []*Watch, all bool) {
 	x.pass++
 	x.found, x.most = x.found[:0], most

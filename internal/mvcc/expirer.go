@@ -28,7 +28,8 @@ type expirer struct {
 	store *Store
 	next  atomic.Uint64 // milliseconds since 1970, noDeadline without any
 	wake  chan struct{} // a token when a commit has lowered next
-	// progress is the deadline from which a running pass may have entries in flight; noDeadline between passes.
+	// progress is the first deadline of the batch before the newest one of a running pass; noDeadline between passes. While more batches are in flight, those
+	// before it may have earlier ones: the lag is too small by as much.
 	progress atomic.Uint64
 	expired  atomic.Uint64 // keys that were deleted
 	stale    atomic.Uint64 // entries that were deleted alone
@@ -71,11 +72,13 @@ const (
 	// expiryBatchMin is the least: what a commit of so many reads under its latches is read before. Halved any further, on a busy machine or for keys that
 	// are not in memory, the expirer would be slower than the clients whose keys it deletes.
 	expiryBatchMin = readBeforeMin
-	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved; see adapt.
+	// A batch that holds its latches for longer than expiryHeldMax, or takes longer than expiryTookMax, is halved, unless it is late.
 	expiryHeldMax = 200 * time.Microsecond
 	expiryTookMax = 20 * time.Millisecond
-	// expiryLateMax is from when on a batch is late; see adapt and commitsMax.
-	expiryLateMax = time.Second
+	// A batch is late from expiryLateMax after its first deadline on. It may take for as long as it has to, and hold its latches for expiryHeldLate: it waits
+	// for latches and processors, which many clients want as well, and a smaller batch would wait as long.
+	expiryLateMax  = time.Second
+	expiryHeldLate = 10 * expiryHeldMax
 )
 
 // queueUpper is the end of the expiry queue, as ScanSystem takes it.
@@ -172,8 +175,8 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pass handles the entries from the earliest deadline up to now, and sets next to the deadline after them. After until it ends with the batch that it has
-// begun: what commits have noted since its begin is before what it reads next, and would count as lag.
+// pass handles the entries from the earliest deadline up to now, and sets next to the deadline after them. It begins no batch after until: commits
+// note their deadlines in next meanwhile, and these count as lag until the pass ends, although it may have handled them.
 func (e *expirer) pass(ctx context.Context, until time.Time) (err error) {
 	first := e.next.Swap(noDeadline)
 	e.progress.Store(first)
@@ -312,11 +315,9 @@ func (e *expirer) noteDamage() {
 	}
 }
 
-// adapt halves the batches when one has held its latches or taken for too long, and lets them grow by an eighth otherwise. A batch that is late takes for
-// as long as it has to, and may hold its latches for ten times as long: it waits for latches and processors like many clients, and smaller ones wait
-// as long.
+// adapt halves the batches when one has held its latches or taken for too long, and lets them grow by an eighth otherwise.
 func (e *expirer) adapt(held, took, late time.Duration) {
-	if held > 10*expiryHeldMax || late <= expiryLateMax && (held > expiryHeldMax || took > expiryTookMax) {
+	if held > expiryHeldLate || late <= expiryLateMax && (held > expiryHeldMax || took > expiryTookMax) {
 		e.size = max(e.size/2, expiryBatchMin)
 	} else {
 		e.size = min(e.size+max(e.size/8, 1), expiryBatchMax)

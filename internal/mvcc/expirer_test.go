@@ -285,10 +285,10 @@ func TestBatchesOfTheExpirerFitTheirWork(t *testing.T) {
 	if e.adapt(0, expiryTookMax+1, expiryLateMax); e.size != expiryBatchMax/2 {
 		t.Errorf("%d after a long commit", e.size)
 	}
-	if e.adapt(10*expiryHeldMax, expiryTookMax+1, expiryLateMax+1); e.size <= expiryBatchMax/2 {
+	if e.adapt(expiryHeldLate, expiryTookMax+1, expiryLateMax+1); e.size <= expiryBatchMax/2 {
 		t.Errorf("%d after a long commit of a batch that is late", e.size)
 	}
-	if e.adapt(10*expiryHeldMax+1, 0, expiryLateMax+1); e.size > expiryBatchMax/2 {
+	if e.adapt(expiryHeldLate+1, 0, expiryLateMax+1); e.size > expiryBatchMax/2 {
 		t.Errorf("%d after one that held its latches for very long", e.size)
 	}
 }

@@ -14,7 +14,7 @@
 //   - If Create returns another error, the object may exist or not. If it exists, it is whole.
 //   - List reports every object of which Create has returned nil before, in ascending order of names. A store with late lists
 //     may break that promise, so nothing that must be found is found only by listing.
-//   - Every call ends when its context does, also while the kernel does not return from a system call.
+//   - Every call ends when its context does, also while the kernel does not return from a system call: leftMax such calls at once.
 //   - No call waits for ever for a target that has stopped to answer, to send or to take bytes: that is a failure that may be over.
 //   - Failures that may be over after a pause are tried again, with growing pauses, until the attempts are used up.
 //

@@ -193,10 +193,10 @@ func (w *watchStream) forget(sw *streamWatch) {
 	}
 }
 
-// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired. Any user may change its
-// own tokens as often as it likes, and a server may have very many watches: a change must not cost something for each of them. So the caller of
-// the stream is identified anew, and the watches are compared only with another user than they were before. A user is not changed while it is in
-// tables: one with other rights is another, and so is one that was deleted and made again.
+// endForbidden ends the watches whose caller has lost a right, because the users have changed or its token has expired. Any user may change its own
+// tokens as often as it likes, and there may be very many watches, so a change costs nothing for each of them: the caller is identified anew, and
+// its watches are compared with its rights only if they were compared with another *auth.User before. Tables never change a user. They have another
+// one if its rights change, or if it is deleted and made again.
 func (w *watchStream) endForbidden(ctx context.Context) error {
 	w.followRights()
 	if w.isChecked() {

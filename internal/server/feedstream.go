@@ -64,8 +64,8 @@ type watchRights struct {
 	table   *auth.Table
 	expires time.Time // when the token of the caller does; zero: never
 
-	access access     // all of them are checked with it, one after another: each has the caller of the stream
-	user   *auth.User // with which all watches were checked; nil: not all with the same one, or users were not checked
+	access access     // of the stream; its watches are checked with it one after another
+	user   *auth.User // with which all of them were checked; nil: not all with the same one, or users were not checked
 }
 
 // watchWalksMax is how many walks of a stream are open. Each has a session, and a snapshot.

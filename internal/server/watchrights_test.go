@@ -89,35 +89,33 @@ func (w *watchesOfAlice) ended(count int, want codes.Code) (ids []uint64) {
 // TestWatchesOfUsersThatHaveNotChangedAreNotComparedAgain: every user may make and remove tokens of its own, without end, beside very many
 // watches of others.
 func TestWatchesOfUsersThatHaveNotChangedAreNotComparedAgain(t *testing.T) {
-	for _, kind := range []config.Transport{config.TransportDirect, config.TransportGRPC} {
-		t.Run(string(kind), func(t *testing.T) {
-			count := compared(t)
-			h := mustStart(t, func(c *config.Config) { c.Transport = kind })
-			table := h.setUsers(map[string][]auth.Grant{"alice": {grant("r", "a")}, "eve": nil})
-			w := watchAsAlice(t, h, slices.Repeat([]string{"a"}, 10)...)
-			for range 20 {
-				table = nextTable(table, func(t *auth.Table) { addToken(t, "eve", time.Now().Add(time.Hour)) })
-				h.gate.publish(table)
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		count := compared(t)
+		h := mustStart(t, with)
+		table := h.setUsers(map[string][]auth.Grant{"alice": {grant("r", "a")}, "eve": nil})
+		w := watchAsAlice(t, h, slices.Repeat([]string{"a"}, 10)...)
+		for range 20 {
+			table = nextTable(table, func(t *auth.Table) { addToken(t, "eve", time.Now().Add(time.Hour)) })
+			h.gate.publish(table)
+		}
+		before := count.Load()
+		for range 2 { // between the two, the stream has looked at the users
+			if out := w.create("a"); out.GetCreated() == nil {
+				t.Fatal(out)
 			}
-			before := count.Load()
-			for range 2 { // between the two, the stream has looked at the users
-				if out := w.create("a"); out.GetCreated() == nil {
-					t.Fatal(out)
-				}
-			}
-			once := int64(1)
-			if invariants.Enabled { // a new watch's claims are made with the same function
-				once = 2
-			}
-			if got := count.Load() - before; got != 2*once || before != 10*once {
-				t.Errorf("10 watches were compared %d times, and %d times with 2 more; want 10 and 2", before, got)
-			}
-			h.gate.publish(nextTable(table, func(t *auth.Table) {
-				t.Users["alice"] = &auth.User{Name: "alice", Rights: auth.Compile([]auth.Grant{grant("r", "b")})}
-			}))
-			w.ended(12, codes.PermissionDenied)
-		})
-	}
+		}
+		once := int64(1)
+		if invariants.Enabled { // a new watch's claims are made with the same function
+			once = 2
+		}
+		if got := count.Load() - before; got != 2*once || before != 10*once {
+			t.Errorf("10 watches were compared %d times, and %d times with 2 more; want 10 and 2", before, got)
+		}
+		h.gate.publish(nextTable(table, func(t *auth.Table) {
+			t.Users["alice"] = &auth.User{Name: "alice", Rights: auth.Compile([]auth.Grant{grant("r", "b")})}
+		}))
+		w.ended(12, codes.PermissionDenied)
+	})
 }
 
 // TestWatchesEndWithWhateverTakesTheirRightAway, and others of the stream stay: however changes follow each other, and although most of them

@@ -10,7 +10,7 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// hold keeps both hashers busy until the returned function is called.
+// hold keeps all hashers busy until the returned function is called.
 func (h *harness) hold() (release func()) {
 	held, begun := make(chan struct{}), make(chan struct{})
 	for range h.hasher.count {

@@ -98,7 +98,7 @@ type hasher struct {
 
 	computed atomic.Uint64 // jobs that were executed
 	busy     atomic.Int64  // jobs that are being executed
-	ran      atomic.Int64  // when one was last, in time since began
+	ran      atomic.Int64  // nanoseconds from began to the end of the last one
 	began    time.Time
 
 	mu      sync.Mutex     // a leaf
@@ -106,7 +106,10 @@ type hasher struct {
 }
 
 func newHasher(cost HashCost) *hasher {
-	h := &hasher{queue: make(chan func(), hashQueue), count: hashersOn(runtime.GOMAXPROCS(0)), ended: make(chan struct{}), cost: cost, client: func(context.Context) string { return "" }, waiting: map[string]int{}, began: time.Now()}
+	h := &hasher{
+		queue: make(chan func(), hashQueue), count: hashersOn(runtime.GOMAXPROCS(0)), ended: make(chan struct{}),
+		cost: cost, client: func(context.Context) string { return "" }, began: time.Now(), waiting: map[string]int{},
+	}
 	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
 	return h
 }
@@ -134,10 +137,10 @@ func (h *hasher) run(ctx context.Context, other func()) {
 	running.Wait()
 }
 
-// heapKept is how long the heap keeps what hashes take: others follow mostly.
+// heapKept is how long the memory of a hash counts after it: others mostly follow.
 const heapKept = time.Second
 
-// heapBytes is what the hashes of now take of the heap, or those of a moment ago.
+// heapBytes is what hashes take of the heap: of those that are computed, or were within heapKept.
 func (h *hasher) heapBytes() int64 {
 	if ran := time.Duration(h.ran.Load()); h.busy.Load() == 0 && (ran == 0 || time.Since(h.began)-ran > heapKept) {
 		return 0
