@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -43,18 +44,28 @@ func TestAnUnreadCutoffExecutesNoRequestTwice(t *testing.T) {
 	defer func() { _ = s.Close() }()
 	x = mustSession(t, s)
 	defer x.Close()
-	refused := func() {
+	refused := func() error {
 		t.Helper()
 		_, err := putOnce(t, x, r, "key", "again")
-		if v := get(t, s, "key", 0); v != "first" || !errors.As(err, new(*RequestExpiredError)) {
+		if v := get(t, s, "key", 0); v != "first" || err == nil {
 			t.Fatalf("the second attempt: %v; the value is %s", err, v)
 		}
+		return err
 	}
 	restoreBytes(t, fs, intact, damaged)
-	refused()
+	var err error
+	eventually(t, "no read that began before is under way, which an attempt joins", func() bool {
+		err = refused()
+		return !errors.Is(err, storage.ErrDamaged)
+	})
+	if !errors.As(err, new(*RequestExpiredError)) {
+		t.Fatal(err)
+	}
 	eventually(t, "a new request is executed", func() bool {
 		_, err := putOnce(t, x, newRequest(), "other", "value")
 		return err == nil
 	})
-	refused()
+	if err := refused(); !errors.As(err, new(*RequestExpiredError)) {
+		t.Fatal(err)
+	}
 }
