@@ -30,9 +30,10 @@ const (
 func newBulkAccess(ctx context.Context, s *Server) *bulkAccess {
 	b := &bulkAccess{spans: map[int]*loadedSpan{}}
 	if a := accessOf(ctx); a != nil {
-		b.whole = access{gate: a.gate, conn: a.conn, header: a.header, table: s.gate.table.Load(), row: &rowOfBulkLoad, request: b}
-		if b.whole.table != nil {
-			b.whole.caller = s.gate.callerOf(a.conn, a.header, b.whole.table)
+		t := s.gate.table.Load()
+		b.whole = access{gate: a.gate, conn: a.conn, header: a.header, table: numberOf(t), row: &rowOfBulkLoad, request: b}
+		if t != nil {
+			b.whole.caller = s.gate.callerOf(a.conn, a.header, t)
 		}
 		if u := b.whole.user(); u != nil {
 			b.rights = u.Rights

@@ -203,12 +203,13 @@ func (w *watchStream) endForbidden(ctx context.Context) error {
 		return nil
 	}
 	r, a := &w.rights, &w.rights.access
-	r.table = w.server.gate.table.Load()
-	if a.table = r.table; a.table == nil {
+	t := w.server.gate.table.Load()
+	r.table = numberOf(t)
+	if a.table = r.table; t == nil {
 		a.caller, r.user, r.expires = nil, nil, time.Time{}
 		return nil
 	}
-	denied := a.identify()
+	denied := a.identify(t)
 	if denied == nil {
 		r.expires = a.expires() // users may have been checked only since now
 		if a.caller.user == r.user {
@@ -242,7 +243,7 @@ func (w *watchStream) followRights() {
 
 // isChecked reports whether the rights to the watches were checked with the users as they are now.
 func (w *watchStream) isChecked() bool {
-	return w.server.gate.table.Load() == w.rights.table && w.untilExpiry() > 0
+	return numberOf(w.server.gate.table.Load()) == w.rights.table && w.untilExpiry() > 0
 }
 
 // untilExpiry is how long the stream may wait before the token of its caller expires.

@@ -406,8 +406,8 @@ func TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce(t *testing.T) 
 	h := mustStartUnchecked(t, vfs.NewMem())
 	w := &watchStream{server: h.Server, rights: watchRights{changed: h.gate.changes()}}
 	table := makeTable(only(grant("r", "a")))
-	w.rights.table = table
 	h.gate.publish(table)
+	w.rights.table = numberOf(h.gate.table.Load())
 	w.followRights()
 	select {
 	case <-w.rights.changed:

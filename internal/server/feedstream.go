@@ -61,8 +61,8 @@ type watchTurn struct {
 // watchRights are the rights to the watches of a stream as they were last checked.
 type watchRights struct {
 	changed <-chan struct{} // closed when the users change
-	table   *auth.Table
-	expires time.Time // when the token of the caller does; zero: never
+	table   uint64          // its number
+	expires time.Time       // when the token of the caller does; zero: never
 
 	access access     // of the stream; its watches are checked with it one after another
 	user   *auth.User // with which all of them were checked; nil: not all with the same one, or users were not checked

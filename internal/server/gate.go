@@ -23,8 +23,9 @@ import (
 // Both transports, and every form in which a request can come, check through access: unary requests, messages of pipelines and
 // of other streams, operations of transactions. While users are not checked, a check is one atomic load and a branch.
 type gate struct {
-	table   atomic.Pointer[auth.Table] // nil while users are not checked
-	changed atomic.Pointer[chan struct{}]
+	table     atomic.Pointer[numberedTable] // nil while users are not checked
+	published atomic.Uint64                 // number of the newest table
+	changed   atomic.Pointer[chan struct{}]
 
 	users *users.Manager // what publishes tables; constant after Open
 
@@ -48,12 +49,28 @@ func (g *gate) init() {
 	g.certificate = func(*tls.ConnectionState) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
 }
 
+// numberedTable is a table that was published. No two have the same number, which is not 0. Connections and streams, which may be idle for
+// ever, keep the number of the table that they were checked with, and not the table: each change of users makes another one.
+type numberedTable struct {
+	*auth.Table
+	number uint64
+}
+
+// numberOf is the number of a table, or 0 without one.
+func numberOf(t *numberedTable) uint64 {
+	if t == nil {
+		return 0
+	}
+	return t.number
+}
+
 // publish makes a table the one that requests are checked with, and wakes the streams that are open.
 func (g *gate) publish(t *auth.Table) {
-	if t != nil && !t.Enabled {
-		t = nil
+	if t == nil || !t.Enabled {
+		g.table.Store(nil)
+	} else {
+		g.table.Store(&numberedTable{Table: t, number: g.published.Add(1)})
 	}
-	g.table.Store(t)
 	next := make(chan struct{})
 	if before := g.changed.Swap(&next); before != nil {
 		close(*before)
@@ -74,7 +91,7 @@ func (g *gate) changes() <-chan struct{} {
 // caller is the sender of requests on a connection, as of one table. It is not changed.
 type caller struct {
 	header   string
-	table    *auth.Table
+	table    uint64 // number of it, for a connection
 	identity auth.Identity
 	user     *auth.User
 	expires  time.Time // of the token; zero: it does not
@@ -84,13 +101,14 @@ type caller struct {
 func (c *caller) expired() bool { return !c.expires.IsZero() && !time.Now().Before(c.expires) }
 
 // callerOf is the caller of a request. A connection keeps the last one: the same header costs a comparison.
-func (g *gate) callerOf(conn *connection, header string, t *auth.Table) *caller {
+func (g *gate) callerOf(conn *connection, header string, t *numberedTable) *caller {
 	if conn == nil {
-		return g.authenticate(nil, header, t)
+		return g.authenticate(nil, header, t.Table)
 	}
 	c := conn.caller.Load()
-	if c == nil || c.table != t || c.header != header || c.expired() {
-		c = g.authenticate(conn.tls, header, t)
+	if c == nil || c.table != t.number || c.header != header || c.expired() {
+		c = g.authenticate(conn.tls, header, t.Table)
+		c.table = t.number
 		conn.caller.Store(c)
 	}
 	return c
@@ -98,7 +116,7 @@ func (g *gate) callerOf(conn *connection, header string, t *auth.Table) *caller 
 
 // authenticate finds the identity of a caller. A header is used rather than a certificate.
 func (g *gate) authenticate(state *tls.ConnectionState, header string, t *auth.Table) *caller {
-	c := &caller{header: header, table: t, err: auth.ErrUnauthenticated}
+	c := &caller{header: header, err: auth.ErrUnauthenticated}
 	switch {
 	case header != "":
 		c.identity, c.err = g.bearer(header)
@@ -123,7 +141,7 @@ type access struct {
 
 	row       *rpcRow
 	request   any
-	table     *auth.Table // with which it was checked; nil: users were not checked
+	table     uint64 // number of the one with which it was checked; 0: users were not checked
 	caller    *caller
 	footprint footprint
 	claims    claims // in builds with assertions
@@ -137,23 +155,24 @@ func (a *access) check(row *rpcRow, request any) error {
 	if invariants.Enabled {
 		a.claim(row, request)
 	}
-	if a.table = a.gate.table.Load(); a.table == nil {
+	t := a.gate.table.Load()
+	if a.table = numberOf(t); t == nil {
 		a.caller = nil
 		return nil
 	}
-	return a.compare()
+	return a.compare(t)
 }
 
 // again checks the request again if the users have changed since, or the token has expired.
 func (a *access) again() error {
 	t := a.gate.table.Load()
-	if t == a.table && (t == nil || !a.caller.expired()) {
+	if numberOf(t) == a.table && (t == nil || !a.caller.expired()) {
 		return nil
 	}
-	if a.table = t; t == nil {
+	if a.table = numberOf(t); t == nil {
 		return nil
 	}
-	return a.compare()
+	return a.compare(t)
 }
 
 // admit is nil if the caller of a method is known, or need not be. It precedes the check of the request, which costs more.
@@ -171,23 +190,23 @@ func (g *gate) admit(conn *connection, path, header string) error {
 	return g.callerOf(conn, header, t).err
 }
 
-func (a *access) identify() error {
-	a.caller = a.gate.callerOf(a.conn, a.header, a.table)
+func (a *access) identify(t *numberedTable) error {
+	a.caller = a.gate.callerOf(a.conn, a.header, t)
 	return a.caller.err
 }
 
-func (a *access) compare() error {
+func (a *access) compare(t *numberedTable) error {
 	if a.row == nil {
 		return errNoRow
 	}
 	switch {
 	case a.row.sender: // before its message is received; its handler checks the rest
-		return a.identify()
+		return a.identify(t)
 	case a.row.open:
 		a.caller = &openCaller
 		return nil
 	}
-	if err := a.identify(); err != nil {
+	if err := a.identify(t); err != nil {
 		return err
 	}
 	return a.compareWith(a.row, a.request)
@@ -263,7 +282,7 @@ func (a *access) expiry() (expired <-chan time.Time, stop func()) {
 
 // expires is when the token of the caller does; zero: it does not, or users are not checked.
 func (a *access) expires() time.Time {
-	if a.table == nil {
+	if a.table == 0 {
 		return time.Time{}
 	}
 	return a.caller.expires
@@ -277,7 +296,7 @@ var errNoRow = &auth.DeniedError{Right: auth.RightAdmin, Action: auth.ActionsAll
 
 // user is the sender of the request; nil if users are not checked.
 func (a *access) user() *auth.User {
-	if a == nil || a.table == nil || a.caller == nil {
+	if a == nil || a.table == 0 || a.caller == nil {
 		return nil
 	}
 	return a.caller.user

@@ -71,7 +71,7 @@ func (g *gate) checkHTTP(r *http.Request, actions auth.Actions) error {
 	if user, password, ok := r.BasicAuth(); ok {
 		c = g.basic(r, user, password, t)
 	} else {
-		c = g.authenticate(r.TLS, r.Header.Get("Authorization"), t)
+		c = g.authenticate(r.TLS, r.Header.Get("Authorization"), t.Table)
 	}
 	if c.err != nil {
 		return c.err
@@ -82,8 +82,8 @@ func (g *gate) checkHTTP(r *http.Request, actions auth.Actions) error {
 }
 
 // basic authenticates the credentials that browsers send with each request: a password, or a token in its place.
-func (g *gate) basic(r *http.Request, user, password string, t *auth.Table) *caller {
-	c := &caller{table: t}
+func (g *gate) basic(r *http.Request, user, password string, t *numberedTable) *caller {
+	c := &caller{}
 	if c.identity, c.err = g.bearer("Bearer " + password); c.err == nil && c.identity.User != user {
 		c.err = auth.ErrUnauthenticated
 	}
@@ -105,7 +105,7 @@ type passwordCache struct {
 
 type rightPassword struct {
 	identity auth.Identity
-	table    *auth.Table // another table may have another password
+	table    uint64 // its number: another table may have another password
 	until    time.Time
 }
 
@@ -114,12 +114,12 @@ const (
 	passwordCacheTime = 5 * time.Minute
 )
 
-func (p *passwordCache) identify(g *gate, r *http.Request, user, password string, t *auth.Table) (auth.Identity, error) {
+func (p *passwordCache) identify(g *gate, r *http.Request, user, password string, t *numberedTable) (auth.Identity, error) {
 	key := sha256.Sum256([]byte(user + "\x00" + password))
 	p.mu.Lock()
 	found, ok := p.right[key]
 	p.mu.Unlock()
-	if ok && found.table == t && time.Now().Before(found.until) {
+	if ok && found.table == t.number && time.Now().Before(found.until) {
 		return found.identity, nil
 	}
 	ctx := peer.NewContext(r.Context(), &peer.Peer{Addr: httpPeer(r.RemoteAddr)})
@@ -132,6 +132,6 @@ func (p *passwordCache) identify(g *gate, r *http.Request, user, password string
 	if len(p.right) >= passwordCacheMax || p.right == nil {
 		p.right = map[[sha256.Size]byte]rightPassword{}
 	}
-	p.right[key] = rightPassword{identity: id, table: t, until: time.Now().Add(passwordCacheTime)}
+	p.right[key] = rightPassword{identity: id, table: t.number, until: time.Now().Add(passwordCacheTime)}
 	return id, nil
 }

@@ -27,7 +27,7 @@ func TestATokenOfALongConnectionIsUsed(t *testing.T) {
 	if used.Load() != 1 {
 		t.Fatal("the caller is not kept")
 	}
-	same := *table
+	same := *table.Table
 	h.gate.publish(&same) // as users.Manager does every hour
 	get()
 	if used.Load() == 1 {

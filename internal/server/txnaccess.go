@@ -2,7 +2,6 @@ package server
 
 import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
-	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -11,8 +10,8 @@ import (
 type txnAccess struct {
 	operation *access
 	whole     access
-	table     *auth.Table // with which all operations of the open transaction were checked
-	mixed     bool        // they were not all checked with the same one
+	table     uint64 // number of the one with which all operations of the open transaction were checked
+	mixed     bool   // they were not all checked with the same one
 }
 
 // transactRow is what operations of transactions need.

@@ -283,7 +283,10 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 		return err
 	}
 	before := m.Table()
-	t := m.compile(&d.next, 0, before, func(name string) bool { return d.roles || d.users[name] })
+	t := &auth.Table{Enabled: d.next.enabled, Users: before.Users} // a change of tokens, which any user may make, compiles nothing
+	if d.roles || len(d.users) > 0 {
+		t = m.compile(&d.next, 0, before, func(name string) bool { return d.roles || d.users[name] })
+	}
 	if t.Enabled && !hasAdministrator(t) && hasAdministrator(before) { // else damage hides the last one
 		return ErrLastAdministrator
 	}
