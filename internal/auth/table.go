@@ -44,6 +44,7 @@ type User struct {
 	Disabled bool
 	Rights   *Rights
 	Limiter  *Limiter // the same in all tables, as long as the user exists; nil without limits
+	Ended    Ended
 }
 
 // Token is a token of a table.
@@ -51,6 +52,7 @@ type Token struct {
 	User     string
 	Expires  time.Time    // zero if it does not
 	LastUsed atomic.Int64 // seconds since 1970, or zero
+	Ended    Ended
 }
 
 // Table has the users of one auth revision.

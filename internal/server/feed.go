@@ -135,7 +135,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan watchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
-			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{changed: s.gate.changes(), access: *s.newAccess(ctx)},
+			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{access: *s.newAccess(ctx)},
 		}
 		s.feed.watched.Store(true)
 		s.feed.streams.Add(1)

@@ -198,7 +198,6 @@ func (w *watchStream) forget(sw *streamWatch) {
 // its watches are compared with its rights only if they were compared with another *auth.User before. Tables never change a user. They have another
 // one if its rights change, or if it is deleted and made again.
 func (w *watchStream) endForbidden(ctx context.Context) error {
-	w.followRights()
 	if w.isChecked() {
 		return nil
 	}
@@ -230,15 +229,6 @@ func (w *watchStream) endForbidden(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// followRights lets the next change of the users wake the stream, before they are looked at.
-func (w *watchStream) followRights() {
-	select {
-	case <-w.rights.changed:
-		w.rights.changed = w.server.gate.changes()
-	default:
-	}
 }
 
 // isChecked reports whether the rights to the watches were checked with the users as they are now.

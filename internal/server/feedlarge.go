@@ -36,7 +36,7 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 		if err := w.pause(ctx, math.MaxInt64, nil, nil); err != nil {
 			return err
 		}
-		if w.followRights(); !w.isChecked() {
+		if !w.isChecked() {
 			return nil // the rights are checked first
 		}
 	}

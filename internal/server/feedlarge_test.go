@@ -400,21 +400,3 @@ func TestDamageBeforeAChangeEndsItsWatchOnly(t *testing.T) {
 		}
 	}
 }
-
-// TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce: the table is published a moment before its streams are told.
-func TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce(t *testing.T) {
-	h := mustStartUnchecked(t, vfs.NewMem())
-	w := &watchStream{server: h.Server, rights: watchRights{changed: h.gate.changes()}}
-	table := makeTable(only(grant("r", "a")))
-	h.gate.publish(table)
-	w.rights.table = numberOf(h.gate.table.Load())
-	w.followRights()
-	select {
-	case <-w.rights.changed:
-		t.Fatal("the stream is woken again and again")
-	default:
-	}
-	if !w.isChecked() {
-		t.Fatal("the rights were checked")
-	}
-}

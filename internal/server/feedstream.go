@@ -60,9 +60,8 @@ type watchTurn struct {
 
 // watchRights are the rights to the watches of a stream as they were last checked.
 type watchRights struct {
-	changed <-chan struct{} // closed when the users change
-	table   uint64          // its number
-	expires time.Time       // when the token of the caller does; zero: never
+	table   uint64    // its number
+	expires time.Time // when the token of the caller does; zero: never
 
 	access access     // of the stream; its watches are checked with it one after another
 	user   *auth.User // with which all of them were checked; nil: not all with the same one, or users were not checked
@@ -136,6 +135,7 @@ func (w *watchStream) wait(ctx context.Context, room, ended <-chan struct{}) err
 // room; the snapshot of a walk has ended; rights have changed or expired.
 func (w *watchStream) pause(ctx context.Context, most time.Duration, room, ended <-chan struct{}) error {
 	w.timer.Reset(max(min(most, w.untilExpiry()), 0))
+	user, token := w.rights.access.follow()
 	select {
 	case req, open := <-w.requests:
 		w.consumer.Forgo() // the answer may have to wait for the client
@@ -146,7 +146,8 @@ func (w *watchStream) pause(ctx context.Context, most time.Duration, room, ended
 	case <-w.consumer.Wake():
 	case <-room:
 	case <-ended:
-	case <-w.rights.changed:
+	case <-user:
+	case <-token:
 	case <-w.timer.C:
 	case <-w.server.drain.begun:
 		return errShuttingDown

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,9 +24,12 @@ import (
 // Both transports, and every form in which a request can come, check through access: unary requests, messages of pipelines and
 // of other streams, operations of transactions. While users are not checked, a check is one atomic load and a branch.
 type gate struct {
-	table     atomic.Pointer[numberedTable] // nil while users are not checked
-	published atomic.Uint64                 // number of the newest table
-	changed   atomic.Pointer[chan struct{}]
+	table   atomic.Pointer[numberedTable] // nil while users are not checked
+	enabled atomic.Pointer[chan struct{}] // closed, and replaced, when users are checked from now on; see access.follow
+
+	publishing sync.Mutex  // guards the next two
+	published  uint64      // number of the newest table
+	newest     *auth.Table // the newest one, whether users are checked or not
 
 	users *users.Manager // what publishes tables; constant after Open
 
@@ -45,6 +49,8 @@ func (g *gate) authenticateWith(m *users.Manager) {
 }
 
 func (g *gate) init() {
+	enabled := make(chan struct{})
+	g.enabled.Store(&enabled)
 	g.bearer = func(string) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
 	g.certificate = func(*tls.ConnectionState) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
 }
@@ -64,28 +70,29 @@ func numberOf(t *numberedTable) uint64 {
 	return t.number
 }
 
-// publish makes a table the one that requests are checked with, and wakes the streams that are open.
+// publish makes a table the one that requests are checked with. Then it wakes those that wait or are idle and whose rights it may have changed:
+// see access.follow.
 func (g *gate) publish(t *auth.Table) {
+	g.publishing.Lock()
+	defer g.publishing.Unlock()
+	checked := g.table.Load() != nil
 	if t == nil || !t.Enabled {
 		g.table.Store(nil)
 	} else {
-		g.table.Store(&numberedTable{Table: t, number: g.published.Add(1)})
-	}
-	next := make(chan struct{})
-	if before := g.changed.Swap(&next); before != nil {
-		close(*before)
-	}
-}
-
-// changes is closed when another table is published. It is taken before a check, so that no change is missed.
-func (g *gate) changes() <-chan struct{} {
-	for {
-		if c := g.changed.Load(); c != nil {
-			return *c
+		g.published++
+		g.table.Store(&numberedTable{Table: t, number: g.published})
+		if !checked {
+			next := make(chan struct{})
+			close(*g.enabled.Swap(&next))
 		}
-		first := make(chan struct{})
-		g.changed.CompareAndSwap(nil, &first)
 	}
+	if t == nil {
+		return
+	}
+	if g.newest != nil {
+		g.newest.Retire(t)
+	}
+	g.newest = t
 }
 
 // caller is the sender of requests on a connection, as of one table. It is not changed.
@@ -94,8 +101,9 @@ type caller struct {
 	table    uint64 // number of it, for a connection
 	identity auth.Identity
 	user     *auth.User
-	expires  time.Time // of the token; zero: it does not
-	err      error     // why the caller is not known
+	token    *auth.Token // of MethodToken
+	expires  time.Time   // of the token; zero: it does not
+	err      error       // why the caller is not known
 }
 
 func (c *caller) expired() bool { return !c.expires.IsZero() && !time.Now().Before(c.expires) }
@@ -127,7 +135,8 @@ func (g *gate) authenticate(state *tls.ConnectionState, header string, t *auth.T
 		c.user, c.err = t.Verify(&c.identity, time.Now())
 	}
 	if c.err == nil && c.identity.Method == auth.MethodToken {
-		c.expires = t.Token(c.identity.Token).Expires
+		c.token = t.Token(c.identity.Token)
+		c.expires = c.token.Expires
 	}
 	return c
 }
@@ -234,14 +243,15 @@ func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context
 	go func() {
 		defer close(ended)
 		for {
-			changed := g.changes()
 			if err := a.again(); err != nil {
 				cancel(err)
 				return
 			}
+			user, token := a.follow()
 			expired, end := a.expiry()
 			select {
-			case <-changed:
+			case <-user:
+			case <-token:
 			case <-expired:
 			case <-ctx.Done():
 				end()
@@ -255,6 +265,31 @@ func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context
 		<-ended
 	}
 }
+
+// follow returns channels, one of which is closed when the access, which was checked, must be checked again because of the users: the user of its
+// caller has changed or is gone; its token is gone; users are checked, and were not. A change after the check is not missed: what has ended
+// stays so.
+func (a *access) follow() (user, token <-chan struct{}) {
+	switch {
+	case a.table == 0:
+		enabled := *a.gate.enabled.Load()
+		if a.gate.table.Load() != nil { // it was closed before
+			return closedChannel, nil
+		}
+		return enabled, nil
+	case a.caller.user == nil: // the method is open to all
+		return nil, nil
+	case a.caller.token != nil:
+		token = a.caller.token.Ended.Done()
+	}
+	return a.caller.user.Ended.Done(), token
+}
+
+var closedChannel = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // untilDenied is untilDrain and whilePermitted for a request whose work may take hours. If the caller has lost the right to it, mended makes
 // that the error of the work.

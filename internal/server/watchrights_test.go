@@ -18,14 +18,14 @@ import (
 	"github.com/epochkv/epochkv/internal/invariants"
 )
 
-// compared counts how often watches are compared with rights. It is called before the servers of the test are started.
-func compared(t *testing.T) *atomic.Int64 {
-	count, row := new(atomic.Int64), *watchRow
-	watchRow.footprint = func(f *footprint, request any) {
+// compared counts how often requests, or watches, are compared with rights. It is called before the servers of the test are started.
+func compared(t *testing.T, row *rpcRow) *atomic.Int64 {
+	count, compare := new(atomic.Int64), row.footprint
+	row.footprint = func(f *footprint, request any) {
 		count.Add(1)
-		row.footprint(f, request)
+		compare(f, request)
 	}
-	t.Cleanup(func() { watchRow.footprint = row.footprint })
+	t.Cleanup(func() { row.footprint = compare })
 	return count
 }
 
@@ -90,7 +90,7 @@ func (w *watchesOfAlice) ended(count int, want codes.Code) (ids []uint64) {
 // watches of others.
 func TestWatchesOfUsersThatHaveNotChangedAreNotComparedAgain(t *testing.T) {
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
-		count := compared(t)
+		count := compared(t, watchRow)
 		h := mustStart(t, with)
 		table := h.setUsers(map[string][]auth.Grant{"alice": {grant("r", "a")}, "eve": nil})
 		w := watchAsAlice(t, h, slices.Repeat([]string{"a"}, 10)...)
@@ -198,7 +198,7 @@ func TestAWatchCheckedWithNewUsersDoesNotHideThoseBefore(t *testing.T) {
 	h := mustStart(t)
 	table := h.setUsers(only(grant("r", "a")))
 	w := &watchStream{server: h.Server, watches: map[uint64]*streamWatch{}, rights: watchRights{
-		changed: h.gate.changes(), access: access{gate: &h.gate, conn: new(connection), header: "Bearer alice"},
+		access: access{gate: &h.gate, conn: new(connection), header: "Bearer alice"},
 	}}
 	permit := func(prefix string) error {
 		sw := &streamWatch{id: uint64(len(w.watches)) + 1}
@@ -228,5 +228,45 @@ func TestAWatchCheckedWithNewUsersDoesNotHideThoseBefore(t *testing.T) {
 	must(t, permit("b"))
 	if w.rights.user != nil {
 		t.Errorf("the watches were all checked with %v", w.rights.user)
+	}
+}
+
+// TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce: the table is published a moment before its streams are told.
+func TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce(t *testing.T) {
+	h := mustStart(t)
+	w := &watchStream{server: h.Server, watches: map[uint64]*streamWatch{}, rights: watchRights{
+		access: access{gate: &h.gate, conn: new(connection), header: "Bearer alice"},
+	}}
+	told := func() bool {
+		user, token := w.rights.access.follow()
+		select {
+		case <-user:
+		case <-token:
+		default:
+			return false
+		}
+		return true
+	}
+	for name, change := range map[string]func(*auth.Table){
+		"user":      func(t *auth.Table) { t.Users["alice"] = &auth.User{Name: "alice", Rights: auth.Compile(nil)} },
+		"token":     func(t *auth.Table) { addToken(t, "alice", time.Now().Add(time.Hour)) },
+		"enabled":   nothing,
+		"of others": func(t *auth.Table) { addToken(t, "eve", time.Time{}) },
+	} {
+		table := h.setUsers(only(grant("r", "a")))
+		if name == "enabled" {
+			h.gate.publish(nil)
+		}
+		must(t, w.endForbidden(t.Context()))
+		if told() {
+			t.Errorf("%s: the stream is woken before the change", name)
+		}
+		if h.gate.publish(nextTable(table, change)); told() == (name == "of others") {
+			t.Errorf("%s: woken: %v", name, told())
+		}
+		must(t, w.endForbidden(t.Context()))
+		if told() {
+			t.Errorf("%s: the stream is woken again and again", name)
+		}
 	}
 }
