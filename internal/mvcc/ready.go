@@ -44,9 +44,25 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 	}
 }
 
-// needsRoom reports whether a commit waits for room before it takes its latches: it writes, and many other writers may wait for the latches.
+// largeCommitMin is from how many bytes on a commit waits for room however few its keys are: the memtable and the log buffer that it gets exist
+// beside those of the large one before it.
+const largeCommitMin = 1 << 20
+
+// needsRoom reports whether a commit waits for room before it takes its latches: it writes, and is large, or many other writers may wait for the latches.
 func (w *Write) needsRoom() bool {
-	return w.load == nil && w.Batch.Count() > 0 && w.Batch.Count()+len(w.Conditions)+len(w.derived.ends) >= readBeforeMin
+	if w.load != nil || w.Batch.Count() == 0 {
+		return false
+	}
+	return w.Batch.Count()+len(w.Conditions)+len(w.derived.ends) >= readBeforeMin || w.isLarge()
+}
+
+// isLarge reports whether a commit has largeCommitMin, as far as that is known before it reads.
+func (w *Write) isLarge() bool {
+	n := w.body.Size()
+	for i := 0; i < len(w.ops) && n < largeCommitMin; i++ {
+		n += len(w.ops[i].Operand)
+	}
+	return n >= largeCommitMin
 }
 
 // demand is what the record of a commit will need at most, with what the commit computes while it holds its latches, unless others write larger values

@@ -186,43 +186,57 @@ func TestALargeCommitLeavesMemoryForOthers(t *testing.T) {
 }
 
 // TestALargeCommitWaitsForTheOneBefore: that one is in the active generation, which is larger than others by far, and which a merge takes only once
-// it has been replaced. Others write meanwhile.
+// it has been replaced. Others write meanwhile. It is large by its bytes, however few its keys are.
 func TestALargeCommitWaitsForTheOneBefore(t *testing.T) {
-	fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
-	o := tiny(fs)
-	o.Storage.MemoryBytes, o.Storage.StallMax = 8<<20, time.Hour
-	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
-	s := mustOpen(t, o)
-	large := func(value int) *Write {
-		w := &Write{Durability: DurabilityAsync}
-		for i := range 200 {
-			w.Set(fmt.Append(nil, "key", i), make([]byte, value))
-		}
-		return w
-	}
-	if err := <-startCommit(t, s, large(15_000)); err != nil {
-		t.Fatal(err)
-	}
-	release := sync.OnceFunc(fs.hold())
-	defer release()
-	before := s.Stats().Storage
-	if s.engine.AwaitsMerge() || before.Rotations == 0 {
-		t.Fatal("memory is full, or the commit was not large: this tests nothing")
-	}
-	stalls, done := before.Backpressure.Stalls, startCommit(t, s, large(16_000))
-	eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
-	for i := range 20 {
-		mustPutAsync(t, s, fmt.Sprint("small", i), string(make([]byte, 4000)))
-	}
-	if len(done) > 0 {
-		t.Error("the commit has not waited")
-	}
-	release()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if v := get(t, s, "key199", 0); len(v) != 16_000 {
-		t.Errorf("a value of %d bytes", len(v))
+	for name, c := range map[string]struct {
+		keys     int
+		exchange bool
+	}{"many keys": {keys: 200}, "few keys": {keys: 3}, "few exchanges": {keys: 3, exchange: true}} {
+		t.Run(name, func(t *testing.T) {
+			fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+			o := tiny(fs)
+			o.Storage.MemoryBytes, o.Storage.StallMax = 8<<20, time.Hour
+			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+			s := mustOpen(t, o)
+			large := func(bytes int) *Write {
+				if !c.exchange {
+					w := &Write{Durability: DurabilityAsync}
+					for i := range c.keys {
+						w.Set(fmt.Append(nil, "key", i), make([]byte, bytes/c.keys))
+					}
+					return w
+				}
+				var ops []Invoke
+				for i := range c.keys {
+					ops = append(ops, Invoke{Kind: InvokeGetAndSet, Key: fmt.Append(nil, "key", i), Operand: make([]byte, bytes/c.keys)})
+				}
+				return invoking(ops, nil)
+			}
+			if err := <-startCommit(t, s, large(3_000_000)); err != nil {
+				t.Fatal(err)
+			}
+			release := sync.OnceFunc(fs.hold())
+			defer release()
+			before := s.Stats().Storage
+			if s.engine.AwaitsMerge() || before.Rotations == 0 {
+				t.Fatal("memory is full, or the commit was not large: this tests nothing")
+			}
+			stalls, done := before.Backpressure.Stalls, startCommit(t, s, large(3_200_000))
+			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
+			for i := range 20 {
+				mustPutAsync(t, s, fmt.Sprint("small", i), string(make([]byte, 4000)))
+			}
+			if len(done) > 0 {
+				t.Error("the commit has not waited")
+			}
+			release()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if v := get(t, s, fmt.Sprint("key", c.keys-1), 0); len(v) != 3_200_000/c.keys {
+				t.Errorf("a value of %d bytes", len(v))
+			}
+		})
 	}
 }
 
