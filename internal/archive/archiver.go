@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -113,6 +114,8 @@ type Archiver struct {
 	tail      tail
 	moments
 
+	held atomic.Int64 // bytes of the file at hand
+
 	mu      sync.Mutex // guards what follows
 	status  Status
 	holder  *wal.Holder
@@ -190,7 +193,17 @@ func (a *Archiver) Run(ctx context.Context) {
 func (a *Archiver) disconnect() {
 	a.closeLog()
 	a.connected, a.sealed, a.opened, a.loads.now = false, nil, time.Time{}, nil
+	a.release()
 }
+
+// release gives up the memory of a file with a large record, which it has until it is uploaded: the next files are smaller.
+func (a *Archiver) release() {
+	a.writer.release(2 * a.options.FileBytes)
+	a.held.Store(int64(cap(a.writer.out)))
+}
+
+// HeldBytes is the memory of the file that is being filled or uploaded.
+func (a *Archiver) HeldBytes() int64 { return a.held.Load() }
 
 // work archives until an error.
 func (a *Archiver) work(ctx context.Context) error {
@@ -318,7 +331,9 @@ func (a *Archiver) add(rec *Record) error {
 		a.writer.Reset(h)
 		a.opened = time.Now()
 	}
-	if err := a.writer.Append(rec); err != nil {
+	err := a.writer.Append(rec)
+	a.held.Store(int64(cap(a.writer.out)))
+	if err != nil {
 		return err
 	}
 	a.last, a.next, a.begin = a.writer.Last(), rec.Epoch+1, Linked
@@ -416,6 +431,7 @@ func (a *Archiver) upload(ctx context.Context) error {
 		return err
 	}
 	a.sealed = nil
+	a.release()
 	if h := a.currentHolder(); h != nil {
 		h.Advance(s.info.Last.Epoch) // and not the epoch after it: the next start compares this record
 	}

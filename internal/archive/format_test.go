@@ -10,10 +10,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files; goes with docs/formats.md and a decision about the version")
@@ -222,6 +224,30 @@ func TestRecordsLongerThanAFrameComeBack(t *testing.T) {
 	header, got, found, err := read(data)
 	if err != nil || header != h || !same(got, list) || found != info {
 		t.Fatalf("%+v, %d records, %v", header, len(got), err)
+	}
+}
+
+// TestALargeRecordIsCopiedOnce: a file that grew step by step with it would be in memory twice with each step.
+func TestALargeRecordIsCopiedOnce(t *testing.T) {
+	testseed.SkipUnderRace(t) // which makes the encoder allocate more
+	const record = 24 << 20
+	text := make([]byte, record)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(text) // it cannot be compressed
+	w := NewWriter()
+	w.Reset(Header{First: 1, Begin: BeginsFirst})
+	w.add(text[:10]) // the encoder has its memory
+	w.end()
+	w.reset()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	w.add(text)
+	w.end()
+	runtime.ReadMemStats(&after)
+	if len(w.out) < record {
+		t.Fatal("the record was compressed: this tests nothing")
+	}
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > record+8<<20 {
+		t.Errorf("a record of %d bytes allocates %d", record, bytes)
 	}
 }
 

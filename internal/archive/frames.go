@@ -24,6 +24,9 @@ type frameWriter struct {
 	rawBytes int64  // that were added
 }
 
+// compressedRest is for headers, of frames and of blocks, of which bytes that cannot be compressed have less than a part of so many.
+const compressedRest = 1 << 10
+
 func newFrameWriter() frameWriter {
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(frameRawMax), zstd.WithEncoderCRC(false))
 	if err != nil {
@@ -35,8 +38,18 @@ func newFrameWriter() frameWriter {
 // reset begins an object, of which nothing is there yet.
 func (w *frameWriter) reset() { w.raw, w.out, w.rawBytes = w.raw[:0], w.out[:0], 0 }
 
-// add adds bytes to the frames.
+// release gives up the memory of an object that is not needed any more, if it is larger than most.
+func (w *frameWriter) release(most int64) {
+	if int64(cap(w.out)) > most {
+		w.out = nil
+	}
+}
+
+// add adds bytes to the frames. Room for many comes at once: an object that grows step by step is in memory twice with each step.
 func (w *frameWriter) add(p []byte) {
+	if len(p) > frameRawMax {
+		w.out = slices.Grow(w.out, len(w.raw)+len(p)+len(p)/compressedRest+frameRawMax)
+	}
 	w.rawBytes += int64(len(p))
 	for len(p) > 0 {
 		if w.raw == nil {

@@ -12,7 +12,7 @@ import (
 type Archive struct {
 	URL       string        // where it is; empty: there is none
 	Interval  time.Duration // after which what was committed is uploaded
-	FileSize  Size          // at which a file is uploaded sooner; about the memory that the archiver takes
+	FileSize  Size          // at which a file is uploaded sooner
 	Merge     bool          // small files are merged into larger ones
 	OnLowDisk ArchiveOnLowDisk
 	Drill     time.Duration // between two restores of the newest state into DrillDir; 0: never
@@ -34,10 +34,19 @@ const (
 	archiveFileSizeMax = GiB
 )
 
+// memory is what the archiver takes beside the rest of the bound: a file, to which the largest record was added when it was nearly full, and that
+// record, which it copies.
+func (a *Archive) memory(record Size) Size {
+	if a.URL == "" {
+		return 0
+	}
+	return a.FileSize + 2*record
+}
+
 func (a *Archive) flags(f *pflag.FlagSet) {
 	f.StringVar(&a.URL, "archive", a.URL, "where the log is archived, for restores to any time: a directory or s3://BUCKET/PREFIX; empty is nowhere")
 	f.DurationVar(&a.Interval, "archive-interval", a.Interval, "longest time until a commit is uploaded to the archive")
-	f.Var(&a.FileSize, "archive-file-size", "size at which a file is uploaded sooner, which is also about the memory that the archiver takes, beside --memory")
+	f.Var(&a.FileSize, "archive-file-size", "size at which a file is uploaded sooner; the archiver takes as much memory beside --memory, and twice the largest batch while it archives that")
 	f.BoolVar(&a.Merge, "archive-merge", a.Merge, "merge small files of the archive into files of up to 64 MiB, and delete the small ones an hour later; false for a target that does not let objects be deleted")
 	f.Var((*choice)(&a.OnLowDisk), "archive-on-low-disk", "what becomes of log that is not archived when the disk is full: gap gives it up, with a gap in the archive; stop keeps it, and writes are refused")
 	f.DurationVar(&a.Drill, "restore-drill", a.Drill, "how often the newest state of the archive is restored into a scratch directory, verified and removed, to prove that it can be; 0 is never")

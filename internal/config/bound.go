@@ -90,5 +90,5 @@ func (c *Config) MemoryBound() Size {
 // memoryOfRequests is the bound while there is neither a watch, an open interactive transaction nor a lease.
 func (c *Config) memoryOfRequests() Size {
 	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
-	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory()
+	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory() + c.Archive.memory(c.Limits.BatchSize)
 }

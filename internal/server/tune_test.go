@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -48,6 +49,37 @@ func TestTheHeapMayGrowByLeases(t *testing.T) {
 		}
 	}
 	becomes("more by leases", n*config.LeaseBytes)
+}
+
+// TestTheHeapMayGrowByTheFileForTheArchive: it has the largest record until it is uploaded, however long that takes, and then nothing of it.
+func TestTheHeapMayGrowByTheFileForTheArchive(t *testing.T) {
+	const record = 12 << 20
+	value := make([]byte, record)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(value) // it cannot be compressed
+	for _, uploaded := range []bool{false, true} {
+		t.Run(fmt.Sprint("uploaded ", uploaded), func(t *testing.T) {
+			h := mustStart(t, func(c *config.Config) {
+				c.Archive.URL, c.Archive.Interval, c.Archive.FileSize = t.TempDir(), time.Hour, config.GiB
+				if uploaded {
+					c.Archive.Interval, c.Archive.FileSize = 100*time.Millisecond, config.MiB
+				}
+			})
+			before := h.heapLive()
+			put, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("a"), Value: value})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !uploaded {
+				eventually(t, "the file counts", func() bool { return h.heapLive()-before >= record })
+				if grown := h.heapLive() - before; grown > record+4<<20 {
+					t.Errorf("%d bytes with a record of %d", grown, record)
+				}
+				return
+			}
+			awaitArchive(t, h, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= put.GetEpoch() })
+			eventually(t, "the file that was uploaded takes no memory", func() bool { return h.heapLive()-before <= 2<<20 })
+		})
+	}
 }
 
 // TestTheHeapMayGrowByTheIndirectionTable: with some millions of large values the collector would otherwise run all the time.
