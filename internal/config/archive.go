@@ -34,13 +34,20 @@ const (
 	archiveFileSizeMax = GiB
 )
 
-// memory is what the archiver takes beside the rest of the bound: a file, to which the largest record was added when it was nearly full, and that
-// record, which it copies.
+// DrillMemory is what the store has that a drill restores, but for large records: each is read, and in the memtable that it fills.
+const DrillMemory = 64 * MiB
+
+// memory is what the archiver and drills take beside the rest of the bound. The archiver has a file, to which the largest record was added when it was
+// nearly full, and that record, which it copies.
 func (a *Archive) memory(record Size) Size {
 	if a.URL == "" {
 		return 0
 	}
-	return a.FileSize + 2*record
+	bytes := a.FileSize + 2*record
+	if a.Drill != 0 {
+		bytes += DrillMemory + 2*record
+	}
+	return bytes
 }
 
 func (a *Archive) flags(f *pflag.FlagSet) {

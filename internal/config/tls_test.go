@@ -101,3 +101,18 @@ func TestLeasesArePartOfTheMemoryBound(t *testing.T) {
 		t.Errorf("990,000 leases less lower the bound by %v, want %v", got, want)
 	}
 }
+
+// TestTheArchiveIsInTheBound: its file and twice the largest batch, and for drills the store that they restore and as much again.
+func TestTheArchiveIsInTheBound(t *testing.T) {
+	c := Default()
+	before := c.MemoryBound()
+	c.Archive.URL, c.Archive.FileSize = "dir", 20*MiB
+	if got, want := c.MemoryBound()-before, 20*MiB+2*c.Limits.BatchSize; got != want {
+		t.Errorf("the archive adds %v, want %v", got, want)
+	}
+	archived := c.MemoryBound()
+	c.Archive.Drill = 1
+	if got, want := c.MemoryBound()-archived, DrillMemory+2*c.Limits.BatchSize; got != want {
+		t.Errorf("drills add %v, want %v", got, want)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/objectstore"
 	"github.com/epochkv/epochkv/internal/restore"
@@ -16,8 +17,6 @@ import (
 const (
 	// drillDelay is the time from a start, or from a drill that failed, to the next one, if that is less than --restore-drill.
 	drillDelay = time.Hour
-	// drillMemory is what a drill takes beside --memory.
-	drillMemory = 64 << 20
 )
 
 // runDrills restores the newest state of the archive into a scratch directory, again and again, until ctx ends.
@@ -112,7 +111,7 @@ func (s *Server) drill(ctx context.Context) (_ *restore.Report, err error) {
 		return nil, err
 	}
 	return restore.Drill(ctx, restore.Options{
-		Store: target, Lineage: s.store.History().Lineage, Dir: s.config.Archive.DrillDir, Memory: drillMemory, PageSize: int(s.config.PageSize),
+		Store: target, Lineage: s.store.History().Lineage, Dir: s.config.Archive.DrillDir, Memory: int64(config.DrillMemory), PageSize: int(s.config.PageSize),
 		Target: archive.Target{Epoch: contents.Epoch}, Contents: &contents,
 	})
 }
