@@ -202,13 +202,17 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 	return true, w.deliver(ctx, &d)
 }
 
-// deliver sends what the feed has for a watch.
+// deliver sends what the feed has given for a watch. All of it was committed before the rights are checked here: the stream may have waited for
+// its client since it checked them last.
 func (w *watchStream) deliver(ctx context.Context, d *feed.Delivery) error {
+	if err := w.endForbidden(ctx); err != nil {
+		return err
+	}
 	sw := d.Watch.Tag.(*streamWatch)
 	gap := (*feed.GapError)(nil)
 	switch {
 	case w.watches[sw.id] != sw:
-		return nil // cancelled
+		return nil // cancelled, or forbidden
 	case len(d.Parts) > 0:
 		return w.sendChanges(ctx, sw, d)
 	case errors.As(d.Err, &gap) && sw.options.difference:

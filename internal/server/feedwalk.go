@@ -233,6 +233,9 @@ func (k *watchWalk) openRange(sw *streamWatch) (err error) {
 // sendWalk sends the next part of a walk, and reports whether there is more of it. After the last part the watch goes on with
 // what the feed has after the snapshot.
 func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool, err error) {
+	if err := w.endForbidden(ctx); err != nil || sw.walk == nil { // its snapshot may be newer than the last check
+		return false, err
+	}
 	k := sw.walk
 	if k.hold.Renew() != nil {
 		k.hold = w.server.feed.changes.Hold(k.hold.HolderOptions) // it ended for lack of space; try again

@@ -270,3 +270,47 @@ func TestAChangeOfUsersThatWasSeenBeforeItWasToldWakesAStreamOnce(t *testing.T) 
 		}
 	}
 }
+
+// TestAWatchThatIsNextHasNothingOfWhatCameAfterItsRight: its stream has been waiting for the client, with a part of a snapshot of another watch, and
+// then takes what the feed has for it.
+func TestAWatchThatIsNextHasNothingOfWhatCameAfterItsRight(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.putLarge(t, 4, watchResponseBytes/2)
+		table := h.setUsers(only(grant("r", "large/"), grant("r", "b")))
+		stream, err := pb.NewFeedServiceClient(h.dialDeaf(t)).Watch(as(testContext(t), "alice"))
+		must(t, err)
+		w := &watchesOfAlice{t: t, stream: stream}
+		if out := w.create("b"); out.GetCreated() == nil {
+			t.Fatal(out)
+		}
+		must(t, stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{
+			WatchId: 2, Ranges: []*pb.KeyRange{prefixRange("large/")}, Start: &pb.CreateWatch_Snapshot{Snapshot: &pb.WatchSnapshot{}},
+		}}}))
+		eventually(t, "a part of the snapshot waits for the client", func() bool {
+			h.snapshots.mu.Lock()
+			open := slices.Collect(maps.Values(h.snapshots.open))
+			h.snapshots.mu.Unlock()
+			return slices.ContainsFunc(open, func(o *openSnapshot) bool {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				return o.waiting
+			})
+		})
+		h.gate.publish(nextTable(table, func(t *auth.Table) {
+			t.Users["alice"] = &auth.User{Name: "alice", Rights: auth.Compile(nil)}
+		}))
+		_, err = h.kv.Put(as(testContext(t), "root"), &pb.PutRequest{Key: []byte("b"), Value: []byte("secret")})
+		must(t, err)
+		eventually(t, "the feed has it", func() bool { return h.feed.feed.Stable() >= h.store.Visible() })
+		for ended := 0; ended < 2; {
+			out, err := stream.Recv()
+			must(t, err)
+			if out.GetChanges() != nil {
+				t.Fatalf("a commit after the right was taken away: %v", out)
+			}
+			if out.GetEnded() != nil {
+				ended++
+			}
+		}
+	})
+}
