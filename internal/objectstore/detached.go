@@ -15,7 +15,8 @@ import (
 //	call ─► goroutine: the directory ─► result
 //	  └─ the context ends: the caller goes on, and what it has passed is not touched any more
 //
-// A call that was left goes on when the device answers. It finds that its context has ended, makes no object, and closes what it has opened.
+// A call that was left goes on when the device answers. It finds that its context has ended, makes no object, and closes what it has opened. But it
+// may be past that, in the rename or the deletion itself: others that create or delete the object wait until it has returned, see changing.
 type detached struct{ inner Store }
 
 // leftMax bounds the calls of all stores that were left and have not returned: each of them keeps a thread of the system. Beyond it callers wait.
@@ -72,18 +73,63 @@ func call(ctx context.Context, f func() error, leave func()) error {
 	return err
 }
 
+// changes are the calls that create or delete an object, of all stores, those included that were left: an object that is deleted and made again
+// would be deleted once more if the first attempt to delete it came last.
+type changes struct {
+	mu     sync.Mutex
+	ending map[string]chan struct{} // by the object; closed when the call has returned
+}
+
+var changing = changes{ending: map[string]chan struct{}{}}
+
+// begin waits until no other call changes the object, or the context ends.
+func (c *changes) begin(ctx context.Context, object string) (end func(), err error) {
+	for {
+		c.mu.Lock()
+		other := c.ending[object]
+		if other == nil {
+			ended := make(chan struct{})
+			c.ending[object] = ended
+			c.mu.Unlock()
+			return func() { c.end(object, ended) }, nil
+		}
+		c.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", errLeft, context.Cause(ctx))
+		}
+	}
+}
+
+func (c *changes) end(object string, ended chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.ending, object)
+	close(ended)
+}
+
+// change is call for what creates or deletes an object.
+func (d *detached) change(ctx context.Context, name string, f func() error, leave func()) error {
+	end, err := changing.begin(ctx, d.String()+"\x00"+name)
+	if err != nil {
+		return err
+	}
+	return call(ctx, func() error { defer end(); return f() }, leave)
+}
+
 // String implements Store.
 func (d *detached) String() string { return d.inner.String() }
 
 // Create implements Store.
 func (d *detached) Create(ctx context.Context, name string, content Content) error {
 	c := &lentContent{Content: content}
-	return call(ctx, func() error { return d.inner.Create(ctx, name, c) }, c.takeBack)
+	return d.change(ctx, name, func() error { return d.inner.Create(ctx, name, c) }, c.takeBack)
 }
 
 // Delete implements Store.
 func (d *detached) Delete(ctx context.Context, name string) error {
-	return call(ctx, func() error { return d.inner.Delete(ctx, name) }, func() {})
+	return d.change(ctx, name, func() error { return d.inner.Delete(ctx, name) }, func() {})
 }
 
 // List implements Store. The caller's goroutine calls each.

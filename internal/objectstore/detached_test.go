@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,8 @@ type stuckStore struct {
 	released chan struct{}
 	closed   atomic.Int32 // readers
 }
+
+func (s *stuckStore) String() string { return fmt.Sprintf("%p", s) }
 
 func (s *stuckStore) wait() {
 	s.began <- struct{}{}
@@ -145,14 +148,97 @@ func TestATargetThatIsStuckHasStalled(t *testing.T) {
 	waitUntil(t, func() bool { return left.Load() == 0 })
 }
 
+// lateStore is a store of which a call that changes an object is late: past what looks at its context.
+type lateStore struct {
+	Store
+	late            atomic.Bool // the next one
+	began, released chan struct{}
+}
+
+func (s *lateStore) wait() {
+	if s.late.Swap(false) {
+		s.began <- struct{}{}
+		<-s.released
+	}
+}
+
+func (s *lateStore) Create(_ context.Context, name string, content Content) error {
+	if s.late.Load() {
+		content = Bytes("late")
+	}
+	s.wait()
+	return s.Store.Create(context.Background(), name, content)
+}
+
+func (s *lateStore) Delete(ctx context.Context, name string) error {
+	s.wait()
+	return s.Store.Delete(ctx, name)
+}
+
+// TestACallThatWasLeftChangesNothingOfWhatCameAfterIt: a caller that deletes an object, again because the device did not answer, and makes it anew,
+// would lose the new one.
+func TestACallThatWasLeftChangesNothingOfWhatCameAfterIt(t *testing.T) {
+	remove := func(ctx context.Context, s Store) error { return s.Delete(ctx, "a/b") }
+	create := func(ctx context.Context, s Store) error { return s.Create(ctx, "a/b", Bytes("new")) }
+	for name, row := range map[string]struct {
+		late  func(context.Context, Store) error
+		after []func(context.Context, Store) error
+		want  error // of a read, in the end
+	}{
+		"deletion": {remove, []func(context.Context, Store) error{remove, create}, nil},
+		"creation": {create, []func(context.Context, Store) error{remove}, ErrNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			inner := &lateStore{Store: &directory{root}, began: make(chan struct{}), released: make(chan struct{})}
+			inner.late.Store(true)
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { <-inner.began; stop() }()
+			if err := within(t, func() error { return row.late(ctx, &detached{inner}) }); !errors.Is(err, errLeft) {
+				t.Fatal(err)
+			}
+			if err := create(ctx, &detached{&directory{root}}); !errors.Is(err, context.Canceled) {
+				t.Errorf("another call, whose context has ended: %v", err)
+			}
+			done := make(chan error, 1)
+			go func() { // another job, with a store of its own
+				var err error
+				for _, f := range row.after {
+					err = errors.Join(err, f(context.WithoutCancel(ctx), &detached{&directory{root}}))
+				}
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				t.Errorf("an object is changed before a call that was left: %v", err)
+				done <- nil
+			case <-time.After(20 * time.Millisecond):
+			}
+			close(inner.released)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			waitUntil(t, func() bool { return left.Load() == 0 })
+			r, err := (&directory{root}).Read(t.Context(), "a/b", 0, -1)
+			if !errors.Is(err, row.want) {
+				t.Errorf("in the end: %v, want %v", err, row.want)
+			}
+			closeLeft(r)
+			if len(changing.ending) != 0 {
+				t.Errorf("%d objects are being changed", len(changing.ending))
+			}
+		})
+	}
+}
+
 // TestCallsThatWereLeftHaveABound: each keeps a thread.
 func TestCallsThatWereLeftHaveABound(t *testing.T) {
 	inner := &stuckStore{began: make(chan struct{}, 2*leftMax), released: make(chan struct{})}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	returned := make(chan error, leftMax+1)
-	for range leftMax + 1 {
-		go func() { returned <- (&detached{inner}).Delete(ctx, "a") }()
+	for i := range leftMax + 1 {
+		go func() { returned <- (&detached{inner}).Delete(ctx, fmt.Sprint("a", i)) }()
 	}
 	for range leftMax {
 		if err := <-returned; !errors.Is(err, errLeft) {
