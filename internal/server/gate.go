@@ -184,6 +184,11 @@ func (a *access) again() error {
 	return a.compare(t)
 }
 
+// apart is the same access for another goroutine, which checks the request by itself.
+func (a *access) apart() *access {
+	return &access{gate: a.gate, conn: a.conn, header: a.header, row: a.row, request: a.request, table: a.table, caller: a.caller}
+}
+
 // admit is nil if the caller of a method is known, or need not be. It precedes the check of the request, which costs more.
 func (g *gate) admit(conn *connection, path, header string) error {
 	t := g.table.Load()

@@ -116,16 +116,18 @@ func (s *lockService) GetLock(ctx context.Context, req *pb.GetLockRequest) (*pb.
 // ObserveLock implements Locks.
 func (s *lockService) ObserveLock(req *pb.ObserveLockRequest, stream grpc.ServerStreamingServer[pb.ObserveLockResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodObserveLock, func(*connection) error {
-		ctx, done := s.untilDrain(stream.Context())
-		defer done()
-		ctx, stop := s.gate.whilePermitted(ctx, accessOf(ctx))
+		permitted := accessOf(stream.Context()).apart()
+		ctx, mended, stop := s.untilDenied(stream.Context())
 		defer stop()
-		return s.leases.Observe(ctx, req.GetName(), func(held lease.Held, await keys.Epoch) error {
+		return mended(s.leases.Observe(ctx, req.GetName(), func(held lease.Held, await keys.Epoch) error {
 			if err := ackRead(await).wait(ctx, s.store); err != nil {
 				return err
 			}
+			if err := permitted.again(); err != nil { // the context ends a moment after the users have changed
+				return err
+			}
 			return stream.Send(&pb.ObserveLockResponse{Holder: holderMessage(&held)})
-		})
+		}))
 	})
 }
 

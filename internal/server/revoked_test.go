@@ -424,6 +424,36 @@ func TestObservedLockEndsWhenItsRightIsTakenAway(t *testing.T) {
 	})
 }
 
+// TestALockIsNotObservedAfterItsRightWasTakenAway: its holder changes at once after that.
+func TestALockIsNotObservedAfterItsRightWasTakenAway(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("r", "k")))
+		root := as(testContext(t), "root")
+		_, err := clientsOf(h.conn).lease.GrantLease(root, &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour)})
+		must(t, err)
+		const rounds, observers = 10, 30
+		for i := range rounds {
+			table := h.setUsers(only(grant("r", "k")))
+			name := fmt.Appendf(nil, "k%d", i)
+			var observed [observers]grpc.ServerStreamingClient[pb.ObserveLockResponse]
+			for n := range observed {
+				observed[n], err = clientsOf(h.conn).lock.ObserveLock(as(testContext(t), "alice"), &pb.ObserveLockRequest{Name: name})
+				must(t, err)
+				_, err = observed[n].Recv()
+				must(t, err)
+			}
+			h.gate.publish(nextTable(table, func(t *auth.Table) { t.Users["alice"] = &auth.User{Name: "alice", Rights: auth.Compile(nil)} }))
+			_, err = clientsOf(h.conn).lock.AcquireLock(root, &pb.AcquireLockRequest{Name: name, LeaseId: 1, Value: []byte("secret")})
+			must(t, err)
+			for _, stream := range observed {
+				if out, err := stream.Recv(); !denied(err) {
+					t.Fatalf("got %v, %v", out, err)
+				}
+			}
+		}
+	})
+}
+
 func TestBulkLoadIsCheckedAsAWholeWhenItCommits(t *testing.T) {
 	onBothTransports(t, func(t *testing.T, h *harness) {
 		many := []auth.Grant{grant("w", "k"), grant("w", "m")}
