@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"sort"
 	"sync/atomic"
 	"unsafe"
 
@@ -173,7 +172,19 @@ func (c *Commit) search(from int, key []byte) int {
 	if from == n || bytes.Compare(c.key(n-1), key) < 0 {
 		return n
 	}
-	return from + sort.Search(len(c.spans)-from, func(i int) bool { return bytes.Compare(c.key(from+i), key) >= 0 })
+	return c.searchIn(from, n, key)
+}
+
+// searchIn is the index of the first operation, from an index on, whose key is not before a key, or to if all of them before to are.
+func (c *Commit) searchIn(from, to int, key []byte) int {
+	for from < to {
+		if middle := int(uint(from+to) / 2); bytes.Compare(c.key(middle), key) < 0 {
+			from = middle + 1
+		} else {
+			to = middle
+		}
+	}
+	return from
 }
 
 // Attach leaves something with the commit for all its watches, previous values for instance, unless something is there

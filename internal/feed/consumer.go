@@ -95,7 +95,7 @@ func (c *Consumer) forget(w *Watch) {
 // Wake delivers when there may be something for Next.
 func (c *Consumer) Wake() <-chan struct{} { return c.wake }
 
-// Close ends the watches of the consumer, one by one: to take the ranges of all of them out of the index may take seconds, in which the others
+// Close ends the watches of the consumer, one by one: to take the ranges of all of them out of the index may take a second, in which the others
 // go on.
 func (c *Consumer) Close() {
 	f := c.feed

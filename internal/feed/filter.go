@@ -17,6 +17,14 @@ func (r *Range) isPoint() bool {
 	return len(r.Upper) == n+1 && r.Upper[n] == 0 && bytes.Equal(r.Upper[:n], r.Lower)
 }
 
+// compare orders ranges by their lower bounds, and then by their upper bounds.
+func (r *Range) compare(other *Range) int {
+	if order := bytes.Compare(r.Lower, other.Lower); order != 0 {
+		return order
+	}
+	return bytes.Compare(r.Upper, other.Upper)
+}
+
 // RangeError is a range that has no key.
 type RangeError struct{ Range Range }
 

@@ -1,51 +1,34 @@
 package feed
 
-import (
-	"bytes"
-	"slices"
+import "slices"
 
-	"github.com/google/btree"
-)
-
-// index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map. The others
-// divide the keys into intervals, each with the ranges that cover it. A range is there once, however many watches have it. An interval has few of them:
-// ranges that cover few intervals cannot differ in many ways. A watch of a range that covers many intervals is in none of them but in
-// a list of its own: every commit is compared with it, which costs less than places in all intervals, and such a watch
-// wants most commits anyway. The watches of a range are divided by the kinds and origins that they want: those that want none of a
-// commit cost one comparison, however many they are. Otherwise they would keep the tailer, and so all other watches, from going on.
+// index finds the watches, live and lagging, of which a range may have a key of a commit. A range of one key is in a hash map, all others in
+// trees. A range is there once, however many watches have it. Watches are divided by the kinds and origins that they want: those that want
+// none of a commit cost one comparison, however many they are, and whatever their ranges. Otherwise they would keep the tailer, and so all
+// other watches, from going on. For the same reason a range that has no key of a commit is not looked at, or few of them are.
+//
+// Watches that want bulk loads only are not in it: of a bulk load, which is rare, all watches are asked.
 type index struct {
-	exact     map[string]*indexRange
-	intervals *btree.BTreeG[*interval] // by their lower bounds
-	first     interval                 // before all of those, without ranges
-	wide      indexRange               // the watches that have a wide range
-	divided   []*indexRange            // whose number of intervals has become too large
-	found     []*Watch
-	most      int // that are to be found
-	pass      uint64
+	points map[string][]*holders
+	trees  []*tree // one for each class
 
-	pivot interval // of a search
-	at    *interval
+	search
 }
 
-// interval are the keys from lower up to the next interval.
-type interval struct {
-	lower          []byte
-	previous, next *interval
-	bounds         int // of ranges that begin or end at lower
-	ranges         []*indexRange
+// search is what the index is asked for, and has found.
+type search struct {
+	commit *Commit
+	live   bool
+	found  []*Watch
+	most   int // that are to be found
+	pass   uint64
+	looked int // ranges of trees that were looked at
 }
 
-// indexRange is a range in the index, with all watches that have it.
-type indexRange struct {
-	classes         []*indexClass
-	from, to        *interval // that it covers, without the last; nil for a key, and for wide ranges
-	intervals, most int32     // that it covers, and may cover
-}
-
-// indexClass are the watches of a range that want the same kinds and origins.
-type indexClass struct {
+// holders are the watches of a range that want the same kinds and origins.
+type holders struct {
 	class
-	of      *indexRange
+	node    *node // nil for a range of one key
 	entries []*entry
 	live    int // of these, the first ones, which are of live watches
 }
@@ -53,76 +36,56 @@ type indexClass struct {
 // entry is a range of a watch in the index.
 type entry struct {
 	watch *Watch
-	in    *indexClass
+	in    *holders
 	place int // in its entries
 }
 
-// How many intervals a range may cover, and those of a watch together.
-const (
-	intervalsMax      = 64
-	watchIntervalsMax = 16 * intervalsMax
-)
-
-// intervalsDegree is that of the tree of intervals.
-const intervalsDegree = 32
-
-func (x *index) init() {
-	x.exact = map[string]*indexRange{}
-	x.intervals = btree.NewG(intervalsDegree, func(a, b *interval) bool { return bytes.Compare(a.lower, b.lower) < 0 })
-}
+func (x *index) init() { x.points = map[string][]*holders{} }
 
 // add enters the ranges of a watch, which are apart from each other.
 func (x *index) add(w *Watch) {
-	most := int32(min(intervalsMax, max(1, watchIntervalsMax/len(w.ranges))))
-	w.entries = make([]entry, 0, len(w.ranges))
-	for _, r := range w.ranges {
-		in := x.find(r, most)
-		if in == nil {
-			x.widen(w)
-			return
+	wanted := class{w.kinds & kindOperations, w.origins}
+	if wanted.kinds == 0 {
+		return
+	}
+	w.entries = make([]entry, len(w.ranges))
+	for i, r := range w.ranges {
+		var in *holders
+		if r.isPoint() {
+			in = x.point(r.Lower, wanted)
+		} else {
+			in = &x.tree(wanted).node(r).holders
 		}
-		x.enter(w, in)
+		e := &w.entries[i]
+		*e = entry{watch: w, in: in, place: len(in.entries)}
+		if in.entries = append(in.entries, e); w.state == StateLive {
+			in.promote(e)
+		}
 	}
 }
 
-// enter gives a watch its next entry.
-func (x *index) enter(w *Watch, r *indexRange) {
-	in := r.classOf(w)
-	w.entries = append(w.entries, entry{watch: w, in: in, place: len(in.entries)})
-	e := &w.entries[len(w.entries)-1]
-	if in.entries = append(in.entries, e); w.state == StateLive {
-		in.promote(e)
-	}
-}
-
-// classOf is the class of a watch, a new one if there is none.
-func (r *indexRange) classOf(w *Watch) *indexClass {
-	for _, in := range r.classes {
-		if in.class == w.class {
+// point is the place of the watches of a key, a new one if there is none, and tree the tree of a class.
+func (x *index) point(key []byte, wanted class) *holders {
+	all := x.points[string(key)]
+	for _, in := range all {
+		if in.class == wanted {
 			return in
 		}
 	}
-	in := &indexClass{class: w.class, of: r}
-	r.classes = append(r.classes, in)
+	in := &holders{class: wanted}
+	x.points[string(key)] = append(all, in)
 	return in
 }
 
-// promote puts an entry among those of live watches, and demote among the others.
-func (in *indexClass) promote(e *entry) {
-	in.move(e, in.live)
-	in.live++
-}
-
-func (in *indexClass) demote(e *entry) {
-	in.live--
-	in.move(e, in.live)
-}
-
-// move exchanges an entry with the one at a place.
-func (in *indexClass) move(e *entry, to int) {
-	other := in.entries[to]
-	in.entries[e.place], in.entries[to] = other, e
-	e.place, other.place = to, e.place
+func (x *index) tree(wanted class) *tree {
+	for _, t := range x.trees {
+		if t.class == wanted {
+			return t
+		}
+	}
+	t := &tree{class: wanted}
+	x.trees = append(x.trees, t)
+	return t
 }
 
 // promote says that a watch has become live, and demote that it is not any more: a commit that is offered to live watches costs nothing for
@@ -139,40 +102,26 @@ func (x *index) demote(w *Watch) {
 	}
 }
 
-// widen compares every commit with a watch.
-func (x *index) widen(w *Watch) {
-	x.remove(w)
-	w.entries = make([]entry, 0, 1)
-	x.enter(w, &x.wide)
+// promote puts an entry among those of live watches, and demote among the others.
+func (in *holders) promote(e *entry) {
+	in.move(e, in.live)
+	if in.live++; in.live == 1 && in.node != nil {
+		in.node.promote()
+	}
 }
 
-// find returns a range of the index that may cover as many intervals as a watch allows, a new one if there is none, and nil if it covers more.
-func (x *index) find(r Range, most int32) *indexRange {
-	if r.isPoint() {
-		in := x.exact[string(r.Lower)]
-		if in == nil {
-			in = &indexRange{}
-			x.exact[string(r.Lower)] = in
-		}
-		return in
+func (in *holders) demote(e *entry) {
+	in.live--
+	if in.move(e, in.live); in.live == 0 && in.node != nil {
+		in.node.demote()
 	}
-	from := x.locate(r.Lower)
-	if bytes.Equal(from.lower, r.Lower) {
-		for _, in := range from.ranges {
-			if in.from == from && bytes.Equal(in.to.lower, r.Upper) {
-				return in
-			}
-		}
-	}
-	covered := int32(1)
-	for at := from.next; at != nil && bytes.Compare(at.lower, r.Upper) < 0; at = at.next {
-		if covered++; covered > most {
-			return nil
-		}
-	}
-	in := &indexRange{most: most}
-	x.cover(in, r)
-	return in
+}
+
+// move exchanges an entry with the one at a place.
+func (in *holders) move(e *entry, to int) {
+	other := in.entries[to]
+	in.entries[e.place], in.entries[to] = other, e
+	e.place, other.place = to, e.place
 }
 
 // remove takes the ranges of a watch out. A watch that is not in the index stays so.
@@ -187,19 +136,31 @@ func (x *index) remove(w *Watch) {
 		if e.place < len(in.entries) {
 			in.entries[e.place].place = e.place
 		}
-		r := in.of
-		if len(in.entries) == 0 {
-			r.classes = without(r.classes, slices.Index(r.classes, in))
-		}
 		switch {
-		case len(r.classes) > 0 || r == &x.wide:
-		case r.from != nil:
-			x.uncover(r)
+		case len(in.entries) > 0:
+		case in.node != nil:
+			x.removeNode(in.node)
 		default:
-			delete(x.exact, string(w.ranges[i].Lower))
+			x.removePoint(w.ranges[i].Lower, in)
 		}
 	}
 	w.entries = nil
+}
+
+func (x *index) removePoint(key []byte, in *holders) {
+	all := x.points[string(key)]
+	if len(all) == 1 {
+		delete(x.points, string(key))
+		return
+	}
+	x.points[string(key)] = without(all, slices.Index(all, in))
+}
+
+func (x *index) removeNode(n *node) {
+	t := x.tree(n.class)
+	if t.remove(n); t.root == nil {
+		x.trees = without(x.trees, slices.Index(x.trees, t))
+	}
 }
 
 // without is a list whose last element has the place of one that is taken out.
@@ -220,121 +181,41 @@ func fit[E any](list []*E) []*E {
 	return append(make([]*E, 0, 2*len(list)), list...)
 }
 
-// locate is the interval of a key.
-func (x *index) locate(key []byte) *interval {
-	x.at, x.pivot.lower = &x.first, key
-	x.intervals.DescendLessOrEqual(&x.pivot, x.take)
-	x.pivot.lower = nil
-	return x.at
-}
-
-func (x *index) take(at *interval) bool {
-	x.at = at
-	return false
-}
-
-// cover enters a range into its intervals. The watches of ranges that cover too many after its bounds have divided some become wide.
-func (x *index) cover(in *indexRange, r Range) {
-	in.from, in.to = x.bound(r.Lower), x.bound(r.Upper)
-	for at := in.from; at != in.to; at = at.next {
-		at.ranges = append(at.ranges, in)
-		in.intervals++
-	}
-	for _, other := range x.divided {
-		for other.intervals > other.most && len(other.classes) > 0 {
-			last := other.classes[len(other.classes)-1]
-			x.widen(last.entries[len(last.entries)-1].watch)
-		}
-	}
-	clear(x.divided)
-	x.divided = x.divided[:0]
-}
-
-// bound makes a key the lower bound of an interval.
-func (x *index) bound(key []byte) *interval {
-	at := x.locate(key)
-	if at == &x.first || !bytes.Equal(at.lower, key) {
-		added := &interval{lower: key, previous: at, next: at.next, ranges: slices.Clone(at.ranges)}
-		for _, in := range added.ranges {
-			if in.intervals++; in.intervals > in.most {
-				x.divided = append(x.divided, in)
-			}
-		}
-		if at.next = added; added.next != nil {
-			added.next.previous = added
-		}
-		x.intervals.ReplaceOrInsert(added)
-		at = added
-	}
-	at.bounds++
-	return at
-}
-
-// uncover takes a range out of its intervals, and unites those that its bounds alone divided.
-func (x *index) uncover(in *indexRange) {
-	for at := in.from; at != in.to; at = at.next {
-		at.ranges = without(at.ranges, slices.Index(at.ranges, in))
-	}
-	x.unbound(in.from)
-	x.unbound(in.to)
-}
-
-func (x *index) unbound(at *interval) {
-	if at.bounds--; at.bounds > 0 {
-		return
-	}
-	for _, in := range at.ranges { // they cover the interval before as well
-		in.intervals--
-	}
-	if at.previous.next = at.next; at.next != nil {
-		at.next.previous = at.previous
-	}
-	x.intervals.Delete(at)
-}
-
 // candidates are the watches that want the origin and a kind of a commit, and of which a range may have a key of it, each once; or the live ones
 // among them. They are valid until the next call. It gives up, and reports false, when there are more than most.
 func (x *index) candidates(c *Commit, live bool, most int) (found []*Watch, all bool) {
-	x.pass++
-	x.found, x.most = x.found[:0], most
+	s := &x.search
+	s.commit, s.live, s.most, s.found, s.looked = c, live, most, s.found[:0], 0
+	s.pass++
 	kinds := c.kinds()
-	all = x.collect(&x.wide, c, kinds, live)
-	at := &x.first // the keys ascend, and so do the intervals
-	for i := 0; all && i < len(c.spans); i++ {
-		key := c.key(i)
-		if len(x.exact) > 0 {
-			if in := x.exact[string(key)]; in != nil {
-				all = x.collect(in, c, kinds, live)
-			}
-		}
-		if at.next != nil && bytes.Compare(at.next.lower, key) <= 0 {
-			at = x.locate(key)
-			for _, in := range at.ranges {
-				all = all && x.collect(in, c, kinds, live)
-			}
+	all = true
+	for i := 0; all && i < len(x.trees); i++ {
+		if t := x.trees[i]; t.wants(c.Origin, kinds) {
+			all = s.collectBelow(t.root, 0, len(c.spans), c.key(0))
 		}
 	}
-	return x.found, all
+	for i := 0; all && i < len(c.spans) && len(x.points) > 0; i++ {
+		for _, in := range x.points[string(c.key(i))] {
+			all = all && (!in.wants(c.Origin, kinds) || s.collect(in))
+		}
+	}
+	s.commit = nil
+	return s.found, all
 }
 
 // collect reports false when more were found than are wanted.
-func (x *index) collect(r *indexRange, c *Commit, kinds Kinds, live bool) bool {
-	for _, in := range r.classes {
-		if !in.wants(c.Origin, kinds) {
-			continue
-		}
-		list := in.entries
-		if live {
-			list = list[:in.live]
-		}
-		for _, e := range list {
-			if w := e.watch; w.pass != x.pass {
-				if len(x.found) == x.most {
-					return false
-				}
-				w.pass = x.pass
-				x.found = append(x.found, w)
+func (s *search) collect(in *holders) bool {
+	list := in.entries
+	if s.live {
+		list = list[:in.live]
+	}
+	for _, e := range list {
+		if w := e.watch; w.pass != s.pass {
+			if len(s.found) == s.most {
+				return false
 			}
+			w.pass = s.pass
+			s.found = append(s.found, w)
 		}
 	}
 	return true
