@@ -29,6 +29,34 @@ func checkTestPatterns(t *testing.T, tree fs.FS) (complaints []string) {
 	return complaints
 }
 
+// wallNanoseconds of the wall clock are no measure of durations: it is set back and forward. internal/clock has the times of commits,
+// client/tls.go compares times of files, and bench sends times from one process to another.
+var wallNanoseconds = regexp.MustCompile(`\.Unix(Nano)?\(\) ?-|\.UnixNano\(\)|time\.Unix\(0,`)
+
+// checkDurations looks at what measures durations.
+func checkDurations(t *testing.T, tree fs.FS) (complaints []string) {
+	for _, name := range files(t, tree, ".go") {
+		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "internal/clock/") || name == "client/tls.go" || strings.HasPrefix(name, "bench/") {
+			continue
+		}
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if wallNanoseconds.MatchString(line) {
+				complaints = append(complaints, fmt.Sprintf("%s:%d: a duration of the wall clock: keep a time.Time, which has the monotonic clock", name, i+1))
+			}
+		}
+	}
+	return complaints
+}
+
+func TestDurationsAreOfTheMonotonicClock(t *testing.T) {
+	report(t, checkDurations(t, repository()))
+	wantOne(t, checkDurations(t, tree("internal/a.go", "package a\nvar began = time.Now().UnixNano()\n")), "internal/a.go:2")
+}
+
 // ledgerRow begins a row of the bug ledger, which may name a pattern as it was.
 const ledgerRow = "| 20"
 

@@ -15,8 +15,8 @@ import (
 // its limit. So a call that does not return is detected, at most one probe runs, and health
 // recovers at the moment at which the probe ends.
 type probe struct {
-	started atomic.Int64          // unix nanoseconds at which the running probe began; 0: none is running
-	failed  atomic.Pointer[error] // the error of the last probe that ended
+	started atomic.Pointer[time.Time] // when the running probe began; nil: none is running
+	failed  atomic.Pointer[error]     // the error of the last probe that ended
 }
 
 // probeIdleEvery is the number of intervals between two probes of an idle server. Each probe costs
@@ -46,7 +46,8 @@ func (s *Server) runProbe(ctx context.Context) {
 }
 
 func (s *Server) probeOnce(ctx context.Context) {
-	s.conditions.probe.started.Store(time.Now().UnixNano())
+	began := time.Now()
+	s.conditions.probe.started.Store(&began)
 	err := s.store.Probe(ctx)
 	switch {
 	case ctx.Err() != nil: // the server stops
@@ -55,14 +56,14 @@ func (s *Server) probeOnce(ctx context.Context) {
 	default:
 		s.conditions.probe.failed.Store(nil)
 	}
-	s.conditions.probe.started.Store(0)
+	s.conditions.probe.started.Store(nil)
 }
 
 // probeConditions are the conditions that the probe shows at a time.
 func (p *probe) conditions(now time.Time, timeout time.Duration) []health.Condition {
 	c := health.Condition{Name: "probe-failing", Severity: health.Unavailable, Message: "a write of the server's own does not become durable"}
-	if started := p.started.Load(); started != 0 {
-		if since := now.Sub(time.Unix(0, started)); since > timeout {
+	if started := p.started.Load(); started != nil {
+		if since := now.Sub(*started); since > timeout {
 			c.Cause = fmt.Sprintf("it has been under way for %v", since.Round(time.Second))
 			return []health.Condition{c}
 		}

@@ -98,14 +98,15 @@ func TestFailedProbeIsACondition(t *testing.T) {
 	if got := p.conditions(now, time.Second); got != nil {
 		t.Errorf("no probe: %v", got)
 	}
-	p.started.Store(now.Add(-time.Second).UnixNano())
+	began := now.Add(-time.Second)
+	p.started.Store(&began)
 	if got := p.conditions(now, time.Second); got != nil {
 		t.Errorf("at its time: %v", got)
 	}
 	if got := p.conditions(now.Add(time.Millisecond), time.Second); len(got) != 1 || !strings.Contains(got[0].Cause, "under way") {
 		t.Errorf("past it: %v", got)
 	}
-	p.started.Store(0)
+	p.started.Store(nil)
 	err := errOverloaded
 	p.failed.Store(&err)
 	if got := p.conditions(now, time.Second); len(got) != 1 || got[0].Cause != err.Error() {

@@ -76,11 +76,11 @@ type repairs struct {
 //
 // Invariant: retired.bytes is never negative.
 type memory struct {
-	resizing       sync.Mutex   // one ResizeCache at a time: the cache has the size that cacheBytes says
-	memtableBytes  int64        // at which a generation is rotated; constant after Open
-	cacheBytes     atomic.Int64 // that the page cache may have now; written by Open and ResizeCache
-	immutableBytes atomic.Int64 // that immutable memtables may have together; written by Open and ResizeCache
-	rotated        atomic.Int64 // time of the last rotation, in Unix nanoseconds; written under Engine.mu
+	resizing       sync.Mutex                // one ResizeCache at a time: the cache has the size that cacheBytes says
+	memtableBytes  int64                     // at which a generation is rotated; constant after Open
+	cacheBytes     atomic.Int64              // that the page cache may have now; written by Open and ResizeCache
+	immutableBytes atomic.Int64              // that immutable memtables may have together; written by Open and ResizeCache
+	rotated        atomic.Pointer[time.Time] // time of the last rotation; nil: there was none; written under Engine.mu
 
 	room    chan struct{} // guarded by Engine.mu: closed and replaced when memory has become free
 	pool    tablePool     // see there
@@ -294,8 +294,9 @@ func (e *Engine) advanceGeneration(full *generation, bodyBytes int, first *openi
 	full.next.Store(next)
 	e.setViewLocked(&view{active: next, immutables: frozen, root: v.root, repairTree: v.repairTree, quarantine: v.quarantine, checkpoint: v.checkpoint, inTree: v.inTree})
 	e.counters.rotations.Add(1)
-	e.updateThrottleLocked(time.Now())
-	e.memory.rotated.Store(time.Now().UnixNano())
+	now := time.Now()
+	e.updateThrottleLocked(now)
+	e.memory.rotated.Store(&now)
 	e.reserveFor(e.immutableBytesOf(e.view.Load()))
 	e.requestIfDue()
 	return obstacle{}, refused

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -62,7 +63,15 @@ func (e *Engine) shouldFlushByAge(idle bool) bool {
 	if idle {
 		wait = immutableWaitIdle
 	}
-	return len(e.view.Load().immutables) > 0 && time.Since(time.Unix(0, e.memory.rotated.Load())) > wait
+	return len(e.view.Load().immutables) > 0 && e.sinceRotation() > wait
+}
+
+// sinceRotation is how long ago the last rotation was; very long without one.
+func (e *Engine) sinceRotation() time.Duration {
+	if at := e.memory.rotated.Load(); at != nil {
+		return time.Since(*at)
+	}
+	return math.MaxInt64
 }
 
 // idle reports whether nothing was committed since its last call.
@@ -77,7 +86,7 @@ func (e *Engine) idle() bool {
 // shouldFlushBySize reports whether the active memtable is large and has waited for so long. Without it, the
 // space of what was deleted or overwritten would stay in use until the interval ends.
 func (e *Engine) shouldFlushBySize(wait time.Duration) bool {
-	return time.Since(time.Unix(0, e.memory.rotated.Load())) > wait && e.pager.Stats().Live >= smallTreePages &&
+	return e.sinceRotation() > wait && e.pager.Stats().Live >= smallTreePages &&
 		uint64(e.view.Load().active.mem.Versions())*largePart > e.pager.State().Entries
 }
 

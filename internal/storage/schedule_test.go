@@ -21,7 +21,10 @@ func TestImmutableMemtablesWaitWhileCommitsCome(t *testing.T) {
 	if len(b.engine.view.Load().immutables) == 0 {
 		t.Fatal("nothing is immutable")
 	}
-	rotated := func(ago time.Duration) { b.engine.memory.rotated.Store(time.Now().Add(-ago).UnixNano()) }
+	rotated := func(ago time.Duration) {
+		at := time.Now().Add(-ago)
+		b.engine.memory.rotated.Store(&at)
+	}
 	rotated(immutableWaitIdle + time.Second)
 	if work := schedule(); work != WorkNone {
 		t.Errorf("while commits come: %v", work)

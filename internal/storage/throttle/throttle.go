@@ -57,11 +57,14 @@ const (
 	updateEvery = 20 * time.Millisecond
 )
 
+// begin is a time from which monotonic ones are counted: a step of the wall clock changes nothing.
+var begin = time.Now()
+
 // Throttle is the delay of writers. The zero value delays nothing.
 type Throttle struct {
 	delay   atomic.Int64 // nanoseconds for each KiB; 0: none
 	Merged  atomic.Int64 // versions that the running merge has processed
-	updated atomic.Int64 // unix nanoseconds of the last update for the progress of a merge
+	updated atomic.Int64 // nanoseconds from begin to the last update for the progress of a merge
 
 	// Guarded by the mutex of the caller: see the methods with Locked in their name.
 	mergeNanos float64   // duration of the merges so far, and
@@ -110,8 +113,8 @@ func (t *Throttle) MergingLocked() int64 {
 // time to update the delay; of several goroutines one gets true.
 func (t *Throttle) Processed(versions int, now time.Time) (update bool) {
 	t.Merged.Add(int64(versions))
-	last := t.updated.Load()
-	return now.UnixNano()-last >= int64(updateEvery) && t.updated.CompareAndSwap(last, now.UnixNano())
+	last, at := t.updated.Load(), int64(now.Sub(begin))
+	return at-last >= int64(updateEvery) && t.updated.CompareAndSwap(last, at)
 }
 
 // MeasureMergeLocked notes that the running merge has done its work, whose duration predicts later ones.
