@@ -23,8 +23,8 @@ const (
 	// scanPageBytesMax is the largest page that a client may request. A larger page would only
 	// delay its first entry.
 	scanPageBytesMax = 4 << 20
-	// scanEntryBytes is what an entry counts in a page at least. An entry costs some 100 bytes of memory
-	// beside its key and value, and a page of tiny ones would cost 20 times what the scan is admitted with.
+	// scanEntryBytes is what an entry counts in a page at least, which is more than a tiny one takes: a client takes some 100 bytes for
+	// each beside its key and value.
 	scanEntryBytes = 32
 	// scanEntryOverhead and scanPageOverhead are what an entry and a page have beside keys and values when they are encoded, at most,
 	// without expiry and lease.
@@ -78,8 +78,6 @@ type scan struct {
 	held      int    // bytes with which the scan is admitted
 	remaining uint64 // entries that may still be returned
 	cursor    *mvcc.Cursor
-	page      pb.ScanResponse
-	entries   []*pb.Entry // every entry message made so far; pages reuse them
 	scanMemory
 	last []byte // last key covered
 	scanTokens
@@ -88,11 +86,9 @@ type scan struct {
 
 // scanMemory is where the page is.
 type scanMemory struct {
-	arena      []byte // newest keys and values of the page
-	arenaBytes int    // of all arenas of the page
-	size       int    // of the page when it is encoded, at most, but for the key in its token
-	full       bool   // the page before was as large as a page may be
-	pages      *scanPages
+	page  scanEncoding
+	size  int // of the page when it is encoded, at most, but for the key in its token
+	pages *scanPages
 }
 
 // scanTokens is what a scan keeps for its resume tokens.
@@ -104,6 +100,7 @@ type scanTokens struct {
 // scanTimes says where the time of a scan went.
 type scanTimes struct {
 	later     bool                    // the first page has been sent
+	only      bool                    // the page is the first, and the last
 	details   details                 // of the goroutine that sends
 	collected atomic.Pointer[details] // by a scan that has ended
 }
@@ -198,7 +195,8 @@ func (sc *scan) resume(req *pb.ScanRequest) error {
 // first. Scans of one epoch share a lease.
 //
 // Sending the first page does not wait for the client, because the transport takes at least one
-// message. So most scans need no second goroutine.
+// message. So most scans need no second goroutine. Each further page is sent when the client's windows
+// have taken the one before: the scan is admitted with two pages.
 func (sc *scan) run(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
 	if err := sc.begin(stream.Context()); err != nil {
 		sc.end()
@@ -277,11 +275,12 @@ func (sc *scan) sendPage(stream grpc.ServerStreamingServer[pb.ScanResponse]) (mo
 	}
 	sc.access.sent(&sc.page)
 	sc.snapshot.wait()
+	more = more && sc.remaining > 0
+	sc.only = !sc.later && !more
 	err = sc.send(stream)
 	if ended := sc.snapshot.resume(); err == nil {
 		err = ended
 	}
-	more = more && sc.remaining > 0
 	switch {
 	case err != nil || !more:
 	case sc.server.drain.active.Load():
@@ -350,7 +349,7 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	if more, err = sc.fill(ctx); err != nil {
 		return false, err
 	}
-	if err := sc.grow(sc.arenaBytes + pb.BufferBytes(sc.size+len(sc.last))); err != nil {
+	if err := sc.grow(cap(sc.page.buf) + pb.BufferBytes(sc.size+len(sc.last))); err != nil {
 		return false, err
 	}
 	await := sc.cursor.Await()
@@ -358,12 +357,12 @@ func (sc *scan) nextPage(ctx context.Context) (more bool, err error) {
 	if err := sc.acknowledge(ctx, ackRead(await)); err != nil {
 		return false, err
 	}
-	sc.page.ResumeToken = nil
+	sc.tokenBuf = sc.tokenBuf[:0]
 	if sc.bringsToken(more) {
 		sc.handedOut = true
-		sc.tokenBuf = appendToken(sc.tokenBuf[:0], token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds, store: sc.server.storeID})
-		sc.page.ResumeToken = sc.tokenBuf
+		sc.tokenBuf = appendToken(sc.tokenBuf, token{epoch: sc.at, reverse: sc.options.Reverse, last: sc.last, bounds: sc.bounds, store: sc.server.storeID})
 	}
+	sc.page.end(sc.at, sc.tokenBuf)
 	return more, nil
 }
 
@@ -393,17 +392,12 @@ func (sc *scan) admit(bytes int) error {
 	if bytes < admitStep {
 		return nil
 	}
-	arena := sc.arenaBytes
-	if cap(sc.arena)-len(sc.arena) < bytes {
-		arena += bytes
-	}
-	return sc.grow(arena + pb.BufferBytes(sc.size+bytes))
+	return sc.grow(sc.page.bytesWith(bytes) + pb.BufferBytes(sc.size+bytes))
 }
 
 // fill makes the next page, and reports whether the range may continue after it.
 func (sc *scan) fill(ctx context.Context) (more bool, err error) {
-	sc.page.Entries, sc.page.Count, sc.page.ReadEpoch = sc.page.Entries[:0], 0, uint64(sc.at)
-	sc.reuseArena()
+	sc.page.reuse(sc.pageBytes)
 	sc.size = scanPageOverhead
 	for entry := 0; ; {
 		if sc.remaining == 0 {
@@ -413,19 +407,19 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 			return sc.cursor.Next(), sc.cursor.Err() // is there a next entry?
 		}
 		// Another entry of the same size would make the page larger than it may be.
-		if sc.full = sc.page.Count > 0 && sc.size+entry+len(sc.last) > sc.pageBytes && !sc.countOnly; sc.full || sc.page.Count == scanCountPage && sc.countOnly {
+		if sc.countOnly && sc.page.count == scanCountPage || !sc.countOnly && sc.page.count > 0 && sc.size+entry+len(sc.last) > sc.pageBytes {
 			return true, nil
 		}
-		if sc.page.Count%scanCheckEvery == 0 && ctx.Err() != nil {
+		if sc.page.count%scanCheckEvery == 0 && ctx.Err() != nil {
 			return false, ctx.Err()
 		}
 		if !sc.cursor.Next() {
 			return false, sc.cursor.Err()
 		}
 		sc.remaining--
-		sc.page.Count++
+		sc.last = append(sc.last[:0], sc.cursor.Key()...)
 		if sc.countOnly {
-			sc.last = append(sc.last[:0], sc.cursor.Key()...)
+			sc.page.count++
 			continue
 		}
 		f, err := sc.cursor.Metadata()
@@ -437,35 +431,9 @@ func (sc *scan) fill(ctx context.Context) (more bool, err error) {
 	}
 }
 
-// reuseArena begins the arena of a page. The first page begins with a small one, since most scans have few entries. That of a value larger than a
-// page is not used again: it has no room for another such value beside a key.
-func (sc *scan) reuseArena() {
-	switch size := cap(sc.arena); {
-	case size > sc.pageBytes:
-		sc.replaceArena(nil)
-	case sc.full && size < sc.pageBytes:
-		sc.replaceArena(make([]byte, 0, sc.pageBytes))
-	}
-	sc.arena, sc.arenaBytes = sc.arena[:0], cap(sc.arena)
-}
-
-func (sc *scan) replaceArena(arena []byte) {
-	sc.arena = arena
-	for _, e := range sc.entries { // what they point to is sent
-		e.Key, e.Value = nil, nil
-	}
-}
-
-// add copies one entry into the page and returns its size.
+// add adds one entry to the page and returns what it counts.
 func (sc *scan) add(key, value []byte, epoch keys.Epoch, f *mvcc.Metadata) int {
-	n := len(sc.page.Entries)
-	if n == len(sc.entries) {
-		sc.entries = append(sc.entries, new(pb.Entry))
-	}
-	e := sc.entries[n]
-	e.Key, e.Value, e.Epoch, e.ExpiresAtMs, e.LeaseId = sc.copy(key), sc.copy(value), uint64(epoch), f.ExpiresAt, f.Lease
-	sc.last = e.Key
-	sc.page.Entries = append(sc.page.Entries, e)
+	sc.page.add(key, value, epoch, f, sc.pageBytes)
 	size := len(key) + len(value) + scanEntryOverhead
 	if f.ExpiresAt != 0 || f.Lease != 0 {
 		size += 2 * binary.MaxVarintLen64
@@ -475,17 +443,3 @@ func (sc *scan) add(key, value []byte, epoch keys.Epoch, f *mvcc.Metadata) int {
 
 // entryBytes is what an entry counts in a page.
 func entryBytes(key, value []byte) int { return max(len(key)+len(value), scanEntryBytes) }
-
-// copy puts b into the arena. A full arena is replaced by a new one and remains with its entries,
-// because growing it would move them.
-func (sc *scan) copy(b []byte) []byte {
-	if cap(sc.arena)-len(sc.arena) < len(b) {
-		const least = 4096
-		n := max(len(b), min(max(least, 2*cap(sc.arena)), max(least, sc.pageBytes-sc.arenaBytes)))
-		sc.arena = make([]byte, 0, n)
-		sc.arenaBytes += n
-	}
-	start := len(sc.arena)
-	sc.arena = append(sc.arena, b...)
-	return sc.arena[start:len(sc.arena):len(sc.arena)]
-}

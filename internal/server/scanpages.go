@@ -11,6 +11,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // scanPages are the pages of one scan that the transport has, and has not sent yet. A scan may end long before its last page is sent: the
@@ -28,8 +29,8 @@ type scanPages struct {
 	empty chan struct{} // closed when no page is left; nil: nothing waits for that
 }
 
-// pageCountedMin is the size of the smallest page that is counted. Smaller ones are bounded like other small answers of streams. A page is
-// encoded with at least a fifth of the size that its scan counts, so that the library gives back the buffer of each page that is counted.
+// pageCountedMin is the size of the smallest page that is counted if it is the only one of its scan. Smaller ones are bounded like other small answers of
+// streams.
 const pageCountedMin = 8 << 10
 
 // add counts a page of so many bytes until it is sent.
@@ -125,11 +126,16 @@ func (m *pageMessage) BufferPool() mem.BufferPool { return m.page }
 // Sent implements transport.Counted.
 func (m *pageMessage) Sent() { m.page.counted.sent() }
 
-// sendCounted sends the page, which counts until the transport has sent it. It is encoded when those before it are sent, however much the library's
-// transport takes.
+// sendCounted sends the page, which counts until the transport has sent it. It is copied into a buffer of the transport when those before it are sent,
+// however much a transport takes.
 func (sc *scan) sendCounted(stream grpc.ServerStreamingServer[pb.ScanResponse]) error {
-	if sc.size < pageCountedMin || sc.access.conn == nil {
-		return stream.Send(&sc.page)
+	if sc.later {
+		if err := transport.AwaitSent(stream.Context(), 0); err != nil {
+			return err
+		}
+	}
+	if sc.size < pageCountedMin && sc.only || sc.access.conn == nil {
+		return stream.SendMsg(&sc.page)
 	}
 	if sc.server.config.Transport == config.TransportGRPC {
 		if err := sc.pages.awaitSent(sc.snapshot.ctx); err != nil {

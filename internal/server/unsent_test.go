@@ -157,8 +157,11 @@ func TestPagesThatWereNotSentAreFreed(t *testing.T) {
 // keepingStream has every message that it is sent, encoded, like the transport of the gRPC library while its client takes nothing.
 type keepingStream struct {
 	grpc.ServerStreamingServer[pb.ScanResponse]
+	ctx  context.Context
 	kept []mem.BufferSlice
 }
+
+func (s *keepingStream) Context() context.Context { return s.ctx }
 
 func (s *keepingStream) SendMsg(m any) error {
 	encoded, err := pb.NewCodec().Marshal(m)
@@ -173,10 +176,12 @@ func TestAPageIsEncodedWhenTheOneBeforeIsSent(t *testing.T) {
 		server := &Server{configuration: configuration{config: config.Config{Transport: config.TransportGRPC}}}
 		sc := &scan{
 			server: server, access: &access{conn: new(connection)}, snapshot: &openSnapshot{ctx: ctx},
-			scanMemory: scanMemory{pages: &scanPages{admission: &server.admission}, size: 2 * pageCountedMin},
-			page:       pb.ScanResponse{Entries: []*pb.Entry{{Value: make([]byte, 2*pageCountedMin)}}},
+			scanMemory: scanMemory{
+				pages: &scanPages{admission: &server.admission}, size: 2 * pageCountedMin,
+				page: scanEncoding{buf: make([]byte, 2*pageCountedMin)},
+			},
 		}
-		stream, results := new(keepingStream), make(chan error, 1)
+		stream, results := &keepingStream{ctx: ctx}, make(chan error, 1)
 		send := func() { results <- sc.sendCounted(stream) }
 		if send(); <-results != nil {
 			t.Fatal("the first page is not sent")

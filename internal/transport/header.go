@@ -59,8 +59,21 @@ func (h *headers) decode(block []byte) (*headerList, error) {
 	if err := h.decoder.Close(); err != nil {
 		return nil, h.failed(err)
 	}
+	h.forget()
 	return l, nil
 }
+
+// forget lets the decoder have another block, which is not decoded: it keeps the empty rest of the last one, and with it the input buffer, 32 KiB for
+// each connection.
+func (h *headers) forget() {
+	h.decoder.SetEmitEnabled(false)
+	_, _ = h.decoder.Write(blockOfOneField) // does not fail: the block is whole, and changes no table
+	_ = h.decoder.Close()
+	h.decoder.SetEmitEnabled(true)
+}
+
+// blockOfOneField is an entry of the static table.
+var blockOfOneField = []byte{hpackStatus200}
 
 // failed is the error of a block that leaves the compression state unknown.
 func (*headers) failed(err error) error {

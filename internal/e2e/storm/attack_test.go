@@ -159,6 +159,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread scans", func(a *attacker) { a.unread(64, 1, "KVService/Scan", new(pb.ScanRequest)) }},
 		{"unread scans of large pages", func(a *attacker) { a.unread(64, 64, "KVService/Scan", &pb.ScanRequest{PageBytes: 4 << 20}) }},
 		{"largest requests beside full shares", func(a *attacker) { a.besideShares() }},
+		{"largest batches beside unread scans", (*attacker).besideScans},
 		{"batches beside an unread invocation", func(a *attacker) {
 			a.begun(1, 1, "KVService/InvokeAll", largeInvokeAll(setAndGet))
 			a.sendAll(a.times(4, 12), encodedBatch(4, 15<<20))
