@@ -87,8 +87,18 @@ func (c *Config) MemoryBound() Size {
 	return c.memoryOfRequests() + c.WatchMemory() + c.TransactionMemory() + c.LeaseMemory()
 }
 
+// largest is what the largest request takes.
+func (c *Config) largest() Size {
+	return max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
+}
+
 // memoryOfRequests is the bound while there is neither a watch, an open interactive transaction nor a lease.
 func (c *Config) memoryOfRequests() Size {
-	largest := max(batchCopies*c.Limits.BatchSize, OperationBytes*Size(c.Limits.BatchOps))
-	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + largest + c.TLS.memory(c.Limits.Connections) + c.Traces.memory() + c.Archive.memory(c.Limits.BatchSize)
+	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + c.largest() + c.TLS.memory(c.Limits.Connections) + c.Traces.memory() + c.Archive.memory(c.Limits.BatchSize)
+}
+
+// HeapKept is the most that what is live for long, and has no term of its own, may have of the heap before the collector works harder: what the bound
+// leaves beside --memory and the largest request.
+func (c *Config) HeapKept() Size {
+	return c.memoryOfRequests() - c.Memory - c.largest() - c.Archive.memory(c.Limits.BatchSize)
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,13 +134,22 @@ func TestTheHeapMayGrowByPasswords(t *testing.T) {
 	becomes("less after the last password", 0)
 }
 
+// takenInTests is what the runtime takes in the tests of the limit: what the process of a test keeps says nothing of a server.
+var takenInTests atomic.Int64
+
 // mustFollowHeap starts a server, and returns what waits until the limit of the heap has so many bytes more than without anything.
 func mustFollowHeap(t *testing.T, configure func(*config.Config)) (h *harness, becomes func(what string, live int64)) {
 	t.Helper()
 	t.Setenv("GOMEMLIMIT", "")
 	limit := func() int64 { return debug.SetMemoryLimit(-1) }
 	before := limit()
-	t.Cleanup(func() { debug.SetMemoryLimit(before) }) // after the server has ended
+	said := heapTaken
+	takenInTests.Store(0)
+	heapTaken = takenInTests.Load
+	t.Cleanup(func() { // after the server has ended
+		debug.SetMemoryLimit(before)
+		heapTaken = said
+	})
 	return mustStart(t, configure), func(what string, live int64) {
 		t.Helper()
 		eventually(t, what, func() bool { got := limit() - heapBytesMin; return got > live-heapLiveStep && got < live+heapLiveStep })
