@@ -19,6 +19,7 @@ type stuckFS struct {
 	suffix string
 	mu     sync.Mutex
 	gate   chan struct{} // nil while syncs go through
+	once   func() bool   // from when on they do not; nil is from hold on
 }
 
 func (s *stuckFS) hold() (release func()) {
@@ -38,7 +39,7 @@ func (s *stuckFS) pass() {
 	s.mu.Lock()
 	gate := s.gate
 	s.mu.Unlock()
-	if gate != nil {
+	if gate != nil && (s.once == nil || s.once()) {
 		<-gate
 	}
 }

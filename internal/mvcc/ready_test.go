@@ -375,3 +375,48 @@ func TestAWindowReadsOnlyWhatWasWritten(t *testing.T) {
 		t.Errorf("%d reads of the device in the window, for %d keys that were read: %v", n, count, err)
 	}
 }
+
+// TestALargeCommitWaitsForNothingThatCameAfterIt: while others write without a pause there is always something to merge, and a large commit would go on
+// only after a part of StallMax, which may be longer than its client waits.
+func TestALargeCommitWaitsForNothingThatCameAfterIt(t *testing.T) {
+	later := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+	fs := &stuckFS{FS: later, suffix: ".ekv"}
+	o := tiny(fs)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 24<<20, time.Hour
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+	s := mustOpen(t, o)
+	large := func(bytes int) *Write {
+		w := &Write{Durability: DurabilityAsync}
+		w.Set([]byte("large"), make([]byte, bytes))
+		return w
+	}
+	if err := <-startCommit(t, s, large(8_000_000)); err != nil {
+		t.Fatal(err)
+	}
+	release := sync.OnceFunc(fs.hold())
+	defer release()
+	before := s.Stats().Storage
+	done := startCommit(t, s, large(15_000_000))
+	eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > before.Backpressure.Stalls })
+	for i := range 36 {
+		mustPutAsync(t, s, fmt.Sprint("small", i), string(make([]byte, 100_000)))
+	}
+	if len(done) > 0 || s.engine.AwaitsMerge() {
+		t.Fatal("memory is full, or the commit has not waited: this tests nothing")
+	}
+	largeIn := before.Generations[len(before.Generations)-1].First
+	later.once = func() bool { return s.Stats().Storage.Generations[0].First > largeIn } // it is merged
+	defer later.hold()()
+	release()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the commit waits for what was written after it")
+	}
+	if len(s.Stats().Storage.Generations) < 2 {
+		t.Error("everything is merged: this tests nothing")
+	}
+}

@@ -82,6 +82,8 @@ type memory struct {
 	immutableBytes atomic.Int64              // that immutable memtables may have together; written by Open and ResizeCache
 	rotated        atomic.Pointer[time.Time] // time of the last rotation; nil: there was none; written under Engine.mu
 
+	reclaimed atomic.Uint64 // memtables with epochs below this one have been freed; written under retired.mu
+
 	room    chan struct{} // guarded by Engine.mu: closed and replaced when memory has become free
 	pool    tablePool     // see there
 	retired retired       // see there

@@ -58,6 +58,7 @@ func (e *Engine) Reclaim() {
 		_ = e.broken(checkRetired(old.bytes.Add(-r.bytes)))
 		for _, g := range r.generations {
 			e.reuseOrFree(g.mem)
+			e.memory.reclaimed.Store(max(e.memory.reclaimed.Load(), g.end.Load()))
 		}
 		e.freeQuarantine(r.quarantine)
 	}

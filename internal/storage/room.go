@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/storage/memtable"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -33,11 +34,13 @@ func (d *Demand) memoryBytes() int64 {
 // which others will wait while it waits calls it before that. The errors are those of AdvanceGeneration.
 //
 // For a part of StallMax it waits until the record leaves memory for those of others: otherwise the next of them would wait until it is merged. So it also
-// replaces an active generation that is full, which its next writer would do: only then can that be merged.
+// replaces an active generation that is full, which its next writer would do: only then can that be merged. It waits for the merges of what was written
+// before, and of nothing later: beside writers that never pause there is always something to merge.
 func (e *Engine) AwaitRoom(ctx context.Context, d *Demand) error {
 	if e.fits(d) {
 		return nil
 	}
+	since := e.Reserved()
 	soon, cancel := context.WithTimeoutCause(ctx, e.options.StallMax/4, errNoRoomBeside)
 	err := e.awaitRoom(soon, func() (obstacle, error) {
 		if full := e.fullBeside(d); full != nil {
@@ -45,13 +48,13 @@ func (e *Engine) AwaitRoom(ctx context.Context, d *Demand) error {
 				return o, err
 			}
 		}
-		return e.obstacleOf(d, true)
+		return e.obstacleOf(d, since)
 	})
 	cancel()
 	if err != errNoRoomBeside { //nolint:errorlint // made here
 		return err
 	}
-	return e.awaitRoom(ctx, func() (obstacle, error) { return e.obstacleOf(d, false) })
+	return e.awaitRoom(ctx, func() (obstacle, error) { return e.obstacleOf(d, 0) })
 }
 
 var errNoRoomBeside = errors.New("storage: there is no memory for a large record beside others")
@@ -61,7 +64,7 @@ func (e *Engine) HasRoom(d *Demand) bool {
 	if e.fits(d) {
 		return true
 	}
-	o, err := e.obstacleOf(d, false)
+	o, err := e.obstacleOf(d, 0)
 	return o.ready == nil || err != nil
 }
 
@@ -82,15 +85,16 @@ func (e *Engine) fullBeside(d *Demand) *generation {
 	return nil
 }
 
-// obstacleOf is what a rotation for a record would have to wait for; with beside also the merges without which it would fill memory.
-func (e *Engine) obstacleOf(d *Demand, beside bool) (obstacle, error) {
+// obstacleOf is what a rotation for a record would have to wait for; with an epoch also the merges of what was written up to it, if the record would
+// fill memory together with what is there.
+func (e *Engine) obstacleOf(d *Demand, since keys.Epoch) (obstacle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.view.Load()
 	if o, err := e.memoryObstacleLocked(v); o.ready != nil || err != nil {
 		return o, err
 	}
-	if beside && e.merges(v) && e.immutableBytesOf(v)+d.memoryBytes() > e.memory.immutableBytes.Load() {
+	if since != 0 && e.memory.reclaimed.Load() <= uint64(since) && e.merges(v) && e.immutableBytesOf(v)+d.memoryBytes() > e.memory.immutableBytes.Load() {
 		e.checkpoints.request()
 		return obstacle{ready: e.memory.room}, nil
 	}
