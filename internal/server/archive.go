@@ -113,7 +113,7 @@ const intervalsTimeout = 2 * time.Second
 // ArchiveStatus implements AdminService.
 func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusRequest) (*pb.ArchiveStatusResponse, error) {
 	out := new(pb.ArchiveStatusResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodArchiveStatus, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodArchiveStatus, func() error {
 		a := s.feed.archive
 		if a == nil {
 			return nil

@@ -311,7 +311,7 @@ func backupStatus(what string, err error) error {
 // GetBackupStatus implements BackupService.
 func (s *backupService) GetBackupStatus(ctx context.Context, _ *pb.GetBackupStatusRequest) (*pb.GetBackupStatusResponse, error) {
 	out := new(pb.GetBackupStatusResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodGetBackupStatus, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodGetBackupStatus, func() error {
 		pinned := pinnedBytes(s.store)
 		b := &s.snapshots.backups
 		b.mu.Lock()

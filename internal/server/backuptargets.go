@@ -54,7 +54,7 @@ const listTimeMax = 30 * time.Second
 // ListBackups implements BackupService.
 func (s *backupService) ListBackups(ctx context.Context, req *pb.ListBackupsRequest) (*pb.ListBackupsResponse, error) {
 	out := new(pb.ListBackupsResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodListBackups, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodListBackups, func() error {
 		ctx, done := s.untilDrain(ctx)
 		defer done()
 		ctx, stop := context.WithTimeout(ctx, listTimeMax)

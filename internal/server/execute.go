@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ack
 	out.Found, out.Value, out.Epoch, out.ReadEpoch = v.Found, v.Data, uint64(v.Epoch), uint64(v.At)
 	f, err := c.session.Metadata()
 	out.ExpiresAtMs = f.ExpiresAt
-	return ackRead(v.Await), err
+	return ackRead(v.Await), cmp.Or(err, c.checkAgain())
 }
 
 func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {
@@ -229,6 +230,9 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 		err = nil
 		s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL)
 	}
+	if err == nil {
+		err = c.checkAgain()
+	}
 	return ackRead(await), err
 }
 
@@ -313,7 +317,7 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	}
 	out.Deleted, out.More = uint64(done.Count), done.More
 	if done.Count == 0 {
-		return ackWait{}, nil
+		return ackWait{}, c.checkAgain()
 	}
 	out.Epoch = uint64(done.Epoch)
 	return ackWait{epoch: done.Epoch, durability: durability, write: true}, nil

@@ -58,7 +58,8 @@ func (s *Server) takeExecutor() (*executor, error) {
 	return c, nil
 }
 
-// checkAgain checks the rights of the current request again if the users have changed since the check.
+// checkAgain checks the rights of the current request again if the users have changed since the check. Commits ask it under their latches. What
+// only reads asks it at its end: all that it has read was committed before, and it may have waited since the check.
 func (c *executor) checkAgain() error {
 	if c.access != nil {
 		return c.access.again()

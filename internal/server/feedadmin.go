@@ -24,8 +24,11 @@ func peerOf(ctx context.Context) string {
 
 // ListWatches implements Admin.
 func (s *adminService) ListWatches(ctx context.Context, _ *pb.ListWatchesRequest) (*pb.ListWatchesResponse, error) {
-	access := accessOf(ctx)
 	list := s.feed.feed.List()
+	if err := s.checkAgain(ctx); err != nil { // it may have waited for its turn
+		return nil, statusOf(err).Err()
+	}
+	access := accessOf(ctx)
 	slices.SortFunc(list, func(a, b feed.WatchInfo) int { return cmp.Compare(a.ID, b.ID) })
 	out := new(pb.ListWatchesResponse)
 	for i := range list {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/auth"
 )
 
@@ -41,10 +42,24 @@ func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, reque
 	}
 	if s.observer.audit.log != nil && a.note == nil && row != nil {
 		a.note, err = s.noteRequest(ctx, a, row.class, row, request, err)
+		if err == nil && row.class == audit.ClassAdmin { // it may have waited for room; what reads, and what commits, is checked later
+			err = a.again()
+		}
 	}
 	if err != nil {
 		s.admission.decoding.end(request)
 		return s.refuse(ctx, a, row, err)
+	}
+	return nil
+}
+
+// checkAgain checks a unary request again if the users have changed since.
+func (s *Server) checkAgain(ctx context.Context) error {
+	if a := accessOf(ctx); a != nil {
+		return a.again()
+	}
+	if s.gate.table.Load() != nil { // users are checked since a moment
+		return auth.ErrUnauthenticated
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func (s *feedService) History(ctx context.Context, req *pb.HistoryRequest) (*pb.
 			last := &h.Versions[len(h.Versions)-1]
 			out.ResumeToken = s.appendPastToken(pastToken{from: o.From, to: h.To, key: last.Key, epoch: last.Epoch}, hash)
 		}
-		return ackRead(h.Await), nil
+		return ackRead(h.Await), c.checkAgain()
 	})
 }
 
@@ -150,7 +150,7 @@ func (s *feedService) Diff(ctx context.Context, req *pb.DiffRequest) (*pb.DiffRe
 		if d.More {
 			out.ResumeToken = s.appendPastToken(pastToken{from: o.From, to: d.To, key: d.Last}, hash)
 		}
-		return ackRead(d.Await), nil
+		return ackRead(d.Await), c.checkAgain()
 	})
 }
 

@@ -65,16 +65,29 @@ func (s *Server) awaitOwn(ctx context.Context, epoch keys.Epoch) error {
 // RevokeLease implements Leases.
 func (s *leaseService) RevokeLease(ctx context.Context, req *pb.RevokeLeaseRequest) (*pb.RevokeLeaseResponse, error) {
 	return new(pb.RevokeLeaseResponse), s.serveAdmin(ctx, telemetry.MethodRevokeLease, func() error {
-		if err := s.checkLeaseKeys(ctx, lease.ID(req.GetId()), auth.RightWrite); err != nil {
-			return err
-		}
-		if err := s.checkLeaseLocks(ctx, lease.ID(req.GetId()), auth.RightLease); err != nil { // as ReleaseLock needs
+		if err := s.checkRevocation(ctx, lease.ID(req.GetId())); err != nil {
 			return err
 		}
 		ctx, done := s.untilDrain(ctx)
 		defer done()
 		return s.leases.Revoke(ctx, lease.ID(req.GetId()))
 	})
+}
+
+// checkRevocation is nil if the caller may revoke a lease. If its rights change while the keys are read, it begins again.
+func (s *Server) checkRevocation(ctx context.Context, id lease.ID) error {
+	for {
+		user := accessOf(ctx).user()
+		if err := s.checkLeaseKeys(ctx, id, auth.RightWrite); err != nil {
+			return err
+		}
+		if err := s.checkLeaseLocks(ctx, id, auth.RightLease); err != nil { // as ReleaseLock needs
+			return err
+		}
+		if err := s.checkAgain(ctx); err != nil || accessOf(ctx).user() == user {
+			return err
+		}
+	}
 }
 
 // checkLeaseLocks is checkLeaseKeys for the names of the locks that a lease holds.
@@ -176,7 +189,7 @@ func (s *leaseService) keepAlive(ctx context.Context, req *pb.KeepAliveRequest) 
 // GetLease implements Leases.
 func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*pb.GetLeaseResponse, error) {
 	out := new(pb.GetLeaseResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodGetLease, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodGetLease, func() error {
 		info, err := s.leases.Lease(lease.ID(req.GetId()))
 		if err != nil {
 			return err
@@ -193,6 +206,9 @@ func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*
 			after = nil
 		}
 		found, more, await, err := s.leases.Keys(ctx, info.ID, after, int(min(req.GetKeys(), leaseListMax)))
+		if err == nil {
+			err = s.checkAgain(ctx)
+		}
 		if err == nil { // some may have been attached since all of them were checked
 			err = checkFound(accessOf(ctx).user(), info.ID, auth.RightRead, found)
 		}
@@ -207,7 +223,7 @@ func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*
 // ListLeases implements Leases.
 func (s *leaseService) ListLeases(ctx context.Context, req *pb.ListLeasesRequest) (*pb.ListLeasesResponse, error) {
 	out := new(pb.ListLeasesResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodListLeases, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodListLeases, func() error {
 		limit := int(req.GetLimit())
 		if limit == 0 || limit > leaseListMax {
 			limit = leaseListMax

@@ -103,7 +103,7 @@ func (s *lockService) ReleaseLock(ctx context.Context, req *pb.ReleaseLockReques
 // GetLock implements Locks.
 func (s *lockService) GetLock(ctx context.Context, req *pb.GetLockRequest) (*pb.GetLockResponse, error) {
 	out := new(pb.GetLockResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodGetLock, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodGetLock, func() error {
 		held, await, err := s.leases.Holder(ctx, req.GetName())
 		if err != nil {
 			return err
@@ -134,7 +134,7 @@ func (s *lockService) ObserveLock(req *pb.ObserveLockRequest, stream grpc.Server
 // ListLocks implements Locks.
 func (s *lockService) ListLocks(ctx context.Context, req *pb.ListLocksRequest) (*pb.ListLocksResponse, error) {
 	out := new(pb.ListLocksResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodListLocks, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodListLocks, func() error {
 		b, err := toBounds(&pb.KeyRange{Start: req.GetStart(), End: req.GetEnd()})
 		if err != nil {
 			return err

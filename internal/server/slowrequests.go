@@ -163,7 +163,7 @@ func (r *slowRequest) attributes(silent uint64) []slog.Attr {
 // SlowRequests implements AdminService.
 func (s *adminService) SlowRequests(ctx context.Context, req *pb.SlowRequestsRequest) (*pb.SlowRequestsResponse, error) {
 	out := new(pb.SlowRequestsResponse)
-	return out, s.serveAdmin(ctx, telemetry.MethodSlowRequests, func() error {
+	return out, s.serveRead(ctx, telemetry.MethodSlowRequests, func() error {
 		slow := &s.observer.slow
 		all, total := slow.list(time.Now())
 		out.Total, out.Threshold = total, durationpb.New(s.settings.current().SlowRequests.Threshold)

@@ -63,6 +63,11 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 	if done.Direct {
 		out.Results = wroteAll(len(req.ThenOperations))
 	}
+	if done.Epoch == 0 { // no commit has checked the rights after all of it was read
+		if err := c.checkAgain(); err != nil {
+			return ackWait{}, err
+		}
+	}
 	out.Succeeded, out.Epoch = done.Holds, uint64(done.Epoch)
 	return ackCommit(done.Epoch, c.write.Durability), nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"time"
@@ -139,7 +140,7 @@ func (s *adminService) ResizeCache(ctx context.Context, req *pb.ResizeCacheReque
 // Space implements Admin.
 func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.SpaceResponse, error) {
 	var out *pb.SpaceResponse
-	err := s.serveAdmin(ctx, telemetry.MethodSpace, func() error {
+	err := s.serveRead(ctx, telemetry.MethodSpace, func() error {
 		stats := s.store.Stats()
 		out = spaceMessage(&stats.Storage)
 		if !req.ByPrefix {
@@ -198,6 +199,15 @@ func treeMessage(e *mvcc.Stats) *pb.Tree {
 		WriteStalls: st.Backpressure.Stalls, WriteStallTime: durationpb.New(st.Backpressure.StallTime), ThrottleDelayPerKib: durationpb.New(st.Backpressure.DelayPerKiB), DamagedReads: st.Damage.Reads,
 		DeadVersionRatio: st.Tree.DeadVersionRatio, VacuumedPages: st.Vacuum.Leaves, VacuumedVersions: st.Vacuum.Versions,
 	}
+}
+
+// serveRead is serveAdmin for a request that only reads. It may have waited since it was checked, for instance for the turn of its list, and what it
+// has read may have come after its right was taken away.
+func (s *Server) serveRead(ctx context.Context, method telemetry.Method, body func() error) error {
+	return s.serveAdmin(ctx, method, func() error {
+		err := body()
+		return cmp.Or(s.checkAgain(ctx), err)
+	})
 }
 
 // serveAdmin surrounds an Admin request: it counts the request and maps its error. It never refuses
