@@ -100,6 +100,10 @@ const (
 	// burstMax is how many requests are executed before answers are sent although more requests have come, so
 	// that a client with a single connection works on answers while the server works on requests.
 	burstMax = 32
+
+	// turnFrames is after how many frames, at the end of a burst, a reader whose client always has more lets others run. Without it they wait until
+	// the scheduler ends its turn, which is after 10 ms, and that for each connection that does the same.
+	turnFrames = 2 * burstMax
 )
 
 var (
@@ -165,9 +169,10 @@ func (c *Conn) start() {
 func (c *Conn) serve() {
 	lane := laneHolder{client: c.client}
 	defer lane.rest()
-	for executed := 0; ; {
+	for executed, frames := 0, 0; ; {
 		f, complete, err := c.in.next()
 		if complete {
+			frames++
 			var work execution
 			if work, err = c.handle(f); err == nil && work.request.stream != nil {
 				if !c.execute(lane.take(), work) {
@@ -183,6 +188,10 @@ func (c *Conn) serve() {
 			if !c.rest() {
 				c.close(errAllSent)
 				return
+			}
+			if frames >= turnFrames {
+				frames = 0
+				runtime.Gosched()
 			}
 		}
 		if err == nil && !complete {
