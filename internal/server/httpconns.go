@@ -21,6 +21,7 @@ type httpConns struct {
 
 type httpClient struct {
 	conn   net.Conn
+	host   string
 	active bool // a request is executed
 }
 
@@ -37,17 +38,31 @@ func (h *httpConns) changed(conn net.Conn, state http.ConnState) {
 	if state == http.StateClosed || state == http.StateHijacked {
 		return
 	}
-	h.open = append(h.open, httpClient{conn: conn, active: state == http.StateActive})
+	host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	if err != nil {
+		host = "" // one of those without a port
+	}
+	h.open = append(h.open, httpClient{conn: conn, host: host, active: state == http.StateActive})
 	if state == http.StateNew && len(h.open) > httpConnectionsMax {
 		h.closeOneLocked()
 	}
 }
 
-// closeOneLocked closes the connection that has waited longest; if none waits but the newest, that of the request that is executed for the
-// longest time: it is one of many, whose clients may send or take a byte in ten seconds, and the newest may be a probe.
+// closeOneLocked closes a connection of the host that has most of them, so that one that opens very many takes no probe of another with it: the
+// one that has waited longest; if none of it waits but the newest, that of the request that is executed for the longest time: it is one of many,
+// whose clients may send or take a byte in ten seconds, and the newest may be a probe.
 func (h *httpConns) closeOneLocked() {
-	before := h.open[:len(h.open)-1]
-	i := max(slices.IndexFunc(before, func(c httpClient) bool { return !c.active }), 0)
+	of := make(map[string]int)
+	for _, c := range h.open {
+		of[c.host]++
+	}
+	before, i := h.open[:len(h.open)-1], 0
+	for k, c := range before[1:] {
+		worst := before[i]
+		if n := of[c.host] - of[worst.host]; n > 0 || n == 0 && worst.active && !c.active {
+			i = k + 1
+		}
+	}
 	conn := h.open[i].conn
 	h.open = slices.Delete(h.open, i, i+1)
 	closeNow(conn)

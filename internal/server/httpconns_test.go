@@ -80,3 +80,44 @@ func mustDialHTTP(t *testing.T, h *harness) net.Conn {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c
 }
+
+// hostConn is a connection of a host.
+type hostConn struct {
+	net.Conn
+	host   string
+	closed bool
+}
+
+func (c *hostConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.host), Port: 1} }
+func (c *hostConn) Close() error         { c.closed = true; return nil }
+
+// TestConnectionsOfAHostEndNoneOfAnother: a host that opens more and more of them loses its own, whether the probe of another host waits or is executed.
+func TestConnectionsOfAHostEndNoneOfAnother(t *testing.T) {
+	for _, state := range []http.ConnState{http.StateNew, http.StateActive, http.StateIdle} {
+		h := new(httpConns)
+		probe := &hostConn{host: "10.0.0.1"}
+		h.changed(probe, http.StateNew)
+		h.changed(probe, state)
+		var others []*hostConn
+		for i := range 3 * httpConnectionsMax {
+			c := &hostConn{host: "10.0.0.2"}
+			h.changed(c, http.StateNew)
+			if i%2 == 0 {
+				h.changed(c, http.StateActive)
+			}
+			others = append(others, c)
+			if probe.closed {
+				t.Fatalf("%v: the connection of another host was closed for connection %d", state, i+1)
+			}
+		}
+		closed := 0
+		for _, c := range others {
+			if c.closed {
+				closed++
+			}
+		}
+		if want := 1 + len(others) - httpConnectionsMax; closed != want || len(h.open) != httpConnectionsMax {
+			t.Errorf("%v: %d were closed and %d are open, want %d and %d", state, closed, len(h.open), want, httpConnectionsMax)
+		}
+	}
+}
