@@ -55,7 +55,8 @@ func boundWithArchive(memory config.Size, archive config.Archive) int64 {
 	return int64(c.MemoryBound() - c.WatchMemory() - c.TransactionMemory() - c.LeaseMemory())
 }
 
-// repeatBatches sends batches of few large values from each of 12 clients for some time. A client whose batch is refused waits a little.
+// repeatBatches sends batches of few large values from each of 12 clients for some time, and until one was written. A client whose batch is refused
+// waits a little.
 func (a *attacker) repeatBatches() {
 	const clients = 12
 	batch := encodedBatch(4, 15<<20)
@@ -64,7 +65,7 @@ func (a *attacker) repeatBatches() {
 	for range clients {
 		conn := a.dial(grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encoded{})))
 		all.Go(func() {
-			for time.Now().Before(end) && a.ctx.Err() == nil {
+			for (time.Now().Before(end) || a.done.Load() == 0) && a.ctx.Err() == nil {
 				var none []byte
 				err := conn.Invoke(a.ctx, "/epochkv.v1.KVService/BatchWrite", &batch, &none)
 				a.count("a batch", err)
