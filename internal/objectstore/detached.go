@@ -7,17 +7,22 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
-// detached makes each call of a directory in a goroutine of its own, and leaves it when the context ends: the kernel may not return from a system call
+// detached makes each call of a directory in a goroutine of its own, and leaves it a moment after the context has ended: the kernel may not return from a system call
 // while a device, or the server of a network file system, does not answer.
 //
 //	call ─► goroutine: the directory ─► result
-//	  └─ the context ends: the caller goes on, and what it has passed is not touched any more
+//	  └─ the context has ended: the caller goes on, and what it has passed is not touched any more
 //
 // A call that was left goes on when the device answers. It finds that its context has ended, makes no object, and closes what it has opened. But it
 // may be past that, in the rename or the deletion itself: others that create or delete the object wait until it has returned, see changing.
 type detached struct{ inner Store }
+
+// leaveAfter is how long a call may go on after the end of its context before it is left. One that a device answers is rarely left then, and so
+// nothing of it comes after its caller has ended.
+const leaveAfter = 250 * time.Millisecond
 
 // leftMax bounds the calls of all stores that were left and have not returned: each of them keeps a thread of the system. Beyond it callers wait.
 const leftMax = 64
@@ -27,7 +32,7 @@ var left atomic.Int64
 // errLeft means that a call was left.
 var errLeft = errors.New("the device does not answer")
 
-// detach calls f in a goroutine. If the context ends before f does, it calls leave and returns errLeft, and the result of f is dropped.
+// detach calls f in a goroutine. If the context ends leaveAfter before f does, it calls leave and returns errLeft, and the result of f is dropped.
 func detach[T any](ctx context.Context, f func() (T, error), leave func(), drop func(T)) (T, error) {
 	type result struct {
 		value T
@@ -51,6 +56,13 @@ func detach[T any](ctx context.Context, f func() (T, error), leave func(), drop 
 	case r := <-returned:
 		return r.value, r.err
 	case <-ctx.Done():
+	}
+	moment := time.NewTimer(leaveAfter)
+	defer moment.Stop()
+	select {
+	case r := <-returned:
+		return r.value, r.err
+	case <-moment.C:
 	}
 	if left.Add(1) <= leftMax {
 		mu.Lock()

@@ -265,3 +265,21 @@ func waitUntil(t *testing.T, done func() bool) {
 		}
 	}
 }
+
+// TestACallThatReturnsSoonAfterItsContextIsNotLeft: with a device that answers, nothing of it comes after its caller has ended.
+func TestACallThatReturnsSoonAfterItsContextIsNotLeft(t *testing.T) {
+	for range 20 { // a busy machine may hold up a call
+		inner := &stuckStore{began: make(chan struct{}, 1), released: make(chan struct{})}
+		ctx, stop := context.WithCancel(t.Context())
+		go func() {
+			<-inner.began
+			stop()
+			time.Sleep(time.Millisecond)
+			close(inner.released)
+		}()
+		if err := (&detached{inner}).Delete(ctx, "a"); err == nil {
+			return
+		}
+	}
+	t.Error("each call was left")
+}
