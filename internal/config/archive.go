@@ -34,11 +34,11 @@ const (
 	archiveFileSizeMax = GiB
 )
 
-// DrillMemory is what the store has that a drill restores, but for large records: each is read, and in the memtable that it fills.
+// DrillMemory is the memory of the store that a drill restores. A large record is not in it: the drill has that twice, as it is read and in a memtable.
 const DrillMemory = 64 * MiB
 
-// memory is what the archiver and drills take beside the rest of the bound. The archiver has a file, to which the largest record was added when it was
-// nearly full, and that record, which it copies.
+// memory is what the archiver and drills take beside the rest of the bound. The archiver has a file that may have become full with the largest record,
+// and that record once more.
 func (a *Archive) memory(record Size) Size {
 	if a.URL == "" {
 		return 0

@@ -97,8 +97,8 @@ func (c *Config) memoryOfRequests() Size {
 	return c.Memory + max(c.Memory/4, c.Limits.InflightBytes) + memoryFixed + c.largest() + c.TLS.memory(c.Limits.Connections) + c.Traces.memory() + c.Archive.memory(c.Limits.BatchSize)
 }
 
-// HeapKept is the most that what is live for long, and has no term of its own, may have of the heap before the collector works harder: what the bound
-// leaves beside --memory and the largest request.
+// HeapKept bounds how far the limit of the heap follows what stays there for long and has no term of its own. It is what the bound leaves beside
+// --memory and the largest request.
 func (c *Config) HeapKept() Size {
 	return c.memoryOfRequests() - c.Memory - c.largest() - c.Archive.memory(c.Limits.BatchSize)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"sort"
 	"sync/atomic"
 	"unsafe"
 
@@ -177,14 +178,7 @@ func (c *Commit) search(from int, key []byte) int {
 
 // searchIn is the index of the first operation, from an index on, whose key is not before a key, or to if all of them before to are.
 func (c *Commit) searchIn(from, to int, key []byte) int {
-	for from < to {
-		if middle := int(uint(from+to) / 2); bytes.Compare(c.key(middle), key) < 0 {
-			from = middle + 1
-		} else {
-			to = middle
-		}
-	}
-	return from
+	return from + sort.Search(to-from, func(i int) bool { return bytes.Compare(c.key(from+i), key) >= 0 })
 }
 
 // Attach leaves something with the commit for all its watches, previous values for instance, unless something is there

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +84,10 @@ func (c *executor) get(req *pb.GetRequest, out *pb.GetResponse, buf []byte) (ack
 	out.Found, out.Value, out.Epoch, out.ReadEpoch = v.Found, v.Data, uint64(v.Epoch), uint64(v.At)
 	f, err := c.session.Metadata()
 	out.ExpiresAtMs = f.ExpiresAt
-	return ackRead(v.Await), cmp.Or(err, c.checkAgain())
+	if err == nil {
+		err = c.checkAgain()
+	}
+	return ackRead(v.Await), err
 }
 
 func (c *executor) put(ctx context.Context, req *pb.PutRequest) (ackWait, error) {

@@ -60,15 +60,7 @@ func (s *Server) takeExecutor() (*executor, error) {
 
 // checkAgain checks the rights of the current request again if the users have changed since the check. Commits ask it under their latches. What
 // only reads asks it at its end: all that it has read was committed before, and it may have waited since the check.
-func (c *executor) checkAgain() error {
-	if c.access != nil {
-		return c.access.again()
-	}
-	if c.gate.table.Load() != nil { // users are checked since a moment
-		return auth.ErrUnauthenticated
-	}
-	return nil
-}
+func (c *executor) checkAgain() error { return c.gate.checkAgain(c.access) }
 
 // hasNamed reports whether the current request has named what is touched. It is for assertions.
 func (c *executor) hasNamed(t *mvcc.Touch) bool { return c.access.hasNamed(t) }

@@ -25,7 +25,7 @@ import (
 // of other streams, operations of transactions. While users are not checked, a check is one atomic load and a branch.
 type gate struct {
 	table   atomic.Pointer[numberedTable] // nil while users are not checked
-	enabled atomic.Pointer[chan struct{}] // closed, and replaced, when users are checked from now on; see access.follow
+	enabled atomic.Pointer[chan struct{}] // closed while users are checked; see access.follow
 
 	publishing sync.Mutex  // guards the next two
 	published  uint64      // number of the newest table
@@ -49,8 +49,7 @@ func (g *gate) authenticateWith(m *users.Manager) {
 }
 
 func (g *gate) init() {
-	enabled := make(chan struct{})
-	g.enabled.Store(&enabled)
+	g.openEnabled()
 	g.bearer = func(string) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
 	g.certificate = func(*tls.ConnectionState) (auth.Identity, error) { return auth.Identity{}, auth.ErrUnauthenticated }
 }
@@ -77,13 +76,15 @@ func (g *gate) publish(t *auth.Table) {
 	defer g.publishing.Unlock()
 	checked := g.table.Load() != nil
 	if t == nil || !t.Enabled {
+		if checked {
+			g.openEnabled()
+		}
 		g.table.Store(nil)
 	} else {
 		g.published++
 		g.table.Store(&numberedTable{Table: t, number: g.published})
 		if !checked {
-			next := make(chan struct{})
-			close(*g.enabled.Swap(&next))
+			close(*g.enabled.Load())
 		}
 	}
 	if t == nil {
@@ -93,6 +94,12 @@ func (g *gate) publish(t *auth.Table) {
 		g.newest.Retire(t)
 	}
 	g.newest = t
+}
+
+// openEnabled makes the channel anew: users are not checked from now on.
+func (g *gate) openEnabled() {
+	c := make(chan struct{})
+	g.enabled.Store(&c)
 }
 
 // caller is the sender of requests on a connection, as of one table. It is not changed.
@@ -182,6 +189,17 @@ func (a *access) again() error {
 		return nil
 	}
 	return a.compare(t)
+}
+
+// checkAgain is again for a request that has no access if users were not checked when it began.
+func (g *gate) checkAgain(a *access) error {
+	if a != nil {
+		return a.again()
+	}
+	if g.table.Load() != nil { // users are checked since a moment
+		return auth.ErrUnauthenticated
+	}
+	return nil
 }
 
 // apart is the same access for another goroutine, which checks the request by itself.
@@ -277,11 +295,7 @@ func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context
 func (a *access) follow() (user, token <-chan struct{}) {
 	switch {
 	case a.table == 0:
-		enabled := *a.gate.enabled.Load()
-		if a.gate.table.Load() != nil { // it was closed before
-			return closedChannel, nil
-		}
-		return enabled, nil
+		return *a.gate.enabled.Load(), nil
 	case a.caller.user == nil: // the method is open to all
 		return nil, nil
 	case a.caller.token != nil:
@@ -289,12 +303,6 @@ func (a *access) follow() (user, token <-chan struct{}) {
 	}
 	return a.caller.user.Ended.Done(), token
 }
-
-var closedChannel = func() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
 
 // untilDenied is untilDrain and whilePermitted for a request whose work may take hours. If the caller has lost the right to it, mended makes
 // that the error of the work.

@@ -54,15 +54,7 @@ func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, reque
 }
 
 // checkAgain checks a unary request again if the users have changed since.
-func (s *Server) checkAgain(ctx context.Context) error {
-	if a := accessOf(ctx); a != nil {
-		return a.again()
-	}
-	if s.gate.table.Load() != nil { // users are checked since a moment
-		return auth.ErrUnauthenticated
-	}
-	return nil
-}
+func (s *Server) checkAgain(ctx context.Context) error { return s.gate.checkAgain(accessOf(ctx)) }
 
 // holdMessage counts a message without operations, which takes so many bytes, with the answers while its request lasts. Nothing else counts it, and the
 // request may wait as long as its client likes: for a lock, for a change of users, or for the client. That of a keep-alive is not counted: leases

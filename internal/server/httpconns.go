@@ -4,15 +4,18 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
+
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // httpConnectionsMax bounds the connections of the HTTP listener: those of a few collectors of metrics, probes and browsers. Neither
 // --max-connections nor the bound of memory counts them, and without a bound their descriptors would be missing for log segments.
 const httpConnectionsMax = 64
 
-// httpConns are the open connections of the HTTP server. Beyond the bound the one is closed that has waited longest for its client:
+// httpConns are the open connections of the HTTP server. Beyond the bound one is closed, see closeOneLocked:
 // clients that keep connections open, or requests, must not keep probes out.
 type httpConns struct {
 	mu   sync.Mutex   // a leaf; guards what follows
@@ -21,7 +24,7 @@ type httpConns struct {
 
 type httpClient struct {
 	conn   net.Conn
-	host   string
+	from   netip.Prefix
 	active bool // a request is executed
 }
 
@@ -38,28 +41,24 @@ func (h *httpConns) changed(conn net.Conn, state http.ConnState) {
 	if state == http.StateClosed || state == http.StateHijacked {
 		return
 	}
-	host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
-	if err != nil {
-		host = "" // one of those without a port
-	}
-	h.open = append(h.open, httpClient{conn: conn, host: host, active: state == http.StateActive})
+	h.open = append(h.open, httpClient{conn: conn, from: transport.NetworkOf(conn.RemoteAddr()), active: state == http.StateActive})
 	if state == http.StateNew && len(h.open) > httpConnectionsMax {
 		h.closeOneLocked()
 	}
 }
 
-// closeOneLocked closes a connection of the host that has most of them, so that one that opens very many takes no probe of another with it: the
-// one that has waited longest; if none of it waits but the newest, that of the request that is executed for the longest time: it is one of many,
-// whose clients may send or take a byte in ten seconds, and the newest may be a probe.
+// closeOneLocked closes a connection of the network that has most of them, so that one that opens very many takes no probe of another with it.
+// It closes the one that has waited longest. If none of that network waits but the newest, it is that of the request that is executed for the longest
+// time: one of many, whose clients may send or take a byte in ten seconds, and the newest may be a probe.
 func (h *httpConns) closeOneLocked() {
-	of := make(map[string]int)
+	of := make(map[netip.Prefix]int)
 	for _, c := range h.open {
-		of[c.host]++
+		of[c.from]++
 	}
 	before, i := h.open[:len(h.open)-1], 0
 	for k, c := range before[1:] {
 		worst := before[i]
-		if n := of[c.host] - of[worst.host]; n > 0 || n == 0 && worst.active && !c.active {
+		if n := of[c.from] - of[worst.from]; n > 0 || n == 0 && worst.active && !c.active {
 			i = k + 1
 		}
 	}

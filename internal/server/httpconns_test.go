@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -92,7 +93,14 @@ func (c *hostConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c
 func (c *hostConn) Close() error         { c.closed = true; return nil }
 
 // TestConnectionsOfAHostEndNoneOfAnother: a host that opens more and more of them loses its own, whether the probe of another host waits or is executed.
+// It may have as many addresses of IPv6 as it likes.
 func TestConnectionsOfAHostEndNoneOfAnother(t *testing.T) {
+	t.Run("IPv4", func(t *testing.T) { connectAsAHost(t, func(int) string { return "10.0.0.2" }) })
+	t.Run("IPv6", func(t *testing.T) { connectAsAHost(t, func(i int) string { return fmt.Sprintf("2001:db8::%x", i) }) })
+}
+
+func connectAsAHost(t *testing.T, address func(i int) string) {
+	t.Helper()
 	for _, state := range []http.ConnState{http.StateNew, http.StateActive, http.StateIdle} {
 		h := new(httpConns)
 		probe := &hostConn{host: "10.0.0.1"}
@@ -100,7 +108,7 @@ func TestConnectionsOfAHostEndNoneOfAnother(t *testing.T) {
 		h.changed(probe, state)
 		var others []*hostConn
 		for i := range 3 * httpConnectionsMax {
-			c := &hostConn{host: "10.0.0.2"}
+			c := &hostConn{host: address(i)}
 			h.changed(c, http.StateNew)
 			if i%2 == 0 {
 				h.changed(c, http.StateActive)

@@ -67,8 +67,9 @@ const heapGarbage = 8 << 20
 // heapLiveStep is by how much what is live must change before the limit does: with small transactions it stays.
 const heapLiveStep = 4 << 20
 
-// heapLive is how much of the heap is live for long: the table of large values, open transactions, leases, users, the file that the archive does not have yet and, once there was a watch, commits, queues and
-// responses. Requests and answers are not in it: they are live for moments, and as much garbage beside them would not be in the bound of resident memory, which has terms for these two.
+// heapLive is how much of the heap is live for long: the table of large values, open transactions, leases, users, the file that the archive does not
+// have yet and, once there was a watch, commits, queues and responses. Requests and answers are not in it. They are live for moments, and as much
+// garbage beside them would not be in the bound of resident memory, which has terms for these two.
 func (s *Server) heapLive() int64 {
 	live := s.store.TableBytes() + s.transactions.memory.bytes.Load() + int64(s.leases.Count())*config.LeaseBytes + s.gate.users.HeapBytes()
 	if s.feed.archive != nil {

@@ -68,8 +68,8 @@ type handshake struct {
 	from netip.Prefix
 }
 
-// networkOf is where a client comes from: its address, or the first 64 bits of one of IPv6, because a host has all addresses that begin with them.
-func networkOf(peer net.Addr) netip.Prefix {
+// NetworkOf is where a client comes from: its address, or the first 64 bits of one of IPv6, because a host has all addresses that begin with them.
+func NetworkOf(peer net.Addr) netip.Prefix {
 	tcp, ok := peer.(*net.TCPAddr)
 	if !ok {
 		return netip.Prefix{}
@@ -142,7 +142,7 @@ func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Eleme
 	if h.open.Len() >= h.options.Most {
 		h.endLocked(h.surplusLocked())
 	}
-	s := &handshake{raw, networkOf(raw.RemoteAddr())}
+	s := &handshake{raw, NetworkOf(raw.RemoteAddr())}
 	h.from[s.from]++
 	return h.open.PushBack(s)
 }

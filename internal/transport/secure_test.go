@@ -321,11 +321,11 @@ func TestNetworksOfClients(t *testing.T) {
 		"10.0.0.7:1": "10.0.0.7/32", "[::ffff:10.0.0.7]:2": "10.0.0.7/32", "[2001:db8:1:2:3:4:5:6]:3": "2001:db8:1:2::/64", "[fe80::1%1]:4": "fe80::/64",
 	} {
 		tcp := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
-		if got := networkOf(tcp).String(); got != want {
+		if got := NetworkOf(tcp).String(); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
 	}
-	if networkOf(&net.UnixAddr{}).IsValid() {
+	if NetworkOf(&net.UnixAddr{}).IsValid() {
 		t.Error("a socket of Unix has a network")
 	}
 }
