@@ -145,7 +145,7 @@ type job struct {
 
 	// Of the goroutine that sends, and read by the other.
 	sent, kept, bytesSent atomic.Uint64
-	keptParts             []Part // that existed already; read after the end
+	keptParts             []object // that existed already; read after the end
 }
 
 // plan checks what can be checked before anything is written, and begins the manifest.
@@ -314,15 +314,16 @@ func (j *job) copyQuarantine(s *sender) error {
 	return err
 }
 
-// finish makes the backup exist: its manifest is the last object. Then the base, and the parts that existed before, are looked up once
-// more: a prune of a machine that does not see our lease could have deleted one.
+// finish makes the backup exist: its manifest is the last object. Before, the base and the parts that existed already are looked up: a prune of a
+// machine that does not see our lease could have deleted one. After it, all parts are: a target may execute a deletion late whose connection has
+// broken, of an object that was made anew since.
 func (j *job) finish(ctx context.Context) error {
 	m := j.manifest
 	m.Created = time.Now().UTC().Truncate(time.Second)
 	for i := range m.Parts {
 		m.Pages += m.Parts[i].Pages
 	}
-	if err := j.lookUp(ctx); err != nil {
+	if err := j.lookUp(ctx, j.keptParts); err != nil {
 		return err
 	}
 	p, err := m.encode()
@@ -332,7 +333,7 @@ func (j *job) finish(ctx context.Context) error {
 	if err := j.store.Create(ctx, path.Join(j.dir, m.name), objectstore.Bytes(p)); err != nil {
 		return err
 	}
-	if err := j.lookUp(ctx); err != nil {
+	if err := j.lookUp(ctx, m.objects()); err != nil {
 		return errors.Join(err, j.store.Delete(context.WithoutCancel(ctx), path.Join(j.dir, m.name)))
 	}
 	j.state.Pages.SetCopyName(m.SHA256())
@@ -340,13 +341,13 @@ func (j *job) finish(ctx context.Context) error {
 	return nil
 }
 
-func (j *job) lookUp(ctx context.Context) error {
+func (j *job) lookUp(ctx context.Context, parts []object) error {
 	if err := j.checkBase(ctx); err != nil {
 		return fmt.Errorf("backup: the base has disappeared; it was deleted while the backup ran: %w", err)
 	}
-	for i := range j.keptParts {
-		if ok, err := hasPart(ctx, j.store, j.dir, &j.keptParts[i]); err != nil || !ok {
-			return errors.Join(err, fmt.Errorf("backup: part %s has disappeared; it was deleted while the backup ran", j.keptParts[i].SHA256))
+	for _, part := range parts {
+		if ok, err := hasPart(ctx, j.store, j.dir, part); err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("backup: part %s has disappeared; it was deleted while the backup ran", part.SHA256))
 		}
 	}
 	return nil

@@ -99,6 +99,23 @@ func TestABaseThatIsRemovedDuringTheBackupIsAnError(t *testing.T) {
 	}
 }
 
+// A target executes a deletion whose connection has broken, of a part that was sent since. The backup sees it at its end.
+func TestAPartThatIsDeletedAfterItWasSentIsAnError(t *testing.T) {
+	f := newFixture(t)
+	f.write(100)
+	resume := f.held("base/manifests", Options{})
+	parts := f.objects("base/parts")
+	check(t, f.target.Delete(t.Context(), f.dir+"/base/parts/"+parts[len(parts)-1]))
+	if _, err := resume(); err == nil || !strings.Contains(err.Error(), "disappeared") {
+		t.Fatalf("got %v", err)
+	}
+	if names := f.objects("base/manifests"); len(names) > 0 {
+		t.Fatalf("the target has %v", names)
+	}
+	m := f.backUp(Options{})
+	f.mustVerify(m)
+}
+
 // A backup takes parts that an interrupted one has sent, and those of a removed one. It ends after the prune has listed the backups, and before
 // it looks for one that is being made.
 func TestAPruneDeletesNoPartOfABackupThatEndsMeanwhile(t *testing.T) {

@@ -72,7 +72,7 @@ func (s *sender) close() error {
 // store stores a part, unless the target has it.
 func (s *sender) store(part *finishedPart) error {
 	j := s.job
-	has, err := hasPart(s.ctx, j.store, j.dir, &part.info)
+	has, err := hasPart(s.ctx, j.store, j.dir, object{part.info.SHA256, part.info.Bytes})
 	if err == nil && has && j.readsParts() {
 		has, err = j.isIntact(s.ctx, &part.info)
 	}
@@ -91,7 +91,7 @@ func (s *sender) store(part *finishedPart) error {
 		}
 	}
 	j.kept.Add(1)
-	j.keptParts = append(j.keptParts, part.info)
+	j.keptParts = append(j.keptParts, object{part.info.SHA256, part.info.Bytes})
 	return nil
 }
 
@@ -126,7 +126,7 @@ func (j *job) isIntact(ctx context.Context, part *Part) (bool, error) {
 
 // hasPart reports whether a target has a part. One that is too short was written by a target that breaks its promises; it is
 // deleted.
-func hasPart(ctx context.Context, store objectstore.Store, dir string, part *Part) (bool, error) {
+func hasPart(ctx context.Context, store objectstore.Store, dir string, part object) (bool, error) {
 	name := partName(dir, part.SHA256)
 	r, err := store.Read(ctx, name, part.Bytes, 0)
 	switch {
