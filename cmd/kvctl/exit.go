@@ -219,7 +219,10 @@ func (a *app) adviceAbout(err error) string {
 	case codes.Unavailable:
 		return "Is the server running at " + a.endpoint + "? Set --endpoint or " + endpointEnv + " if it is elsewhere."
 	case codes.DeadlineExceeded:
-		return "The server did not answer in time; a write may or may not have happened. Try a longer --timeout."
+		if unknown := a.unknown(err); unknown != "" {
+			return "The server did not answer in time; the " + unknown + " may or may not have happened. Try a longer --timeout."
+		}
+		return "The server did not answer in time. If the command writes, that may or may not have happened. Try a longer --timeout."
 	case codes.Unimplemented:
 		return "The server at " + a.endpoint + " does not know this request: is it an EpochKV server of this version?"
 	}

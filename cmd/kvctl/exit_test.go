@@ -42,6 +42,7 @@ func TestDamageOfTheLogArchiveIsCorruption(t *testing.T) {
 func TestAdviceTellsOfAWriteThatMayHaveHappened(t *testing.T) {
 	lost := status.Error(codes.Unavailable, "the test cuts the connection")
 	leaves := clienttest.NewError(codes.Unavailable, kvpb.ErrorReason_ERROR_REASON_SHUTTING_DOWN, "the test says so")
+	late := clienttest.NewError(codes.DeadlineExceeded, kvpb.ErrorReason_ERROR_REASON_UNSPECIFIED, "the test says so")
 	const may, nothing = "the write may", "nothing was written"
 	for _, test := range []struct {
 		args, stdin string
@@ -54,6 +55,8 @@ func TestAdviceTellsOfAWriteThatMayHaveHappened(t *testing.T) {
 		{"shell", "put k v\n", lost, may, nothing},
 		{"get k", "", lost, "shutting down", may},
 		{"shell", "get k\n", lost, "shutting down", may},
+		{"put k v", "", late, may, "If the command"},
+		{"get k", "", late, "If the command", may},
 	} {
 		server := clienttest.Start(t)
 		server.FailNext(append([]error{test.first}, slices.Repeat([]error{leaves}, 20)...)...)

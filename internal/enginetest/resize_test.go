@@ -67,6 +67,21 @@ func TestCacheIsResizedUnderReaders(t *testing.T) {
 	}
 }
 
+// TestACacheMayKeepItsSize: also if large memtables leave less than nothing of the budget.
+func TestACacheMayKeepItsSize(t *testing.T) {
+	o := tiny(vfs.NewMem())
+	o.Storage.MemtableBytes = o.Storage.MemoryBytes
+	s := mustOpen(t, o)
+	size := s.Stats().Storage.Memory.Cache
+	if _, err := s.ResizeCache(size); err != nil {
+		t.Error(err)
+	}
+	_, err := s.ResizeCache(1 << 40)
+	if bad, ok := errors.AsType[*storage.CacheSizeError](err); !ok || bad.Max != size {
+		t.Errorf("with %d bytes: %v", size, err)
+	}
+}
+
 // TestResizesAtTheSameTimeEndWithOneSize: the budget counts the size that the cache has.
 func TestResizesAtTheSameTimeEndWithOneSize(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))

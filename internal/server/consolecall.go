@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -79,7 +80,7 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 		return nil, callError(statusOf(errShuttingDown))
 	}
 	defer done()
-	conn := s.connections.admit(httpPeer(r.RemoteAddr))
+	conn := s.connections.admit(httpPeer(r))
 	if conn == nil {
 		return nil, callError(statusOf(errTooManyConns))
 	}
@@ -87,7 +88,7 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	conn.tls = r.TLS
 	ctx, cancel := context.WithTimeout(ctx, consoleCallTime)
 	defer cancel()
-	ctx = peer.NewContext(ctx, &peer.Peer{Addr: httpPeer(r.RemoteAddr), AuthInfo: conn})
+	ctx = peer.NewContext(ctx, &peer.Peer{Addr: httpPeer(r), AuthInfo: conn})
 	if h := console.Authorization(r); h != "" {
 		ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", h))
 	}
@@ -174,13 +175,11 @@ func newMessage(d protoreflect.MessageDescriptor) (proto.Message, error) {
 	return t.New().Interface(), nil
 }
 
-// httpPeer is the address of an HTTP client.
-type httpPeer string
-
-func (httpPeer) Network() string  { return "tcp" }
-func (p httpPeer) String() string { return string(p) }
-
-var _ net.Addr = httpPeer("")
+// httpPeer is the address of an HTTP client. It is never nil.
+func httpPeer(r *http.Request) net.Addr {
+	address, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http made it of one
+	return net.TCPAddrFromAddrPort(address)
+}
 
 // inProcessCall is a call of one request. It implements grpc.ServerStream, of which it collects what is sent in JSON, and
 // grpc.ServerTransportStream.

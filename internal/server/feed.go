@@ -127,9 +127,9 @@ func (s *Server) lineage() keys.Lineage {
 func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
 	ctx := stream.Context()
 	return s.serveStream(ctx, telemetry.MethodWatch, func(conn *connection) error {
-		client := hostOf(ctx)
+		client := networkOf(ctx)
 		if !s.feed.clients.enter(client, s.config.Feed.StreamsPerClient) {
-			return &feed.LimitError{What: "streams of watches from one client's address", Limit: s.config.Feed.StreamsPerClient}
+			return &feed.LimitError{What: "streams of watches from one client's network", Limit: s.config.Feed.StreamsPerClient}
 		}
 		defer s.feed.clients.leave(client)
 		w := &watchStream{

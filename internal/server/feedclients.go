@@ -1,8 +1,6 @@
 package server
 
 import (
-	"context"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -10,8 +8,8 @@ import (
 	"github.com/epochkv/epochkv/internal/feed"
 )
 
-// watchClients counts the open streams of watches of each client. A client is the host of its address: connections have no
-// other identity.
+// watchClients counts the open streams of watches of each client. A client is the network of its address: connections
+// have no other identity.
 type watchClients struct {
 	mu   sync.Mutex // a leaf; guards open
 	open map[string]int
@@ -37,15 +35,6 @@ func (c *watchClients) leave(client string) {
 	if c.open[client]--; c.open[client] == 0 {
 		delete(c.open, client)
 	}
-}
-
-// hostOf is the address of the client without its port.
-func hostOf(ctx context.Context) string {
-	address := peerOf(ctx)
-	if host, _, err := net.SplitHostPort(address); err == nil {
-		return host
-	}
-	return address
 }
 
 // watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.

@@ -122,7 +122,7 @@ func (p *passwordCache) identify(g *gate, r *http.Request, user, password string
 	if ok && found.table == t.number && time.Now().Before(found.until) {
 		return found.identity, nil
 	}
-	ctx := peer.NewContext(r.Context(), &peer.Peer{Addr: httpPeer(r.RemoteAddr)})
+	ctx := peer.NewContext(r.Context(), &peer.Peer{Addr: httpPeer(r)})
 	id, err := g.password(ctx, user, password)
 	if err != nil {
 		return id, err

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -111,9 +112,9 @@ func TestUnreadListsAreGivenUp(t *testing.T) {
 // TestAnswersOfEveryMethodAreCounted, whether an encoder was generated for their message or not.
 func TestAnswersOfEveryMethodAreCounted(t *testing.T) {
 	h := mustStart(t)
-	conn := h.connections.admit(httpPeer("test"))
+	conn := h.connections.admit(&net.TCPAddr{})
 	defer h.connections.release(conn)
-	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: httpPeer("test"), AuthInfo: conn})
+	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: conn})
 	for name, row := range rpcRows {
 		_, answer, err := messagesOf(strings.TrimPrefix(name, "/"))
 		if err != nil {

@@ -183,8 +183,10 @@ func (c *executor) getOutcome(ctx context.Context, req *pb.GetOutcomeRequest, ou
 	} else {
 		found, err = c.session.Outcome(ctx, &c.request)
 	}
-	if err == nil && found.Identity != c.request.Identity && found.Epoch != 0 && !c.access.isAdministrator() {
-		err = mvcc.ErrRequestReused // of another user
+	if err == nil && found.Identity != c.request.Identity && found.Epoch != 0 { // of another user
+		if err = c.checkAgain(); err == nil && !c.access.isAdministrator() {
+			err = mvcc.ErrRequestReused
+		}
 	}
 	if err != nil {
 		return ackWait{}, err

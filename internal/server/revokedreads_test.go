@@ -181,3 +181,26 @@ func TestAListOfWatchesThatHasWaitedShowsNoRangeThatCameAfterTheRightToIt(t *tes
 		}
 	})
 }
+
+// TestAnOutcomeThatWasAskedForAsAnAdministratorIsNotTold: after that right was taken away.
+func TestAnOutcomeThatWasAskedForAsAnAdministratorIsNotTold(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("rwl", ""), action(auth.ActionsAll)))
+		id, c := newRequestID(t), clientsOf(h.conn)
+		_, err := c.kv.Put(as(testContext(t), "root"), &pb.PutRequest{Key: []byte("k"), RequestId: id})
+		must(t, err)
+		log, most := h.observer.audit.log, int(h.config.Audit.QueueSize)
+		must(t, log.Admit(t.Context(), most))
+		asked := make(chan error, 1)
+		go func() {
+			_, err := c.txn.GetOutcome(as(testContext(t), "alice"), &pb.GetOutcomeRequest{RequestId: id})
+			asked <- err
+		}()
+		time.Sleep(50 * time.Millisecond) // it waits now; the outcome is the same if not
+		h.setUsers(only(grant("rwl", "")))
+		log.Release(most)
+		failureOf(t, <-asked).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED)
+	}, func(c *config.Config) {
+		c.Audit.File, c.Audit.Classes, c.Audit.Full = filepath.Join(t.TempDir(), "audit.log"), "read,write", audit.FullBlock
+	})
+}

@@ -243,7 +243,7 @@ func TestHTTPPathsNeedTheirRights(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", row.path, got, row.want)
 		}
 	}
-	if client != "127.0.0.1" {
+	if client != "127.0.0.1/32" {
 		t.Errorf("a password of the client %q was checked", client)
 	}
 }

@@ -5,14 +5,15 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
-	"net/netip"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/auth/users"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // passwordCost is what new passwords cost; zero is the default. Tests change it.
@@ -31,14 +32,12 @@ func (s *Server) userOptions() users.Options {
 	}
 }
 
-// networkOf is the host of the client, for IPv6 its network of 64 bits: a host may have all of its addresses.
+// networkOf is the network of the client, see transport.NetworkOf.
 func networkOf(ctx context.Context) string {
-	host := hostOf(ctx)
-	if a, err := netip.ParseAddr(host); err == nil && a.Is6() && !a.Is4In6() {
-		network, _ := a.WithZone("").Prefix(64) // a prefix of 64 bits is one
-		return network.String()
+	if p, ok := peer.FromContext(ctx); ok {
+		return transport.NetworkOf(p.Addr).String()
 	}
-	return host
+	return ""
 }
 
 // announceBootstrap logs the token that makes the first administrator, as long as there is none.

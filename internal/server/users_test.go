@@ -93,11 +93,11 @@ func onBothTransports(t *testing.T, test func(t *testing.T, h *harness), adjust 
 	}
 }
 
-// TestPasswordsOfANetworkAreThoseOfOneClient: a host with IPv6 has 2^64 addresses.
-func TestPasswordsOfANetworkAreThoseOfOneClient(t *testing.T) {
+// TestPasswordsAndWatchesOfANetworkAreThoseOfOneClient: a host with IPv6 has 2^64 addresses.
+func TestPasswordsAndWatchesOfANetworkAreThoseOfOneClient(t *testing.T) {
 	for address, want := range map[string]string{
-		"192.0.2.1:4000": "192.0.2.1", "[2001:db8:1:2:3::4]:4000": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::]:1": "2001:db8:1:2::/64",
-		"[::ffff:192.0.2.1]:4000": "192.0.2.1", "[fe80::1%eth0]:4000": "fe80::/64",
+		"192.0.2.1:4000": "192.0.2.1/32", "[2001:db8:1:2:3::4]:4000": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::]:1": "2001:db8:1:2::/64",
+		"[::ffff:192.0.2.1]:4000": "192.0.2.1/32", "[fe80::1%eth0]:4000": "fe80::/64",
 	} {
 		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))})
 		if got := networkOf(ctx); got != want {

@@ -20,7 +20,7 @@ func (e *Engine) ResizeCache(bytes int64) (before int64, err error) {
 	o := e.options // a copy
 	lowest := int64(cachePagesMin * o.PageSize)
 	most := o.MemoryBytes - int64(o.logBuffers())*o.SegmentBytes - 3*o.MemtableBytes // one active, two immutable
-	most = min(most, CacheBytesMax(o.PageSize))
+	most = min(max(most, e.memory.cacheBytes.Load()), CacheBytesMax(o.PageSize))     // with large memtables the cache may have more than the budget leaves
 	if bytes < lowest || bytes > most {
 		return 0, &CacheSizeError{Bytes: bytes, Min: lowest, Max: most}
 	}

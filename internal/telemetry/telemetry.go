@@ -14,6 +14,7 @@ package telemetry
 import (
 	"net/http"
 	"regexp"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -56,10 +57,26 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	return r
 }
 
-// Handler answers scrapes. Few may run at once, because each takes a snapshot of the engine's
-// counters.
+// Scrapes wait for each other, because each takes a snapshot of the engine's counters.
+const (
+	scrapesAtOnce = 4
+	scrapeTimeout = 10 * time.Second // what Prometheus waits for by default
+)
+
+// Handler answers scrapes. A client that takes nothing of its answer has no turn: http.TimeoutHandler sends what was written in the turn.
 func Handler(r *prometheus.Registry) http.Handler {
-	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	scrape, turns := promhttp.HandlerFor(r, promhttp.HandlerOpts{}), make(chan struct{}, scrapesAtOnce)
+	const late = "the counters were not read in time\n"
+	inTurn := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+			scrape.ServeHTTP(w, req)
+		case <-req.Context().Done():
+			http.Error(w, late, http.StatusServiceUnavailable)
+		}
+	})
+	return http.TimeoutHandler(inTurn, scrapeTimeout, late)
 }
 
 // desc describes a metric of the server.

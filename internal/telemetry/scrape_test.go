@@ -1,0 +1,77 @@
+package telemetry
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// deafScraper takes nothing of its answer until it is told to.
+type deafScraper struct {
+	httptest.ResponseRecorder
+	waits, takes chan struct{}
+}
+
+func (d *deafScraper) Write(p []byte) (int, error) {
+	select {
+	case d.waits <- struct{}{}:
+	default:
+	}
+	<-d.takes
+	return len(p), nil
+}
+
+// TestScrapersThatReadNothingStopNoOther, however many they are.
+func TestScrapersThatReadNothingStopNoOther(t *testing.T) {
+	handler, takes := Handler(NewRegistry(testSources())), make(chan struct{})
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer close(takes)
+	for range 3 * scrapesAtOnce {
+		deaf := &deafScraper{waits: make(chan struct{}, 1), takes: takes}
+		all.Go(func() { handler.ServeHTTP(deaf, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)) })
+		<-deaf.waits
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "kvserver_build_info") {
+		t.Errorf("got %d, %q", w.Code, w.Body.String())
+	}
+}
+
+// TestScrapesHaveATimeout: counters that cannot be read, because a device does not answer, hold up few goroutines.
+func TestScrapesHaveATimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sources, stuck := testSources(), make(chan struct{})
+		server := sources.Server
+		sources.Server = func() ServerStats {
+			<-stuck
+			return server()
+		}
+		handler := Handler(NewRegistry(sources))
+		codes := make(chan int)
+		scrape := func(ctx context.Context) {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", http.NoBody))
+			codes <- w.Code
+		}
+		for range 2 * scrapesAtOnce {
+			go scrape(t.Context())
+		}
+		for range 2 * scrapesAtOnce {
+			if code := <-codes; code != http.StatusServiceUnavailable {
+				t.Errorf("got %d", code)
+			}
+		}
+		close(stuck)
+		synctest.Wait()
+		go scrape(t.Context())
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("got %d once the device answers", code)
+		}
+	})
+}
