@@ -39,14 +39,15 @@ const (
 	shareSmallWrites              // until they are durable
 	shareLargeReads
 	shareLargeWrites
-	shareScans   // from begin to end of the stream: two pages, one being filled and one being sent
-	shareWatches // large responses of watches, until the transport has sent them, but for one beside them; see watchLine
-	shareAnswers // from execution until the transport has sent them
+	shareScans    // from begin to end of the stream: two pages, one being filled and one being sent
+	shareMessages // messages that are kept while their requests wait, for as long as their clients like; see holdMessage
+	shareWatches  // large responses of watches, until the transport has sent them, but for one beside them; see watchLine
+	shareAnswers  // from execution until the transport has sent them
 	shareCount
 )
 
-// sixteenths of --max-inflight-bytes for each share.
-var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 1, 3}
+// sixteenths of --max-inflight-bytes for each share. That of messages is beside it.
+var sixteenths = [shareCount]uint64{1, 1, 2, 4, 4, 1, 1, 3}
 
 const (
 	// smallRequestMax is the largest request in the small shares.
@@ -108,7 +109,7 @@ func (a *admission) init(requests int, bytes uint64) {
 	}
 	a.words[shareScans].limit.requests = uint64(scansMax(requests))
 	a.sessions.init(requests)
-	for _, sh := range []share{shareWatches, shareAnswers} {
+	for _, sh := range []share{shareMessages, shareWatches, shareAnswers} {
 		a.words[sh].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound them
 	}
 	a.watches.admission = a
@@ -318,12 +319,12 @@ func (a *admission) shrink(conn *connection, sh share, from, to int) {
 // uses it, and then ends.
 func (a *admission) must(sh share) { a.words[sh].word.Add(admissionOne) }
 
-// inflight is the current number of requests, of their bytes, and of the bytes of their answers.
+// inflight is the current number of requests, of their bytes, and of the bytes of their answers and of what waits.
 func (a *admission) inflight() (requests int, bytes, answers int64) {
 	for sh := range a.words {
 		word := a.words[sh].word.Load()
 		of := int64(word&admissionBytes) + a.words[sh].large.bytes()
-		if sh := share(sh); sh == shareWatches || sh == shareAnswers {
+		if sh := share(sh); sh == shareMessages || sh == shareWatches || sh == shareAnswers {
 			answers += of
 			continue
 		}

@@ -32,19 +32,7 @@ func (a *admission) charge(conn *connection, bytes int, must bool) (*memoryCharg
 	if bytes < countedBytesMin || conn == nil {
 		return nil, nil
 	}
-	return a.chargeOf(conn, bytes, conn.charge(a, int64(bytes), must, true))
-}
-
-// chargeMessage is charge for a message that is kept for as long as its client likes: it never has the large slot.
-func (a *admission) chargeMessage(conn *connection, bytes int) (*memoryCharge, error) {
-	if bytes < countedBytesMin || conn == nil {
-		return nil, nil //nolint:nilnil // as charge
-	}
-	return a.chargeOf(conn, bytes, conn.charge(a, int64(bytes), false, false))
-}
-
-func (a *admission) chargeOf(conn *connection, bytes int, charged bool) (*memoryCharge, error) {
-	if !charged {
+	if !conn.charge(a, int64(bytes), must) {
 		a.refused.Add(1)
 		return nil, errOverloaded
 	}
@@ -165,7 +153,7 @@ func (c *memoryCharge) of(m encoder) any {
 
 // charge counts an answer for the connection and in its share. Answers for a closed connection are
 // not sent, and not counted.
-func (c *connection) charge(a *admission, bytes int64, must, large bool) bool {
+func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	w := &a.words[shareAnswers]
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +162,7 @@ func (c *connection) charge(a *admission, bytes int64, must, large bool) bool {
 		return must
 	case w.add(delta, c.answers+bytes):
 		c.answers += bytes
-	case large && w.takeLarge(c, bytes):
+	case w.takeLarge(c, bytes):
 		w.word.Add(admissionOne)
 	case must:
 		w.word.Add(delta)

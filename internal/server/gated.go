@@ -56,18 +56,25 @@ func (s *Server) checkMessage(ctx context.Context, a *access, row *rpcRow, reque
 // checkAgain checks a unary request again if the users have changed since.
 func (s *Server) checkAgain(ctx context.Context) error { return s.gate.checkAgain(accessOf(ctx)) }
 
-// holdMessage counts a message without operations, which takes so many bytes, with the answers while its request lasts. Nothing else counts it, and the
-// request may wait as long as its client likes: for a lock, for a change of users, or for the client. That of a keep-alive is not counted: leases
-// would end if it were refused.
-func (s *Server) holdMessage(ctx context.Context, request any, bytes int) (*memoryCharge, error) {
-	if _, keeps := request.(*pb.KeepAliveRequest); keeps || bytes < countedBytesMin || carriesOperations(request) {
-		return nil, nil //nolint:nilnil // as charge
+// holdMessage counts a message without operations, which takes so many bytes, until it is released, which the caller does when the request has ended.
+// Nothing else counts it, and the request may wait as long as its client likes: for a lock, for a change of users, or for the client. So it has a
+// share of its own, and no large slot. That of a keep-alive is not counted: leases would end if it were refused.
+func (s *Server) holdMessage(ctx context.Context, request any, bytes int) (release func(), err error) {
+	conn := connectionOf(ctx)
+	if _, keeps := request.(*pb.KeepAliveRequest); keeps || bytes < countedBytesMin || conn == nil || carriesOperations(request) {
+		return nothingHeld, nil
 	}
 	if _, admitted := methodOf(request); admitted {
-		return nil, nil //nolint:nilnil // as charge
+		return nothingHeld, nil
 	}
-	return s.admission.chargeMessage(connectionOf(ctx), bytes)
+	if !s.admission.add(conn, shareMessages, admissionOne+uint64(bytes), bytes) {
+		s.admission.refused.Add(1)
+		return nothingHeld, errOverloaded
+	}
+	return func() { s.admission.leave(conn, shareMessages, bytes) }, nil
 }
+
+func nothingHeld() {}
 
 // takeMessage counts a message among those of the user.
 func (a *access) takeMessage(request any) error {
@@ -161,19 +168,19 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, hand
 			return s.refuse(ctx, a, row, errTooManyStreams)
 		}
 	}
-	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx)}
-	defer func() { g.held.release() }()
+	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx), release: nothingHeld}
+	defer func() { g.release() }()
 	return handler(srv, g)
 }
 
 // gatedStream checks the messages of a stream, unless its handler does.
 type gatedStream struct {
 	grpc.ServerStream
-	server *Server
-	row    *rpcRow
-	access *access
-	ctx    context.Context
-	held   *memoryCharge // of its message
+	server  *Server
+	row     *rpcRow
+	access  *access
+	ctx     context.Context
+	release func() // of its message
 
 	library *libraryStream // nil with the direct transport
 
@@ -200,13 +207,11 @@ func (g *gatedStream) RecvMsg(m any) error {
 	}
 	err = g.server.checkMessage(g.ctx, g.access, g.row, m)
 	if sized, ours := m.(encoder); err == nil && ours {
-		held, err := g.server.holdMessage(g.ctx, m, sized.SizeVT())
+		release, err := g.server.holdMessage(g.ctx, m, sized.SizeVT())
 		if err != nil {
 			return g.server.refuse(g.ctx, g.access, g.row, err)
 		}
-		if held != nil { // then it is the only message, and the handler's goroutine receives it
-			g.held = held
-		}
+		g.release = release // it is the only message, and the handler's goroutine receives it
 	}
 	return err
 }

@@ -143,18 +143,6 @@ func TestALargeRequestGoesBackToItsShare(t *testing.T) {
 	}
 }
 
-// TestAMessageThatIsKeptNeverHasTheSlot: its client decides how long it is kept.
-func TestAMessageThatIsKeptNeverHasTheSlot(t *testing.T) {
-	var a admission
-	a.init(10, 4<<20) // 768 KiB of answers
-	if held, err := a.chargeMessage(new(connection), 512<<10); held != nil || err == nil {
-		t.Error("it has more than half of the share")
-	}
-	if held, err := a.chargeMessage(new(connection), 100<<10); held == nil || err != nil {
-		t.Errorf("it is refused although there is room: %v", err)
-	}
-}
-
 // TestAnEndedConnectionFreesTheLargeSlot, of answers and of the pages of scans.
 func TestAnEndedConnectionFreesTheLargeSlot(t *testing.T) {
 	const mib = 1 << 20

@@ -64,11 +64,14 @@ func TestMessagesOfRequestsThatLastAreCounted(t *testing.T) {
 					}
 				})
 			}
-			word := &h.admission.words[shareAnswers]
+			word := &h.admission.words[shareMessages]
 			held := func() uint64 { return word.word.Load() & admissionBytes }
 			eventually(t, "all wait or are refused", func() bool { return held()/size+uint64(refused.Load()) >= requests })
 			if held() > word.limit.bytes || held() < word.limit.bytes/4 || refused.Load() != ended.Load() {
 				t.Errorf("%d bytes of %d are counted, %d requests were refused and %d have ended", held(), word.limit.bytes, refused.Load(), ended.Load())
+			}
+			if answers := h.admission.words[shareAnswers].word.Load(); answers > 0 {
+				t.Errorf("they take %d bytes of the share of answers, for as long as they like", answers&admissionBytes)
 			}
 			cancel()
 			all.Wait()

@@ -99,7 +99,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			defer quit()
 			leave := func() {}
 			refused := false // and reported
-			var held *memoryCharge
+			release := nothingHeld
 			decode := func(request any) error {
 				size := 0
 				if !ours {
@@ -112,7 +112,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 				}
 				libraryStreamOf(ctx).tookAll()
 				if err = s.checkMessage(ctx, a, row, request); err == nil {
-					if held, err = s.holdMessage(ctx, request, size); err == nil {
+					if release, err = s.holdMessage(ctx, request, size); err == nil {
 						leave, err = s.lists.enter(ctx, row)
 					}
 					if err != nil {
@@ -126,7 +126,7 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			out, err := handler(srv, ctx, decode, interceptor)
 			out, err = s.countAnswer(ctx, row, out, err)
 			leave()
-			held.release()
+			release()
 			if row != nil && row.rare && ours && !refused {
 				s.endedRow(ctx, accessOf(ctx), row, status.Code(err), start)
 			}
