@@ -94,7 +94,7 @@ func (s *Server) followHeap(ctx context.Context) {
 		}
 		kept.note(heapTaken())
 		live := s.heapLive() / heapLiveStep * heapLiveStep
-		if limit := heapLimitBeside(&s.config, live, kept.least()/heapLiveStep*heapLiveStep); limit != was {
+		if limit := heapLimitBeside(&s.config, live, kept.often()/heapLiveStep*heapLiveStep); limit != was {
 			setHeapLimit(limit)
 			was = limit
 		}
