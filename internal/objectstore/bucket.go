@@ -107,7 +107,7 @@ func (o *S3Options) client(endpoint *url.URL) (*minio.Options, error) {
 		transport.TLSClientConfig.RootCAs = pool
 	}
 	return &minio.Options{
-		Creds: o.credentials(), Secure: secure, Transport: transport, Region: o.region(),
+		Creds: o.credentials(), Secure: secure, Transport: boundedAnswers{transport}, Region: o.region(),
 		MaxRetries: 1, // package objectstore repeats
 	}, nil
 }
