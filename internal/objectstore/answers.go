@@ -21,7 +21,8 @@ type boundedAnswers struct{ http.RoundTripper }
 // RoundTrip implements http.RoundTripper.
 func (t boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := t.RoundTripper.RoundTrip(r)
-	if err == nil && (r.Method != http.MethodGet || r.URL.RawQuery != "") { // the query of a GET asks for a list
+	content := r.Method == http.MethodGet && r.URL.RawQuery == "" // with a query it asks for a list
+	if err == nil && (!content || answer.StatusCode >= http.StatusMultipleChoices) {
 		answer.Body = &boundedBody{answer.Body, answerBytesMax}
 	}
 	return answer, err

@@ -17,16 +17,24 @@ func TestAnswersOfABucketHaveABound(t *testing.T) {
 	taken := make(chan int, 1)
 	for _, c := range []struct {
 		name, begin string
+		status      int
 		ask         func() error
 		answers     func(*http.Request) bool
 	}{
 		{
-			"a list", "<ListBucketResult><Contents><Key>", func() error { return b.List(t.Context(), "", func(Object) error { return nil }) },
+			"a list", "<ListBucketResult><Contents><Key>", http.StatusOK, func() error { return b.List(t.Context(), "", func(Object) error { return nil }) },
 			func(r *http.Request) bool { return r.Method == http.MethodGet },
 		},
 		{
-			"the end of an upload", "<CompleteMultipartUploadResult><Bucket>", func() error { return b.Create(t.Context(), "object", unsized{make([]byte, 100<<10)}) },
+			"the end of an upload", "<CompleteMultipartUploadResult><Bucket>", http.StatusOK, func() error { return b.Create(t.Context(), "object", unsized{make([]byte, 100<<10)}) },
 			func(r *http.Request) bool { return r.Method == http.MethodPost && r.URL.Query().Has("uploadId") },
+		},
+		{
+			"an error", "<Error><Message>", http.StatusForbidden, func() error {
+				_, err := b.Read(t.Context(), "object", 0, -1)
+				return err
+			},
+			func(r *http.Request) bool { return r.Method == http.MethodGet },
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -35,6 +43,7 @@ func TestAnswersOfABucketHaveABound(t *testing.T) {
 					return false
 				}
 				piece, sent := bytes.Repeat([]byte("a"), 64<<10), 0
+				w.WriteHeader(c.status)
 				_, err := io.WriteString(w, c.begin)
 				for err == nil && sent < most {
 					_, err = w.Write(piece)
