@@ -2,15 +2,18 @@ package feed
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -390,14 +393,75 @@ func TestTheTailerRestsWhileNoClientTakesAnything(t *testing.T) {
 
 // TestReadersCatchUpWithLateTimers: a pause that was longer than it should have been shortens the next ones, up to a bound.
 func TestReadersCatchUpWithLateTimers(t *testing.T) {
-	f := New(newStore(t, 1<<20), Options{CatchUpBytesPerSecond: 1 << 20, manual: true})
-	defer f.Close()
 	const paid = 100 * time.Millisecond // for a tenth of a second's bytes
 	for late, want := range map[time.Duration]time.Duration{0: paid, lateMax / 2: paid - lateMax/2, time.Hour: paid - lateMax} {
-		f.catchUp.free = time.Now().Add(-late)
-		if wait := f.throttle(1 << 20 / 10); wait > want || wait < paid-lateMax-time.Millisecond {
-			t.Errorf("a reader that was late by %v pauses for %v, want %v", late, wait, want)
+		now := time.Now()
+		s := shares{paid: map[string]time.Time{"client": now.Add(-late)}}
+		s.charge([]string{"client"}, 1<<20/10, 1<<20, now)
+		if wait := s.owed("client", now); wait > want || wait < want-time.Millisecond {
+			t.Errorf("a client that was late by %v pauses for %v, want %v", late, wait, want)
 		}
+	}
+}
+
+// TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare: two streams of a client take two commits that do not fit into memory together, a little
+// at a time, so that each is read again and again. Another client has its history after about twice the time that it needs alone, and not after a large
+// commit for each little that it reads.
+func TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare(t *testing.T) {
+	const largeBytes, perSecond = 4 << 20, 16 << 20
+	s := newStore(t, 1<<20)
+	large := func() keys.Epoch {
+		var ops []op
+		for i := range largeBytes >> 14 {
+			ops = append(ops, set(fmt.Sprintf("large/%04d", i), strings.Repeat("v", 1<<14)))
+		}
+		return s.commit(batch.Header{}, ops...)
+	}
+	first := large()
+	for i := range 2000 {
+		s.commit(batch.Header{}, set(fmt.Sprintf("small/%04d", i), strings.Repeat("v", 2<<10)))
+	}
+	second := large()
+	f := New(s, Options{MemoryBytes: 5 << 20, CatchUpBytesPerSecond: perSecond})
+	defer f.Close()
+	var slow sync.WaitGroup
+	defer slow.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for _, e := range []keys.Epoch{first, second} {
+		c := f.NewConsumer("slow")
+		mustWatch(t, c, WatchOptions{After: Position{Epoch: e - 1}, Ranges: []Range{{Lower: []byte("large/"), Upper: []byte("large0")}}})
+		slow.Go(func() {
+			defer c.Close()
+			for ctx.Err() == nil {
+				if d, ok := c.Next(Limit{Events: 1}); ok {
+					d.Release()
+					sleep(ctx, 100*time.Millisecond)
+					continue
+				}
+				select {
+				case <-c.Wake():
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	for f.Stats().CatchUpBytes < 4*largeBytes {
+		time.Sleep(time.Millisecond)
+	}
+	before := f.Stats().CatchUpBytes
+	c := f.NewConsumer("another")
+	mustWatch(t, c, WatchOptions{After: Position{Epoch: first}, Ranges: []Range{{Lower: []byte("small/"), Upper: []byte("small0")}}})
+	for n := 0; n < 2000; {
+		d := take(t, c)
+		for i := range d.Parts {
+			n += d.Parts[i].Count()
+		}
+		d.Release()
+	}
+	const own = 2000 * (2 << 10)
+	if all := f.Stats().CatchUpBytes - before; all > 3*own+4*largeBytes {
+		t.Errorf("while a client read %d bytes, %d were read for all", own, all)
 	}
 }
 

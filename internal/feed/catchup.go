@@ -13,8 +13,6 @@ const (
 	groupBytes = 4 << 20
 	// groupTime is how long it reads at a time. Requests may have to wait for a processor as long as that.
 	groupTime = time.Millisecond
-	// lateMax bounds the time that a reader makes up for after a timer was late.
-	lateMax = 20 * time.Millisecond
 	// nearEpochs is how many commits groupBytes of the log may have.
 	nearEpochs = groupBytes / 32
 	// offersMax bounds the offers of a commit to a watch during which the tailer and the consumers wait. A larger group is offered one commit.
@@ -30,7 +28,7 @@ type catchUp struct {
 	ticket  uint64
 	busy    map[string]bool // identities for which a reader reads: each has one at most
 	readers int             // goroutines
-	free    time.Time       // when the bandwidth that was used is paid for
+	shares  shares
 }
 
 // place is a place in the line. It is void if the watch has another ticket.
@@ -56,6 +54,9 @@ func (f *Feed) joinLocked(w *Watch) {
 	u.ticket++
 	w.inLine, w.ticket = true, u.ticket
 	u.line = append(u.line, place{w, u.ticket})
+	if u.shares.resting && u.shares.owed(w.consumer.identity, time.Now()) > 0 {
+		return // the reader that rests comes for it
+	}
 	if u.readers < f.options.CatchUpReaders && !f.options.manual && !f.closed {
 		u.readers++
 		f.done.Go(f.runReader)
@@ -65,47 +66,48 @@ func (f *Feed) joinLocked(w *Watch) {
 // leaveLineLocked takes a watch out of the line.
 func (f *Feed) leaveLineLocked(w *Watch) { w.inLine, w.ticket = false, 0 }
 
-// runReader reads for lagging watches until none waits.
+// runReader reads for lagging watches until none waits. While the clients of all that wait have used their shares, one reader rests.
 func (f *Feed) runReader() {
 	var r reading
 	defer r.close()
-	for {
+	for s := &f.catchUp.shares; ; {
 		f.lock()
-		g := f.takeGroupLocked()
-		if g == nil {
+		g, wait := f.takeGroupLocked()
+		if g == nil && (wait == 0 || s.resting) {
 			f.catchUp.readers--
 			f.unlock()
 			return
 		}
+		s.resting = s.resting || g == nil
 		f.unlock()
-		sleep(f.ctx, f.throttle(f.serve(&r, g)))
+		if g != nil {
+			f.serve(&r, g)
+			continue
+		}
+		sleep(f.ctx, min(wait, restMax))
+		f.lock()
+		s.resting = false
+		f.unlock()
 	}
 }
 
-// throttle charges bytes to the bandwidth, and returns how long the reader has to wait.
-func (f *Feed) throttle(bytes int64) time.Duration {
-	f.lock()
-	defer f.unlock()
-	f.counters.catchUpBytes += uint64(bytes)
+// takeGroupLocked takes the watch that has waited longest, of a client for which no reader reads and that has not used its share, and all that are near
+// it. If there is none it returns nil, and after how long there is one; zero if none waits.
+func (f *Feed) takeGroupLocked() (g *group, wait time.Duration) {
 	u, now := &f.catchUp, time.Now()
-	if earliest := now.Add(-lateMax); u.free.Before(earliest) {
-		u.free = earliest
-	}
-	u.free = u.free.Add(time.Duration(float64(bytes) / float64(f.options.CatchUpBytesPerSecond) * float64(time.Second)))
-	return u.free.Sub(now)
-}
-
-// takeGroupLocked takes the watch that has waited longest, of a client for which no reader reads, and all that are near it.
-// It returns nil if there is none.
-func (f *Feed) takeGroupLocked() *group {
-	u := &f.catchUp
-	var g *group
 	kept := u.line[:0]
 	for _, p := range u.line {
-		switch w := p.watch; {
+		w := p.watch
+		owed := u.shares.owed(w.consumer.identity, now)
+		switch {
 		case w.ticket != p.ticket:
 		case u.busy[w.consumer.identity] || g != nil && !near(g.watches[0], w):
 			kept = append(kept, p)
+		case owed > 0:
+			kept = append(kept, p)
+			if wait == 0 || owed < wait {
+				wait = owed
+			}
 		default:
 			if g == nil {
 				g = &group{}
@@ -117,7 +119,7 @@ func (f *Feed) takeGroupLocked() *group {
 	clear(u.line[len(kept):])
 	u.line = kept
 	if g == nil {
-		return nil
+		return nil, wait
 	}
 	for _, w := range g.watches {
 		if id := w.consumer.identity; !u.busy[id] {
@@ -125,7 +127,7 @@ func (f *Feed) takeGroupLocked() *group {
 			g.identities = append(g.identities, id)
 		}
 	}
-	return g
+	return g, 0
 }
 
 // near reports whether the log that is read for one watch should be read for another, too.
@@ -137,7 +139,7 @@ func near(a, b *Watch) bool {
 	return distance <= nearEpochs
 }
 
-// serve reads the log for a group, lets those take over whose positions are in the ring, and returns how many bytes it read.
+// serve reads the log for a group, lets those take over whose positions are in the ring, and charges what it read to the clients.
 func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	if start, mark, needed := f.startOf(g); needed {
 		bytes = f.readFor(r, g, start, mark)
@@ -150,6 +152,10 @@ func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	}
 	for _, id := range g.identities {
 		delete(f.catchUp.busy, id)
+	}
+	f.counters.catchUpBytes += uint64(bytes)
+	if !f.options.manual {
+		f.catchUp.shares.charge(g.identities, bytes, f.options.CatchUpBytesPerSecond, time.Now())
 	}
 	return bytes
 }
