@@ -404,6 +404,58 @@ func TestReadersCatchUpWithLateTimers(t *testing.T) {
 	}
 }
 
+// TestClientsShareTheBandwidth: two that read at once have half each, and what is read for both is paid for by both.
+func TestClientsShareTheBandwidth(t *testing.T) {
+	const perSecond = 1 << 20
+	var s shares
+	now := time.Now()
+	owes := func(client string, want time.Duration) {
+		t.Helper()
+		if got := s.owed(client, now); got < want-time.Millisecond || got > want+time.Millisecond {
+			t.Errorf("client %s waits for %v, want %v", client, got, want)
+		}
+	}
+	s.charge([]string{"a"}, perSecond, perSecond, now)
+	owes("a", time.Second-lateMax)
+	owes("b", 0)
+	s.charge([]string{"b"}, perSecond, perSecond, now)
+	owes("b", 2*time.Second-lateMax)
+	now = now.Add(time.Minute)
+	s.charge([]string{"a", "b"}, perSecond, perSecond, now)
+	owes("a", time.Second-lateMax)
+	owes("b", time.Second-lateMax)
+	now = now.Add(time.Minute)
+	if s.charge(nil, 0, perSecond, now); len(s.paid) > 0 {
+		t.Errorf("%d clients are kept", len(s.paid))
+	}
+}
+
+// TestNothingIsReadForAClientThatHasUsedItsShare, until that is paid for.
+func TestNothingIsReadForAClientThatHasUsedItsShare(t *testing.T) {
+	s := newStore(t, 1<<20)
+	for i := range 10 {
+		s.commit(batch.Header{}, set(fmt.Sprint("k", i), "v"))
+	}
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	for _, client := range []string{"a", "b"} {
+		c := f.NewConsumer(client)
+		defer c.Close()
+		mustWatch(t, c, WatchOptions{After: Position{Epoch: 1}})
+	}
+	f.lock()
+	defer f.unlock()
+	now := time.Now()
+	f.catchUp.shares.paid = map[string]time.Time{"a": now.Add(time.Hour), "b": now.Add(2 * time.Hour)}
+	if g, wait := f.takeGroupLocked(); g != nil || wait > time.Hour || wait < time.Hour-time.Minute {
+		t.Errorf("%v is read for, or after %v", g, wait)
+	}
+	f.catchUp.shares.paid["b"] = now
+	if g, _ := f.takeGroupLocked(); g == nil || !slices.Equal(g.clients, []string{"b"}) {
+		t.Errorf("%v is read for", g)
+	}
+}
+
 // TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare: two streams of a client take two commits that do not fit into memory together, a little
 // at a time, so that each is read again and again. Another client has its history after about twice the time that it needs alone, and not after a large
 // commit for each little that it reads.
@@ -429,7 +481,7 @@ func TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	for _, e := range []keys.Epoch{first, second} {
-		c := f.NewConsumer("slow")
+		c := f.NewConsumer(fmt.Sprint("slow ", e)).Of("slow")
 		mustWatch(t, c, WatchOptions{After: Position{Epoch: e - 1}, Ranges: []Range{{Lower: []byte("large/"), Upper: []byte("large0")}}})
 		slow.Go(func() {
 			defer c.Close()

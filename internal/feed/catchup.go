@@ -26,7 +26,7 @@ const (
 type catchUp struct {
 	line    []place
 	ticket  uint64
-	busy    map[string]bool // identities for which a reader reads: each has one at most
+	busy    map[string]bool // clients for which a reader reads: each has one at most
 	readers int             // goroutines
 	shares  shares
 }
@@ -40,8 +40,8 @@ type place struct {
 // group are lagging watches near each other, for which one reader reads the log once. A watch whose group is another one
 // has left: because it has ended, or because its queue had no room. All others have been offered everything that was read.
 type group struct {
-	watches    []*Watch
-	identities []string
+	watches []*Watch
+	clients []string
 }
 
 // joinLocked lets a lagging watch wait for a reader.
@@ -54,7 +54,7 @@ func (f *Feed) joinLocked(w *Watch) {
 	u.ticket++
 	w.inLine, w.ticket = true, u.ticket
 	u.line = append(u.line, place{w, u.ticket})
-	if u.shares.resting && u.shares.owed(w.consumer.identity, time.Now()) > 0 {
+	if u.shares.resting && u.shares.owed(w.consumer.client, time.Now()) > 0 {
 		return // the reader that rests comes for it
 	}
 	if u.readers < f.options.CatchUpReaders && !f.options.manual && !f.closed {
@@ -98,10 +98,10 @@ func (f *Feed) takeGroupLocked() (g *group, wait time.Duration) {
 	kept := u.line[:0]
 	for _, p := range u.line {
 		w := p.watch
-		owed := u.shares.owed(w.consumer.identity, now)
+		owed := u.shares.owed(w.consumer.client, now)
 		switch {
 		case w.ticket != p.ticket:
-		case u.busy[w.consumer.identity] || g != nil && !near(g.watches[0], w):
+		case u.busy[w.consumer.client] || g != nil && !near(g.watches[0], w):
 			kept = append(kept, p)
 		case owed > 0:
 			kept = append(kept, p)
@@ -122,9 +122,9 @@ func (f *Feed) takeGroupLocked() (g *group, wait time.Duration) {
 		return nil, wait
 	}
 	for _, w := range g.watches {
-		if id := w.consumer.identity; !u.busy[id] {
-			u.busy[id] = true
-			g.identities = append(g.identities, id)
+		if client := w.consumer.client; !u.busy[client] {
+			u.busy[client] = true
+			g.clients = append(g.clients, client)
 		}
 	}
 	return g, 0
@@ -150,12 +150,12 @@ func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	for _, w := range g.watches {
 		f.dismissLocked(w, g)
 	}
-	for _, id := range g.identities {
-		delete(f.catchUp.busy, id)
+	for _, client := range g.clients {
+		delete(f.catchUp.busy, client)
 	}
 	f.counters.catchUpBytes += uint64(bytes)
 	if !f.options.manual {
-		f.catchUp.shares.charge(g.identities, bytes, f.options.CatchUpBytesPerSecond, time.Now())
+		f.catchUp.shares.charge(g.clients, bytes, f.options.CatchUpBytesPerSecond, time.Now())
 	}
 	return bytes
 }

@@ -15,7 +15,8 @@ import (
 // Consumer are the watches of one stream. One goroutine calls Next.
 type Consumer struct {
 	feed     *Feed
-	identity string
+	identity string // for Info
+	client   string // that has a share of what the log is read for; see shares
 	wake     chan struct{}
 
 	// Guarded by Feed.mu.
@@ -27,9 +28,15 @@ type Consumer struct {
 	awakened bool // it will be woken when Feed.mu is released
 }
 
-// NewConsumer returns a consumer for a client. Close ends it.
+// NewConsumer returns a consumer with a name. Close ends it.
 func (f *Feed) NewConsumer(identity string) *Consumer {
-	return &Consumer{feed: f, identity: identity, wake: make(chan struct{}, 1), watches: map[uint64]*Watch{}}
+	return &Consumer{feed: f, identity: identity, client: identity, wake: make(chan struct{}, 1), watches: map[uint64]*Watch{}}
+}
+
+// Of says whose consumer it is, if its client may have others under other names. It is called before the first watch.
+func (c *Consumer) Of(client string) *Consumer {
+	c.client = client
+	return c
 }
 
 // Watch begins a watch. Errors: *LimitError, *RangeError, *AheadError, ErrClosed.

@@ -17,16 +17,16 @@ const (
 )
 
 // owed is how long a client waits until the log is read for it again.
-func (s *shares) owed(identity string, now time.Time) time.Duration {
-	return max(0, s.paid[identity].Sub(now))
+func (s *shares) owed(client string, now time.Time) time.Duration {
+	return max(0, s.paid[client].Sub(now))
 }
 
 // charge charges bytes that were read for some clients, to each its part.
-func (s *shares) charge(identities []string, bytes, perSecond int64, now time.Time) {
+func (s *shares) charge(clients []string, bytes, perSecond int64, now time.Time) {
 	earliest := now.Add(-lateMax)
-	for id, at := range s.paid {
+	for client, at := range s.paid {
 		if at.Before(earliest) {
-			delete(s.paid, id)
+			delete(s.paid, client)
 		}
 	}
 	if bytes == 0 {
@@ -35,14 +35,14 @@ func (s *shares) charge(identities []string, bytes, perSecond int64, now time.Ti
 	if s.paid == nil {
 		s.paid = map[string]time.Time{}
 	}
-	for _, id := range identities {
-		if _, is := s.paid[id]; !is {
-			s.paid[id] = earliest
+	for _, client := range clients {
+		if _, is := s.paid[client]; !is {
+			s.paid[client] = earliest
 		}
 	}
 	share := float64(perSecond) / float64(len(s.paid))
-	cost := time.Duration(float64(bytes) / float64(len(identities)) / share * float64(time.Second))
-	for _, id := range identities {
-		s.paid[id] = s.paid[id].Add(cost)
+	cost := time.Duration(float64(bytes) / float64(len(clients)) / share * float64(time.Second))
+	for _, client := range clients {
+		s.paid[client] = s.paid[client].Add(cost)
 	}
 }

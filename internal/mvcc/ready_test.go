@@ -2,8 +2,10 @@ package mvcc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -237,6 +239,38 @@ func TestALargeCommitWaitsForTheOneBefore(t *testing.T) {
 				t.Errorf("a value of %d bytes", len(v))
 			}
 		})
+	}
+}
+
+// TestALargeCommitWaitsForNoMergeThatIsBlocked: on a full disk it may be the deletion that makes space.
+func TestALargeCommitWaitsForNoMergeThatIsBlocked(t *testing.T) {
+	fs := vfs.NewFaulty(vfs.NewMem())
+	o := tiny(fs)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 24<<20, time.Hour
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+	s := mustOpen(t, o)
+	full := fs.Inject(vfs.Rule{Op: vfs.OpPreallocate, Name: "data.ekv", Err: syscall.ENOSPC})
+	t.Cleanup(full.Remove)
+	large := func() *Write {
+		w := &Write{Durability: DurabilityAsync}
+		for i := range 8 {
+			w.Set(fmt.Append(nil, "large", i), make([]byte, 1_000_000))
+		}
+		return w
+	}
+	if err := <-startCommit(t, s, large()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Checkpoint(t.Context()); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-startCommit(t, s, large()):
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
 	}
 }
 

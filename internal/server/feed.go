@@ -134,7 +134,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		defer s.feed.clients.leave(client)
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan watchRequest),
-			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)),
+			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)).Of(client),
 			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{access: *s.newAccess(ctx)},
 		}
 		s.feed.watched.Store(true)

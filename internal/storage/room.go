@@ -35,7 +35,8 @@ func (d *Demand) memoryBytes() int64 {
 //
 // For a part of StallMax it waits until the record leaves memory for those of others: otherwise the next of them would wait until it is merged. So it also
 // replaces an active generation that is full, which its next writer would do: only then can that be merged. It waits for the merges of what was written
-// before, and of nothing later: beside writers that never pause there is always something to merge.
+// before, and of nothing later: beside writers that never pause there is always something to merge. While merges are blocked it does not: on a full disk
+// the record may be the deletion that makes space.
 func (e *Engine) AwaitRoom(ctx context.Context, d *Demand) error {
 	if e.fits(d) {
 		return nil
@@ -94,7 +95,8 @@ func (e *Engine) obstacleOf(d *Demand, since keys.Epoch) (obstacle, error) {
 	if o, err := e.memoryObstacleLocked(v); o.ready != nil || err != nil {
 		return o, err
 	}
-	if since != 0 && e.memory.reclaimed.Load() <= uint64(since) && e.merges(v) && e.immutableBytesOf(v)+d.memoryBytes() > e.memory.immutableBytes.Load() {
+	if since != 0 && e.checkpoints.blocked.Load() == nil &&
+		e.memory.reclaimed.Load() <= uint64(since) && e.merges(v) && e.immutableBytesOf(v)+d.memoryBytes() > e.memory.immutableBytes.Load() {
 		e.checkpoints.request()
 		return obstacle{ready: e.memory.room}, nil
 	}
