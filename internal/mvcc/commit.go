@@ -1,7 +1,9 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -102,13 +104,23 @@ func (x *Session) commitDurably(ctx context.Context, w *Write) (keys.Epoch, erro
 	return epoch, x.store.WaitWritten(ctx, epoch, DurabilitySync)
 }
 
-// commit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
+// commit is tryCommit. An error tells of what others have written, perhaps after the permission has ended: a conflict names a key and an epoch. So the
+// permission is asked once more. What has happened is told nevertheless: that the request was executed before, or what became of a bulk load.
+func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+	epoch, err := x.tryCommit(ctx, w)
+	if err == nil || w.load != nil || errors.As(err, new(*AppliedError)) || errors.As(err, new(*NotPermittedError)) {
+		return epoch, err
+	}
+	return 0, cmp.Or(x.permitted(), err)
+}
+
+// tryCommit is the commit protocol; docs/architecture.md ("A write") describes it step by step. Every write takes it:
 // plain writes, InvokeAll, DeleteRange, transactions, and the publication of a bulk load. They differ in what they
 // check, and in whether the operations are computed while the latches are held. A bulk load takes all latches, and its
 // versions are installed with a tree instead of a record.
 //
 // It returns epoch zero, and no error, if there was nothing to write.
-func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
+func (x *Session) tryCommit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if w.request != nil {
 		x.expectRecord(w.request)
 	}

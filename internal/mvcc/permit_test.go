@@ -55,6 +55,38 @@ func TestPermissionThatEndsBeforeTheEpochPermitsNothing(t *testing.T) {
 	}
 }
 
+// A commit that fails after its permission has ended shows nothing of what has made it fail: the key and the epoch of a conflict are those of others.
+func TestACommitThatFailsAsksForItsPermission(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x, other := mustSession(t, s), mustSession(t, s)
+	ended := errors.New("ended")
+	for _, permitted := range []error{nil, ended} {
+		txn, err := x.Begin(TxnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := txn.Set([]byte("k"), []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+		var w Write
+		w.Set([]byte("k"), []byte("w"))
+		if _, err := other.Commit(context.Background(), &w); err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		x.Permit(func() error {
+			if calls++; calls > 1 {
+				return permitted
+			}
+			return nil
+		})
+		_, err = txn.Commit(context.Background())
+		if conflict := errors.As(err, new(*ConflictError)); conflict != (permitted == nil) || !errors.Is(err, permitted) && permitted != nil || calls != 2 {
+			t.Errorf("%v: got %v after %d calls", permitted, err, calls)
+		}
+	}
+}
+
 // A bulk load is asked once, at the beginning of its commit pause: what has ended the permission waits for the end of the pause.
 func TestTheEndOfAPermissionWaitsForTheCommitPause(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))

@@ -144,8 +144,8 @@ func (x *Session) admitKept(bytes int) error {
 
 // Permit sets the function that a commit calls once it holds its latches, before it reads or changes anything, and once more
 // when it has its epoch: a permission that ended before the epoch was reserved permits nothing, however long the commit waited
-// in between. Its error ends the commit, as *NotPermittedError. The function must not wait, and remains set until the end of the
-// session.
+// in between. Its error ends the commit, as *NotPermittedError. A commit that fails calls it once more, see commit. The function must not wait, and
+// remains set until the end of the session.
 func (x *Session) Permit(permit func() error) { x.permit = permit }
 
 func (x *Session) permitted() error {

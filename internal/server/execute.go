@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,8 +64,12 @@ func (w ackWait) revealing(await keys.Epoch) ackWait {
 // outcome completes the result of a request: it adds the epoch that the writes reveal, and copies
 // an error out of the session's memory. It is called for each request before the session is used
 // again.
+//
+// An error tells of what was read, too: a conflict, or the type of a value. So the rights are checked
+// again before it is returned; a request without one has checked them itself.
 func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 	if err != nil {
+		err = cmp.Or(c.checkAgain(), err)
 		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
 	}
 	return w.revealing(c.session.Await()), err

@@ -66,6 +66,7 @@ func TestRequestsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) 
 	get := &pb.GetRequest{Key: secret}
 	batch := &pb.BatchGetRequest{Keys: [][]byte{key, secret}}
 	reads := []*pb.Operation{{Operation: &pb.Operation_Get{Get: &pb.KeyReadRequest{Key: secret}}}}
+	increment := &pb.Invocation{Key: secret, Operation: &pb.Invocation_Increment{Increment: &pb.Increment{Delta: 1}}} // of what will be no number
 	requests := map[string]func(context.Context, *clients) error{
 		"get": func(ctx context.Context, c *clients) error {
 			_, err := c.kv.Get(ctx, get)
@@ -108,6 +109,8 @@ func TestRequestsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) 
 			Conditions:     []*pb.TxnCondition{{Condition: &pb.TxnCondition_Key{Key: absent("k")}}},
 			ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Write{Write: mutation("k", 0)}}}, ElseOperations: reads,
 		}),
+		"operation that fails":  executed(&pb.ExecuteRequest{ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Invoke{Invoke: increment}}}}),
+		"commit that conflicts": transacted(&pb.TransactRequest{Request: &pb.TransactRequest_Invoke{Invoke: increment}}),
 		"checkpoint": func(ctx context.Context, c *clients) error {
 			_, err := c.admin.Checkpoint(ctx, &pb.CheckpointRequest{})
 			return err
