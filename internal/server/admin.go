@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"time"
 
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -42,8 +43,12 @@ func (s *adminService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.Sta
 		LogHolders:  logHolderMessages(e.Storage.Log.Holders),
 		Activity:    s.activityMessage(&e),
 	}
-	s.ended(connectionOf(ctx), &requestEnd{method: telemetry.MethodStatus, start: start, origin: origin{ctx: ctx}}, accessOf(ctx).details(nil))
-	return out, nil
+	err := s.checkAgain(ctx) // it may have waited for room in the audit log
+	if err != nil {
+		out, err = nil, statusOf(err).Err()
+	}
+	s.ended(connectionOf(ctx), &requestEnd{method: telemetry.MethodStatus, code: status.Code(err), start: start, origin: origin{ctx: ctx}}, accessOf(ctx).details(nil))
+	return out, err
 }
 
 func (s *Server) activityMessage(e *mvcc.Stats) *pb.Activity {
@@ -89,10 +94,13 @@ func (s *Server) historyMessage() *pb.History {
 }
 
 // GetConfig implements Admin.
-func (s *adminService) GetConfig(context.Context, *pb.GetConfigRequest) (*pb.GetConfigResponse, error) {
+func (s *adminService) GetConfig(ctx context.Context, _ *pb.GetConfigRequest) (*pb.GetConfigResponse, error) {
 	out := new(pb.GetConfigResponse)
 	for _, o := range s.settings.current().Options() {
 		out.Options = append(out.Options, &pb.ConfigOption{Name: o.Name, Value: o.Value, Origin: o.Origin})
+	}
+	if err := s.checkAgain(ctx); err != nil { // it may have waited for room in the audit log
+		return nil, statusOf(err).Err()
 	}
 	return out, nil
 }

@@ -111,6 +111,14 @@ func TestRequestsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) 
 		}),
 		"operation that fails":  executed(&pb.ExecuteRequest{ThenOperations: []*pb.Operation{{Operation: &pb.Operation_Invoke{Invoke: increment}}}}),
 		"commit that conflicts": transacted(&pb.TransactRequest{Request: &pb.TransactRequest_Invoke{Invoke: increment}}),
+		"status": func(ctx context.Context, c *clients) error {
+			_, err := c.admin.Status(ctx, &pb.StatusRequest{})
+			return err
+		},
+		"configuration": func(ctx context.Context, c *clients) error {
+			_, err := c.admin.GetConfig(ctx, &pb.GetConfigRequest{})
+			return err
+		},
 		"checkpoint": func(ctx context.Context, c *clients) error {
 			_, err := c.admin.Checkpoint(ctx, &pb.CheckpointRequest{})
 			return err
@@ -205,5 +213,41 @@ func TestAnOutcomeThatWasAskedForAsAnAdministratorIsNotTold(t *testing.T) {
 		failureOf(t, <-asked).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_REQUEST_ID_REUSED)
 	}, func(c *config.Config) {
 		c.Audit.File, c.Audit.Classes, c.Audit.Full = filepath.Join(t.TempDir(), "audit.log"), "read,write", audit.FullBlock
+	})
+}
+
+// TestListsOfOpenTransactionsThatHaveWaitedShowNoneThatBeganAfterTheirRight: of those and of snapshots, with the addresses of their clients.
+func TestListsOfOpenTransactionsThatHaveWaitedShowNoneThatBeganAfterTheirRight(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(action(auth.ActionObserve)))
+		turns := h.lists.turns[listMemory]
+		for range cap(turns) {
+			turns <- struct{}{}
+		}
+		answers := map[string]chan error{"transactions": make(chan error, 1), "snapshots": make(chan error, 1)}
+		alice := as(testContext(t), "alice")
+		go func() {
+			_, err := h.admin.ListTransactions(alice, &pb.ListTransactionsRequest{})
+			answers["transactions"] <- err
+		}()
+		go func() {
+			_, err := h.admin.ListSnapshots(alice, &pb.ListSnapshotsRequest{})
+			answers["snapshots"] <- err
+		}()
+		time.Sleep(20 * time.Millisecond) // they wait now; the outcome is the same if not
+		h.setUsers(only())
+		stream, err := clientsOf(h.conn).txn.Transact(as(testContext(t), "root"))
+		must(t, err)
+		must(t, stream.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{}}}))
+		_, err = stream.Recv()
+		must(t, err)
+		for range cap(turns) {
+			<-turns
+		}
+		for name, answered := range answers {
+			if err := <-answered; !denied(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	})
 }

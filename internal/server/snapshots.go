@@ -249,7 +249,7 @@ func (s *Server) expireSnapshots(now time.Duration) {
 }
 
 // ListSnapshots implements Admin.
-func (s *adminService) ListSnapshots(context.Context, *pb.ListSnapshotsRequest) (*pb.ListSnapshotsResponse, error) {
+func (s *adminService) ListSnapshots(ctx context.Context, _ *pb.ListSnapshotsRequest) (*pb.ListSnapshotsResponse, error) {
 	out := new(pb.ListSnapshotsResponse)
 	for _, o := range s.snapshots.list() {
 		info := &pb.SnapshotInfo{Id: o.id, Kind: o.kind, Epoch: uint64(o.epoch), Age: durationpb.New(time.Since(o.begun)), Peer: o.peer}
@@ -275,6 +275,9 @@ func (s *adminService) ListSnapshots(context.Context, *pb.ListSnapshotsRequest) 
 			Id: h.ID, Kind: pb.SnapshotInfo_KIND_RESUME_TOKEN, Epoch: uint64(h.Epoch), Age: durationpb.New(now.Sub(h.Since)),
 			ExpiresIn: durationpb.New(max(0, h.Until.Sub(now))),
 		})
+	}
+	if err := s.checkAgain(ctx); err != nil { // it may have waited for its turn
+		return nil, statusOf(err).Err()
 	}
 	slices.SortFunc(out.Snapshots, func(x, y *pb.SnapshotInfo) int {
 		return cmp.Or(cmp.Compare(x.Epoch, y.Epoch), cmp.Compare(x.Id, y.Id))

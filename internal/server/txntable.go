@@ -138,9 +138,13 @@ func (b *txnTable) stats() telemetry.TransactionStats {
 }
 
 // ListTransactions implements Admin.
-func (s *adminService) ListTransactions(context.Context, *pb.ListTransactionsRequest) (*pb.ListTransactionsResponse, error) {
+func (s *adminService) ListTransactions(ctx context.Context, _ *pb.ListTransactionsRequest) (*pb.ListTransactionsResponse, error) {
+	list := s.transactions.list()
+	if err := s.checkAgain(ctx); err != nil { // it may have waited for its turn
+		return nil, statusOf(err).Err()
+	}
 	out := new(pb.ListTransactionsResponse)
-	for _, t := range s.transactions.list() {
+	for _, t := range list {
 		info := &pb.TransactionInfo{
 			Id: t.id, Peer: t.peer, Isolation: t.isolation, ReadOnly: t.readOnly, ReadEpoch: uint64(t.at),
 			Age: durationpb.New(time.Since(t.begun)), Requests: t.requests.Load(), Bytes: uint64(t.bytes.Load()),
