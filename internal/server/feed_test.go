@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/feed"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -226,6 +228,9 @@ func TestWatchRefusesWhatItCannotPromise(t *testing.T) {
 		{&pb.CreateWatch{Ranges: all, OnGap: 9}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, ProgressInterval: durationpb.New(1)}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e + 1000}}, pb.ErrorReason_ERROR_REASON_WATCH_AHEAD},
+		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: uint64(keys.MaxEpoch) + 1}}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: math.MaxUint64}}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
+		{&pb.CreateWatch{Ranges: all, Start: token(func(t *feedToken) { t.position = feed.Position{Epoch: keys.MaxEpoch, Operations: 1} })}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_AfterTimeUs{}}, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST},
 		{&pb.CreateWatch{Ranges: all, Start: &pb.CreateWatch_ResumeToken{}}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},
 		{&pb.CreateWatch{Ranges: all, Start: token(func(t *feedToken) { t.filter++ })}, pb.ErrorReason_ERROR_REASON_INVALID_RESUME_TOKEN},

@@ -44,7 +44,7 @@ func TestAWatchAheadOfTheServerWaitsForIt(t *testing.T) {
 	w := mustWatch(t, h,
 		&pb.CreateWatch{WatchId: 1},
 		&pb.CreateWatch{WatchId: 2, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e + 4}},
-		&pb.CreateWatch{WatchId: 3, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: 1<<64 - 1}},
+		&pb.CreateWatch{WatchId: 3, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: uint64(keys.MaxEpoch)}},
 		&pb.CreateWatch{WatchId: 4, Start: token(func(t *feedToken) { t.position.Epoch = at + 2 })},
 		&pb.CreateWatch{WatchId: 5, Start: token(func(t *feedToken) { t.position = feed.Position{Epoch: at + 2, Operations: 1} })},
 		&pb.CreateWatch{WatchId: 6, Start: token(func(t *feedToken) { t.snapshot, t.last = at+3, []byte("a") })},

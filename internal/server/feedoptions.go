@@ -74,7 +74,9 @@ func (w *watchStream) toWatchStart(req *pb.CreateWatch, o *watchOptions) (start 
 	case nil, *pb.CreateWatch_Now:
 		start.now = true
 	case *pb.CreateWatch_AfterEpoch:
-		start.after.Epoch = keys.Epoch(s.AfterEpoch)
+		if start.after.Epoch = keys.Epoch(s.AfterEpoch); start.after.Epoch > keys.MaxEpoch {
+			return start, invalid("create.after_epoch", "is larger than any epoch")
+		}
 		return start, w.refuseRemoved(start.after)
 	case *pb.CreateWatch_AfterTimeUs:
 		if start.time = s.AfterTimeUs; start.time == 0 {

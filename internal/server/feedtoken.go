@@ -98,6 +98,9 @@ func decodeFeedToken(src []byte, keyBytesMax int) (t feedToken, err error) {
 	copy(t.lineage[:], body[1:])
 	t.position = feed.Position{Epoch: epochOf(body[17:]), Operations: binary.LittleEndian.Uint32(body[24:])}
 	t.filter = binary.LittleEndian.Uint64(body[28:])
+	if t.position.Epoch >= keys.MaxEpoch { // no commit comes after it
+		return t, invalidToken("is damaged")
+	}
 	if version == feedTokenVersion {
 		if len(body) != feedTokenBody {
 			return t, invalidToken("is damaged")
