@@ -73,7 +73,11 @@ func saysMore(err error) bool {
 
 // interruptCode is the exit code after a signal, as that of shells: 128 and its number.
 func interruptCode(ctx context.Context) int {
-	if by, ok := errors.AsType[signalError](context.Cause(ctx)); ok && by.signal == syscall.SIGTERM {
+	by, _ := errors.AsType[signalError](context.Cause(ctx))
+	switch by.signal {
+	case syscall.SIGHUP:
+		return exitHangup
+	case syscall.SIGTERM:
 		return exitTerminated
 	}
 	return exitInterrupted
@@ -104,7 +108,7 @@ On a terminal, lists are tables as wide as the terminal at most, and severities 
 reports stay as they are, and lists are JSON lines. -o json makes JSON of everything, errors included.
 
 Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict or precondition failed, 6 unavailable or timeout, 7 limit,
-8 corruption, 9 not permitted, 10 disk full, 130 interrupted, 143 terminated. A write whose outcome is unknown says so, with -o json as
+8 corruption, 9 not permitted, 10 disk full, 129 hung up, 130 interrupted, 143 terminated. A write whose outcome is unknown says so, with -o json as
 outcome_unknown; an interrupted one may have happened.`,
 		Example: `  kvctl put greeting hello
   kvctl get greeting

@@ -30,7 +30,8 @@ const (
 	exitCorruption  = 8
 	exitDenied      = 9 // no credentials, wrong ones, or a right is missing; at the server, or at the target of backups
 	exitDiskFull    = 10
-	exitInterrupted = 130 // as shells say: 128 and the number of SIGINT
+	exitHangup      = 129 // as shells say: 128 and the number of SIGHUP,
+	exitInterrupted = 130 // of SIGINT,
 	exitTerminated  = 143 // and of SIGTERM
 )
 

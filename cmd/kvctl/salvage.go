@@ -24,6 +24,8 @@ is applied last. If keys are lost, their ranges are listed and the exit code is 
 A key with a deadline keeps it. Leases and locks are not salvaged: lease_id in a line says that the key belonged to a lease, and import says
 what becomes of it.
 
+Until it is complete, the file is FILE.partial; after an interrupt or an error that has what was salvaged until then.
+
 If no superblock is readable, or neither the allocation map nor an inner page, the output may contain deleted keys; a note says so.`,
 		Example: `  kvctl salvage --data-dir /var/lib/epochkv --out rescued.jsonl
   kvctl import rescued.jsonl`,
@@ -44,7 +46,11 @@ If no superblock is readable, or neither the allocation map nor an inner page, t
 func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
 	ctx, cancel := a.longRunning(cmd)
 	defer cancel()
-	file, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if _, err := os.Lstat(out); err == nil {
+		return fmt.Errorf("%s: %w", out, os.ErrExist)
+	}
+	partial := out + ".partial" // the file gets its name when it is complete: import does not see that one is not
+	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -58,11 +64,14 @@ func (a *app) salvage(cmd *cobra.Command, dir, out string) error {
 			key: e.Key, value: e.Value, epoch: client.Epoch(e.Epoch), expiresAt: e.Metadata.ExpiresAt, lease: e.Metadata.Lease,
 		})
 	})
-	if err = errors.Join(err, buffered.Flush(), file.Sync(), file.Close()); err != nil {
-		if progress.records == 0 {
-			err = errors.Join(err, os.Remove(out))
-		}
-		return err // what was written until then is right, and stays
+	if err = errors.Join(err, buffered.Flush(), file.Sync(), file.Close()); err == nil {
+		err = os.Rename(partial, out)
+	}
+	switch {
+	case err != nil && progress.records == 0:
+		return errors.Join(err, os.Remove(partial))
+	case err != nil:
+		return leftoverError{fmt.Errorf("%s has what was salvaged until then: %w", partial, err)}
 	}
 	progress.finish()
 	return a.printSalvage(report)

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// interrupts ends the program's context at the first SIGINT or SIGTERM; a second one ends the process. A statement of the shell that goes
+// interrupts ends the program's context at the first SIGINT, SIGTERM or SIGHUP, which a closed terminal sends; a second one ends the process. A statement of the shell that goes
 // on until Ctrl-C takes SIGINT for itself meanwhile.
 type interrupts struct {
 	mu  sync.Mutex
@@ -27,6 +27,9 @@ func (i *interrupts) watch() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	received := make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+		signal.Notify(received, syscall.SIGHUP)
+	}
 	go func() {
 		for s := range received {
 			if s != os.Interrupt || !i.endStatement() {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"os/signal"
 	"syscall"
 	"testing"
 	"time"
@@ -62,7 +63,11 @@ func TestAnInterruptWithoutAStatementEndsTheProgram(t *testing.T) {
 // TestASignalIsTheExitCode as shells have it: 128 and its number.
 func TestASignalIsTheExitCode(t *testing.T) {
 	server := clienttest.Start(t)
-	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: exitInterrupted, syscall.SIGTERM: exitTerminated} {
+	codes := map[syscall.Signal]int{syscall.SIGHUP: exitHangup, syscall.SIGINT: exitInterrupted, syscall.SIGTERM: exitTerminated}
+	if signal.Ignored(syscall.SIGHUP) { // the tests run below nohup
+		delete(codes, syscall.SIGHUP)
+	}
+	for signal, want := range codes {
 		ctx, stop := new(interrupts).watch()
 		silent, writer := io.Pipe()
 		a := &app{in: silent, out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }}

@@ -38,7 +38,7 @@ func TakeLease(ctx context.Context, store objectstore.Store, dir string) (*Lease
 func (l *Lease) name() string { return path.Join(l.dir, restoresDir, fmt.Sprintf("%s-%d", l.id, l.n)) }
 
 func (l *Lease) create(ctx context.Context) error {
-	if err := l.store.Create(ctx, l.name(), objectstore.Bytes("a restore reads this archive\n")); err != nil {
+	if err := objectstore.CreateOwn(ctx, l.store, l.name(), objectstore.Bytes("a restore reads this archive\n")); err != nil {
 		return fmt.Errorf("take the lease of a restore: %w", err)
 	}
 	return nil

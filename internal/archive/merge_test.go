@@ -210,6 +210,7 @@ func TestPartsStayWhileARestoreRuns(t *testing.T) {
 		a.file(3)
 	}
 	m := a.merger()
+	a.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Nth: 1, Kind: objectstore.CreateTwice}) // by a proxy
 	lease, err := TakeLease(t.Context(), a.target, testLineage.String())
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path"
+	"slices"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -298,6 +300,24 @@ func TestABackupContinuesAfterACrash(t *testing.T) {
 		t.Fatalf("%d parts existed, %d of %d were the same: %d were sent, %d were not", len(had), again, len(m.Parts), last.PartsSent, last.PartsKept)
 	}
 	f.mustRestore(m)
+}
+
+// Something before a target repeats each creation, and returns the answer to the second one: that the object exists.
+func TestABackupBehindAProxyThatRepeatsRequestsSucceeds(t *testing.T) {
+	f := newFixture(t)
+	f.write(200)
+	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Kind: objectstore.CreateTwice})
+	f.mustRestore(f.backUp(Options{PartBytes: 8 << 10}))
+	l, err := takeLease(t.Context(), f.target, f.dir, jobBackup, "renewed", leaseTimes{renew: time.Millisecond}.withDefaults())
+	check(t, err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	first := l.name()
+	l.keep(ctx, cancel)
+	for ; slices.Contains(f.objects(jobsDir), path.Base(first)); time.Sleep(time.Millisecond) {
+		check(t, context.Cause(ctx))
+	}
+	cancel(nil)
+	l.release()
 }
 
 // What a target does wrong is never a backup that cannot be restored.

@@ -330,7 +330,7 @@ func (j *job) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := j.store.Create(ctx, path.Join(j.dir, m.name), objectstore.Bytes(p)); err != nil {
+	if err := objectstore.CreateOwn(ctx, j.store, path.Join(j.dir, m.name), p); err != nil {
 		return err
 	}
 	if err := j.lookUp(ctx, m.objects()); err != nil {

@@ -69,7 +69,7 @@ func takeLease(ctx context.Context, store objectstore.Store, dir string, kind jo
 func (l *lease) name() string { return fmt.Sprintf("%s%06d", l.prefix, l.number) }
 
 func (l *lease) create(ctx context.Context) error {
-	return l.store.Create(ctx, l.name(), objectstore.Bytes("{}\n"))
+	return objectstore.CreateOwn(ctx, l.store, l.name(), objectstore.Bytes("{}\n"))
 }
 
 // keep renews the lease in the background until the context ends, which comes before release. If that fails, it ends the job.

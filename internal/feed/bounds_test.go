@@ -2,6 +2,7 @@ package feed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -393,66 +394,130 @@ func TestTheTailerRestsWhileNoClientTakesAnything(t *testing.T) {
 
 // TestReadersCatchUpWithLateTimers: a pause that was longer than it should have been shortens the next ones, up to a bound.
 func TestReadersCatchUpWithLateTimers(t *testing.T) {
+	f := New(newStore(t, 1<<20), Options{CatchUpBytesPerSecond: 1 << 20, manual: true})
+	defer f.Close()
 	const paid = 100 * time.Millisecond // for a tenth of a second's bytes
 	for late, want := range map[time.Duration]time.Duration{0: paid, lateMax / 2: paid - lateMax/2, time.Hour: paid - lateMax} {
-		now := time.Now()
-		s := shares{paid: map[string]time.Time{"client": now.Add(-late)}}
-		s.charge([]string{"client"}, 1<<20/10, 1<<20, now)
-		if wait := s.owed("client", now); wait > want || wait < want-time.Millisecond {
-			t.Errorf("a client that was late by %v pauses for %v, want %v", late, wait, want)
+		f.catchUp.free = time.Now().Add(-late)
+		if wait := f.throttle(1 << 20 / 10); wait > want || wait < paid-lateMax-time.Millisecond {
+			t.Errorf("a reader that was late by %v pauses for %v, want %v", late, wait, want)
 		}
 	}
 }
 
-// TestClientsShareTheBandwidth: two that read at once have half each, and what is read for both is paid for by both.
-func TestClientsShareTheBandwidth(t *testing.T) {
-	const perSecond = 1 << 20
-	var s shares
-	now := time.Now()
-	owes := func(client string, want time.Duration) {
+// TestTheLogIsReadNextForTheClientForWhichTheLeastWasRead: what is read for several clients counts for each as its part, and a client that comes has saved
+// nothing.
+func TestTheLogIsReadNextForTheClientForWhichTheLeastWasRead(t *testing.T) {
+	var turns turns
+	next := func(want string, bytes int64, clients ...string) {
 		t.Helper()
-		if got := s.owed(client, now); got < want-time.Millisecond || got > want+time.Millisecond {
-			t.Errorf("client %s waits for %v, want %v", client, got, want)
+		least := slices.MinFunc(clients, func(a, b string) int { return cmp.Compare(turns.of(a), turns.of(b)) })
+		if least != want {
+			t.Fatalf("it is the turn of %s, want %s: %+v", least, want, turns)
 		}
+		turns.begin(least)
+		turns.charge([]string{least}, bytes)
 	}
-	s.charge([]string{"a"}, perSecond, perSecond, now)
-	owes("a", time.Second-lateMax)
-	owes("b", 0)
-	s.charge([]string{"b"}, perSecond, perSecond, now)
-	owes("b", 2*time.Second-lateMax)
-	now = now.Add(time.Minute)
-	s.charge([]string{"a", "b"}, perSecond, perSecond, now)
-	owes("a", time.Second-lateMax)
-	owes("b", time.Second-lateMax)
-	now = now.Add(time.Minute)
-	if s.charge(nil, 0, perSecond, now); len(s.paid) > 0 {
-		t.Errorf("%d clients are kept", len(s.paid))
+	next("a", 60, "a", "b")
+	for range 6 {
+		next("b", 10, "a", "b")
+	}
+	next("a", 60, "a", "b") // 60 both
+	next("b", 10, "a", "b")
+	next("c", 30, "a", "b", "c") // comes with the 60 of b
+	next("b", 10, "a", "b", "c") // 70
+	turns.charge([]string{"b", "c"}, 40)
+	next("b", 50, "a", "b", "c") // 100
+	next("c", 50, "a", "b", "c") // 110
+	next("a", 1, "a", "b", "c")  // 120
+	if len(turns.read) > 3 || turns.floor != 120 {
+		t.Errorf("%+v", turns)
 	}
 }
 
-// TestNothingIsReadForAClientThatHasUsedItsShare, until that is paid for.
-func TestNothingIsReadForAClientThatHasUsedItsShare(t *testing.T) {
+// TestAWatchOfAClientForWhichMuchWasReadWaits, but for what is read for others anyway: that is what comes after their positions.
+func TestAWatchOfAClientForWhichMuchWasReadWaits(t *testing.T) {
 	s := newStore(t, 1<<20)
-	for i := range 10 {
-		s.commit(batch.Header{}, set(fmt.Sprint("k", i), "v"))
+	for range 10 {
+		s.commit(batch.Header{}, set("k", "v"))
 	}
 	f := New(s, Options{manual: true})
 	defer f.Close()
-	for _, client := range []string{"a", "b"} {
+	of := map[string]*Watch{}
+	for i, client := range []string{"a", "b"} {
 		c := f.NewConsumer(client)
 		defer c.Close()
-		mustWatch(t, c, WatchOptions{After: Position{Epoch: 1}})
+		of[client] = mustWatch(t, c, WatchOptions{After: Position{Epoch: keys.Epoch(2 - i)}})
 	}
+	u := &f.catchUp
 	f.lock()
 	defer f.unlock()
-	now := time.Now()
-	f.catchUp.shares.paid = map[string]time.Time{"a": now.Add(time.Hour), "b": now.Add(2 * time.Hour)}
-	if g, wait := f.takeGroupLocked(); g != nil || wait > time.Hour || wait < time.Hour-time.Minute {
-		t.Errorf("%v is read for, or after %v", g, wait)
+	read := func(want ...string) { // nothing is read, only the choice is tested
+		t.Helper()
+		g := f.takeGroupLocked()
+		if g == nil && len(want) == 0 {
+			return
+		}
+		if g == nil || !slices.Equal(g.clients, want) {
+			t.Fatalf("%+v is read for, want %v", g, want)
+		}
+		for _, w := range g.watches {
+			delete(u.busy, w.consumer.client)
+			f.dismissLocked(w, g)
+		}
 	}
-	f.catchUp.shares.paid["b"] = now
-	if g, _ := f.takeGroupLocked(); g == nil || !slices.Equal(g.clients, []string{"b"}) {
-		t.Errorf("%v is read for", g)
+	u.turns.charge([]string{"a"}, 100)
+	read("a", "b") // it is the turn of b, and a is a little further
+	of["b"].queued.Epoch = 3
+	read("b") // now a is before it
+	if u.turns.charge([]string{"b"}, 100); u.turns.floor != 0 {
+		t.Errorf("%+v", u.turns)
+	}
+	read("a", "b")
+	of["b"].queued.Epoch = 4 + nearEpochs
+	read("a")
+	u.turns.charge([]string{"a"}, 50)
+	read("b")
+	if u.turns.floor != 100 { // what comes later has saved nothing
+		t.Errorf("%+v", u.turns)
+	}
+	u.turns.charge([]string{"a"}, 2*groupBytes)
+	u.busy["b"] = true
+	read() // the reader of b looks again
+	delete(u.busy, "b")
+	for _, w := range of {
+		f.leaveLineLocked(w)
+	}
+	if read(); u.turns.floor != 0 || len(u.turns.read) > 0 {
+		t.Errorf("without a watch that waits %+v is kept", u.turns)
+	}
+}
+
+// TestClientsThatComeBackTogetherAreReadForTogether, although each begins a little later: otherwise the log would be read once for each of them, with a
+// part of the bandwidth, and they would never catch up with writers that are faster than that part.
+func TestClientsThatComeBackTogetherAreReadForTogether(t *testing.T) {
+	const clients, logBytes, commitBytes, perSecond = 10, 16 << 20, 4 << 10, 32 << 20
+	s := newStore(t, 4<<20)
+	for range logBytes / commitBytes {
+		s.commit(batch.Header{}, set("k", strings.Repeat("v", commitBytes)))
+	}
+	last := s.commit(batch.Header{}, set("last", "v"))
+	f := New(s, Options{CatchUpBytesPerSecond: perSecond})
+	defer f.Close()
+	all := make([]*Consumer, clients)
+	for i := range all {
+		all[i] = f.NewConsumer(fmt.Sprint("client ", i))
+		defer all[i].Close()
+		mustWatch(t, all[i], WatchOptions{After: Position{Epoch: 1}, Ranges: []Range{{Lower: []byte("last"), Upper: []byte("last0")}}})
+		time.Sleep(3 * time.Millisecond)
+	}
+	for _, c := range all {
+		for d := take(t, c); d.Position.Epoch < last; d = take(t, c) {
+			d.Release()
+		}
+	}
+	if read := f.Stats().CatchUpBytes; read > logBytes+clients*groupBytes {
+		t.Errorf("%d bytes were read for %d clients, of a log of %d", read, clients, logBytes)
 	}
 }
 

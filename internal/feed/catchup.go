@@ -2,6 +2,7 @@ package feed
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -13,6 +14,8 @@ const (
 	groupBytes = 4 << 20
 	// groupTime is how long it reads at a time. Requests may have to wait for a processor as long as that.
 	groupTime = time.Millisecond
+	// lateMax bounds the time that a reader makes up for after a timer was late.
+	lateMax = 20 * time.Millisecond
 	// nearEpochs is how many commits groupBytes of the log may have.
 	nearEpochs = groupBytes / 32
 	// offersMax bounds the offers of a commit to a watch during which the tailer and the consumers wait. A larger group is offered one commit.
@@ -28,7 +31,8 @@ type catchUp struct {
 	ticket  uint64
 	busy    map[string]bool // clients for which a reader reads: each has one at most
 	readers int             // goroutines
-	shares  shares
+	free    time.Time       // when the bandwidth that was used is paid for
+	turns   turns
 }
 
 // place is a place in the line. It is void if the watch has another ticket.
@@ -54,9 +58,6 @@ func (f *Feed) joinLocked(w *Watch) {
 	u.ticket++
 	w.inLine, w.ticket = true, u.ticket
 	u.line = append(u.line, place{w, u.ticket})
-	if u.shares.resting && u.shares.owed(w.consumer.client, time.Now()) > 0 {
-		return // the reader that rests comes for it
-	}
 	if u.readers < f.options.CatchUpReaders && !f.options.manual && !f.closed {
 		u.readers++
 		f.done.Go(f.runReader)
@@ -66,80 +67,111 @@ func (f *Feed) joinLocked(w *Watch) {
 // leaveLineLocked takes a watch out of the line.
 func (f *Feed) leaveLineLocked(w *Watch) { w.inLine, w.ticket = false, 0 }
 
-// runReader reads for lagging watches until none waits. While the clients of all that wait have used their shares, one reader rests.
+// runReader reads for lagging watches until none waits.
 func (f *Feed) runReader() {
 	var r reading
 	defer r.close()
-	for s := &f.catchUp.shares; ; {
+	for {
 		f.lock()
-		g, wait := f.takeGroupLocked()
-		if g == nil && (wait == 0 || s.resting) {
+		g := f.takeGroupLocked()
+		if g == nil {
 			f.catchUp.readers--
 			f.unlock()
 			return
 		}
-		s.resting = s.resting || g == nil
 		f.unlock()
-		if g != nil {
-			f.serve(&r, g)
-			continue
-		}
-		sleep(f.ctx, min(wait, restMax))
-		f.lock()
-		s.resting = false
-		f.unlock()
+		sleep(f.ctx, f.throttle(f.serve(&r, g)))
 	}
 }
 
-// takeGroupLocked takes the watch that has waited longest, of a client for which no reader reads and that has not used its share, and all that are near
-// it. If there is none it returns nil, and after how long there is one; zero if none waits.
-func (f *Feed) takeGroupLocked() (g *group, wait time.Duration) {
+// throttle charges bytes to the bandwidth, and returns how long the reader has to wait.
+func (f *Feed) throttle(bytes int64) time.Duration {
+	f.lock()
+	defer f.unlock()
+	f.counters.catchUpBytes += uint64(bytes)
 	u, now := &f.catchUp, time.Now()
+	if earliest := now.Add(-lateMax); u.free.Before(earliest) {
+		u.free = earliest
+	}
+	u.free = u.free.Add(time.Duration(float64(bytes) / float64(f.options.CatchUpBytesPerSecond) * float64(time.Second)))
+	return u.free.Sub(now)
+}
+
+// takeGroupLocked takes the first watch of the client whose turn it is, and all for which the log that is read for that one should be read, too. It
+// returns nil if there is none.
+func (f *Feed) takeGroupLocked() *group {
+	u := &f.catchUp
+	first := u.nextLocked()
+	if first == nil {
+		return nil
+	}
+	g := &group{}
 	kept := u.line[:0]
 	for _, p := range u.line {
-		w := p.watch
-		owed := u.shares.owed(w.consumer.client, now)
-		switch {
+		switch w := p.watch; {
 		case w.ticket != p.ticket:
-		case u.busy[w.consumer.client] || g != nil && !near(g.watches[0], w):
+		case u.busy[w.consumer.client] || !u.comesAlongLocked(first, w):
 			kept = append(kept, p)
-		case owed > 0:
-			kept = append(kept, p)
-			if wait == 0 || owed < wait {
-				wait = owed
-			}
 		default:
-			if g == nil {
-				g = &group{}
-			}
 			f.leaveLineLocked(w)
 			w.group, g.watches = g, append(g.watches, w)
 		}
 	}
 	clear(u.line[len(kept):])
 	u.line = kept
-	if g == nil {
-		return nil, wait
-	}
+	u.turns.begin(first.consumer.client)
 	for _, w := range g.watches {
 		if client := w.consumer.client; !u.busy[client] {
 			u.busy[client] = true
 			g.clients = append(g.clients, client)
 		}
 	}
-	return g, 0
+	return g
 }
 
-// near reports whether the log that is read for one watch should be read for another, too.
-func near(a, b *Watch) bool {
-	if bytes, known := a.mark.BytesTo(b.mark); known {
-		return bytes <= groupBytes && -bytes <= groupBytes
+// nextLocked is the first watch of the client whose turn it is, among those for which no reader reads. It is nil if there is none, or if that client is
+// far ahead of one for which a reader reads: then that reader looks again.
+func (u *catchUp) nextLocked() (first *Watch) {
+	u.line = slices.DeleteFunc(u.line, func(p place) bool { return p.watch.ticket != p.ticket })
+	for _, p := range u.line {
+		if w := p.watch; !u.busy[w.consumer.client] && (first == nil || u.turns.of(w.consumer.client) < u.turns.of(first.consumer.client)) {
+			first = w
+		}
 	}
-	distance := max(a.queued.Epoch, b.queued.Epoch) - min(a.queued.Epoch, b.queued.Epoch)
-	return distance <= nearEpochs
+	if len(u.line) == 0 && len(u.busy) == 0 {
+		u.turns = turns{}
+	}
+	if first == nil {
+		return nil
+	}
+	for client := range u.busy {
+		if u.turns.of(first.consumer.client) > u.turns.of(client)+groupBytes {
+			return nil
+		}
+	}
+	return first
 }
 
-// serve reads the log for a group, lets those take over whose positions are in the ring, and charges what it read to the clients.
+// comesAlongLocked reports whether the log that is read for one watch should be read for another, too. If that one is before it, something is read for
+// it alone: not if its client has had more than its part.
+func (u *catchUp) comesAlongLocked(first, w *Watch) bool {
+	bytes := bytesBetween(first, w)
+	return bytes >= 0 && bytes <= groupBytes || bytes < 0 && -bytes <= groupBytes && u.turns.of(w.consumer.client) <= u.turns.of(first.consumer.client)
+}
+
+// bytesBetween is about how much the log has between the positions of two watches; negative if that of the second one is before that of the first.
+func bytesBetween(a, b *Watch) int64 {
+	if bytes, known := a.mark.BytesTo(b.mark); known {
+		return bytes
+	}
+	const epochBytes = groupBytes / nearEpochs
+	if b.queued.Epoch < a.queued.Epoch {
+		return -epochBytes * int64(min(a.queued.Epoch-b.queued.Epoch, 2*nearEpochs))
+	}
+	return epochBytes * int64(min(b.queued.Epoch-a.queued.Epoch, 2*nearEpochs))
+}
+
+// serve reads the log for a group, lets those take over whose positions are in the ring, and returns how many bytes it read.
 func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	if start, mark, needed := f.startOf(g); needed {
 		bytes = f.readFor(r, g, start, mark)
@@ -153,10 +185,7 @@ func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	for _, client := range g.clients {
 		delete(f.catchUp.busy, client)
 	}
-	f.counters.catchUpBytes += uint64(bytes)
-	if !f.options.manual {
-		f.catchUp.shares.charge(g.clients, bytes, f.options.CatchUpBytesPerSecond, time.Now())
-	}
+	f.catchUp.turns.charge(g.clients, bytes)
 	return bytes
 }
 

@@ -77,7 +77,7 @@ func (f *Feed) read() bool {
 // readWith lets a reader read for one group, and reports false if none waits.
 func (f *Feed) readWith(r *reading) bool {
 	f.lock()
-	g, _ := f.takeGroupLocked()
+	g := f.takeGroupLocked()
 	f.unlock()
 	if g != nil {
 		f.serve(r, g)
@@ -103,7 +103,7 @@ func TestCatchingUpReadsTheLogOnce(t *testing.T) {
 	read, serves := int64(0), 0
 	for ; w.state != StateLive; serves++ {
 		f.lock()
-		g, _ := f.takeGroupLocked()
+		g := f.takeGroupLocked()
 		f.unlock()
 		read += f.serve(&r, g)
 		for _, more := c.Next(Limit{}); more; _, more = c.Next(Limit{}) {

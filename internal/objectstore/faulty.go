@@ -52,6 +52,7 @@ const (
 	FailForNow                      // an error that is tried again
 	FailAfter                       // the call succeeds, and the answer is lost
 	FailExists                      // a creation says that the object exists; it does nothing
+	CreateTwice                     // something before the target repeats a creation: the object exists, and the second answer says so
 	CreatePartial                   // a creation succeeds and stores half of the bytes
 	CreateNothing                   // a creation succeeds and stores nothing
 	ReadShort                       // the connection breaks after Bytes bytes
@@ -145,6 +146,11 @@ func (f *Faulty) Create(ctx context.Context, name string, content Content) error
 	switch r.Kind {
 	case CreateNothing:
 		return nil
+	case CreateTwice:
+		if err := f.Store.Create(ctx, name, content); err != nil {
+			return err
+		}
+		return f.Store.Create(ctx, name, content)
 	case CreatePartial:
 		whole, err := readContent(content)
 		if err != nil {

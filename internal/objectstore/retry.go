@@ -66,7 +66,7 @@ func (s *retrying) Create(ctx context.Context, name string, content Content) err
 		watched := &watchedContent{content, watch}
 		err := s.inner.Create(ctx, name, watched)
 		if unknown && errors.Is(err, ErrExists) {
-			return watch.explain(s.compare(ctx, name, watched, err))
+			return watch.explain(compare(ctx, s, name, watched, err))
 		}
 		unknown = unknown || err != nil
 		return watch.explain(err)
@@ -74,7 +74,7 @@ func (s *retrying) Create(ctx context.Context, name string, content Content) err
 }
 
 // compare returns nil if an object has this content, and otherwise the error of the creation.
-func (s *retrying) compare(ctx context.Context, name string, content Content, exists error) (err error) {
+func compare(ctx context.Context, s Store, name string, content Content, exists error) (err error) {
 	stored, err := s.Read(ctx, name, 0, -1)
 	if err != nil {
 		return err

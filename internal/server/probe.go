@@ -50,7 +50,8 @@ func (s *Server) probeOnce(ctx context.Context) {
 	s.conditions.probe.started.Store(&began)
 	err := s.store.Probe(ctx)
 	switch {
-	case ctx.Err() != nil: // the server stops
+	case ctx.Err() != nil:
+		return // the server stops, and has not seen that the device answers
 	case err != nil:
 		s.conditions.probe.failed.Store(&err)
 	default:

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"sync"
@@ -124,4 +125,29 @@ func (h *harness) holdSyncs(t *testing.T) (release func()) {
 	})
 	t.Cleanup(release) // before the server is stopped
 	return release
+}
+
+// TestAProbeThatAStopEndsHasNotSucceeded: nothing says that the device answers.
+func TestAProbeThatAStopEndsHasNotSucceeded(t *testing.T) {
+	h := mustStart(t)
+	until := make(chan struct{})
+	rule := h.faults.Inject(vfs.Rule{Op: vfs.OpSync | vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: until})
+	release := sync.OnceFunc(func() {
+		rule.Remove()
+		close(until)
+	})
+	t.Cleanup(release)
+	go putSync(testContext(t), h) // syncs the log, also for the probe
+	eventually(t, "it syncs", func() bool { return rule.Fired() > 0 })
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer stop()
+	h.probeOnce(ctx)
+	if h.conditions.probe.started.Load() == nil {
+		t.Error("it is said to have ended well")
+	}
+	release()
+	h.probeOnce(t.Context())
+	if h.conditions.probe.started.Load() != nil {
+		t.Error("a later one is said to be under way")
+	}
 }

@@ -311,7 +311,7 @@ type Signals struct {
 // Run opens a server and serves until ctx ends. The program calls nothing else.
 func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger) error {
 	log.Info("starting", "build", telemetry.Build().String(), "config", c)
-	s, err := Open(ctx, c, log)
+	s, err := openUntil(ctx, signals.Shutdown, c.CloseTimeout, func() (*Server, error) { return Open(ctx, c, log) })
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		log.Info("stopped before serving; the next start goes on with the recovery")
 		return nil
@@ -337,6 +337,34 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 	notifySupervisor(log, daemon.SdNotifyReady)
 	return s.Run(ctx)
 }
+
+// openUntil opens a server. Opening ends with ctx, unless a call of the device does not return: then openUntil returns after a timeout, or when it is
+// cut off, and leaves the call to the end of the process.
+func openUntil(ctx context.Context, cutOff <-chan struct{}, timeout time.Duration, open func() (*Server, error)) (*Server, error) {
+	type result struct {
+		server *Server
+		err    error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		s, err := open()
+		opened <- result{s, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.server, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-opened:
+		return r.server, r.err
+	case <-cutOff:
+	case <-time.After(timeout):
+	}
+	return nil, errStuckOpening
+}
+
+var errStuckOpening = errors.New("the start does not end: a call of the device of --data-dir has not returned")
 
 // Run serves until ctx ends or a listener fails, drains, and closes the store. It is called once.
 func (s *Server) Run(ctx context.Context) error {

@@ -57,24 +57,36 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	return r
 }
 
-// Scrapes wait for each other, because each takes a snapshot of the engine's counters.
+// A scrape reads all counters of the engine and of the process, which takes a millisecond or two of a processor. So scrapes take turns, and after each
+// one there is a pause: together they have a part of one processor, however many clients ask without end.
 const (
-	scrapesAtOnce = 4
-	scrapeTimeout = 10 * time.Second // what Prometheus waits for by default
+	scrapeTimeout  = 10 * time.Second      // what Prometheus waits for by default
+	scrapePause    = 4                     // times as long as the scrape before
+	scrapePauseMax = 50 * time.Millisecond // a scrape takes long if it waits for a processor
 )
 
 // Handler answers scrapes. A client that takes nothing of its answer has no turn: http.TimeoutHandler sends what was written in the turn.
 func Handler(r *prometheus.Registry) http.Handler {
-	scrape, turns := promhttp.HandlerFor(r, promhttp.HandlerOpts{}), make(chan struct{}, scrapesAtOnce)
 	const late = "the counters were not read in time\n"
+	scrape, turns := promhttp.HandlerFor(r, promhttp.HandlerOpts{}), make(chan time.Time, 1)
+	turns <- time.Time{}
 	inTurn := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		ctx := req.Context()
 		select {
-		case turns <- struct{}{}:
-			defer func() { <-turns }()
-			scrape.ServeHTTP(w, req)
-		case <-req.Context().Done():
-			http.Error(w, late, http.StatusServiceUnavailable)
+		case next := <-turns: // when the pause is over
+			defer func() { turns <- next }()
+			select {
+			case <-time.After(time.Until(next)):
+				began := time.Now()
+				scrape.ServeHTTP(w, req)
+				now := time.Now()
+				next = now.Add(min(scrapePause*now.Sub(began), scrapePauseMax))
+				return
+			case <-ctx.Done():
+			}
+		case <-ctx.Done():
 		}
+		http.Error(w, late, http.StatusServiceUnavailable)
 	})
 	return http.TimeoutHandler(inTurn, scrapeTimeout, late)
 }
