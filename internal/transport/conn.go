@@ -101,8 +101,8 @@ const (
 	// that a client with a single connection works on answers while the server works on requests.
 	burstMax = 32
 
-	// turnFrames is after how many frames, at the end of a burst, a reader whose client always has more lets others run. Without it they wait until
-	// the scheduler ends its turn, which is after 10 ms, and that for each connection that does the same.
+	// turnFrames is after how many frames, of whatever kind, a reader whose client always has more lets others run. Without it they wait until
+	// its buffer is empty, or the scheduler ends its turn after 10 ms, and that for each connection that does the same.
 	turnFrames = 2 * burstMax
 )
 
@@ -189,10 +189,10 @@ func (c *Conn) serve() {
 				c.close(errAllSent)
 				return
 			}
-			if frames >= turnFrames {
-				frames = 0
-				runtime.Gosched()
-			}
+		}
+		if err == nil && frames >= turnFrames {
+			frames = 0
+			runtime.Gosched()
 		}
 		if err == nil && !complete {
 			if half := c.in.r < c.in.w; half != c.halfFrame.Load() {

@@ -52,8 +52,14 @@ func (l turnLane) Execute(r Request, message []byte) {
 }
 
 // TestConnectionsThatAlwaysSendTakeTurns: of connections whose clients always have more requests, none has many executed while those of another one
-// wait, on one processor.
+// wait, on one processor. Frames that execute nothing are part of a turn, too.
 func TestConnectionsThatAlwaysSendTakeTurns(t *testing.T) {
+	t.Run("requests", func(t *testing.T) { takeTurns(t, 0, 4*burstMax) })
+	t.Run("windows between them", func(t *testing.T) { takeTurns(t, 20, 8) })
+}
+
+// takeTurns has clients send requests, each after so many frames that execute nothing.
+func takeTurns(t *testing.T, between, runMax int) {
 	const clients, requests = 4, 5_000
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	s := &turns{service: service{release: make(chan struct{})}}
@@ -66,6 +72,9 @@ func TestConnectionsThatAlwaysSendTakeTurns(t *testing.T) {
 	_ = p.framer.WriteSettings()
 	_ = p.framer.WriteWindowUpdate(0, 1<<30) // for all answers
 	for i := range uint32(requests) {
+		for range between {
+			_ = p.framer.WriteWindowUpdate(0, 1)
+		}
 		p.request(1+2*i, pathEcho, 10)
 	}
 	var all sync.WaitGroup
@@ -94,7 +103,7 @@ func TestConnectionsThatAlwaysSendTakeTurns(t *testing.T) {
 	if len(s.order) != clients*requests || len(begun) != clients {
 		t.Fatalf("%d requests of %d clients were executed", len(s.order), len(begun))
 	}
-	if most > 4*burstMax {
+	if most > runMax {
 		t.Errorf("%d requests of a client were executed in a row while others had requests", most)
 	}
 }
