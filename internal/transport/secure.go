@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,11 +51,13 @@ type HandshakeOptions struct {
 	Ended     func(net.Addr, error) // is told of each end; nil: the client may be served
 }
 
-// Handshakes makes the TLS handshakes of a listener, and bounds them: their number, their time, and
-// what a client may send. Nothing else exists for a connection until its handshake has succeeded.
+// Handshakes makes the TLS handshakes of a listener, and bounds them: their number, their time, what
+// a client may send, and how many compute at once. Nothing else exists for a connection until its
+// handshake has succeeded.
 type Handshakes struct {
 	options  HandshakeOptions
 	prepared atomic.Pointer[preparedConfig]
+	compute  chan struct{} // has an element for each handshake that computes, see turn
 
 	mu     sync.Mutex           // a leaf; guards what follows
 	open   list.List            // of *handshake, oldest first
@@ -64,8 +67,9 @@ type Handshakes struct {
 
 // handshake is one that is under way.
 type handshake struct {
-	conn net.Conn
-	from netip.Prefix
+	conn  net.Conn
+	from  netip.Prefix
+	ended chan struct{} // closed when it is ended from outside
 }
 
 // NetworkOf is where a client comes from: its address, or the first 64 bits of one of IPv6, because a host has all addresses that begin with them.
@@ -105,7 +109,7 @@ var ciphers12 = []uint16{
 
 // NewHandshakes makes the handshakes of a listener.
 func NewHandshakes(o HandshakeOptions) *Handshakes {
-	return &Handshakes{options: o, from: make(map[netip.Prefix]int)}
+	return &Handshakes{options: o, from: make(map[netip.Prefix]int), compute: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1))}
 }
 
 // config is the configuration of the next handshake. It is prepared once, so that its session
@@ -130,7 +134,7 @@ func (h *Handshakes) config() *tls.Config {
 // begin adds a handshake. If there are too many, the oldest of the network that has most ends. Clients that answer need
 // milliseconds, and those that do not must not keep others out for a whole timeout. However fast a client connects, it ends no
 // handshake of another network. begin returns nil after Close. If goroutines is not nil, the handshake's own is counted before.
-func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Element {
+func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *begun {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -142,9 +146,15 @@ func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *list.Eleme
 	if h.open.Len() >= h.options.Most {
 		h.endLocked(h.surplusLocked())
 	}
-	s := &handshake{raw, NetworkOf(raw.RemoteAddr())}
+	s := &handshake{raw, NetworkOf(raw.RemoteAddr()), make(chan struct{})}
 	h.from[s.from]++
-	return h.open.PushBack(s)
+	return &begun{h.open.PushBack(s), s.ended}
+}
+
+// begun is a handshake as its own goroutine knows it.
+type begun struct {
+	place *list.Element // guarded by the mutex of Handshakes
+	ended chan struct{}
 }
 
 // surplusLocked is the oldest handshake of the network that has most.
@@ -162,7 +172,9 @@ func (h *Handshakes) surplusLocked() *list.Element {
 
 // endLocked ends a handshake from outside.
 func (h *Handshakes) endLocked(e *list.Element) {
-	_ = h.removeLocked(e).conn.Close()
+	s := h.removeLocked(e)
+	close(s.ended)
+	_ = s.conn.Close()
 	e.Value = nil
 }
 
@@ -174,14 +186,25 @@ func (h *Handshakes) removeLocked(e *list.Element) *handshake {
 	return s
 }
 
-// end reports whether a handshake that has returned was not ended from outside.
-func (h *Handshakes) end(e *list.Element) bool {
+// renew makes a handshake the newest: the wait for its turn was no fault of its client, which must have as long to answer as others.
+func (h *Handshakes) renew(b *begun) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if e.Value == nil {
+	if b.place.Value == nil {
+		return net.ErrClosed
+	}
+	h.open.MoveToBack(b.place)
+	return nil
+}
+
+// end reports whether a handshake that has returned was not ended from outside.
+func (h *Handshakes) end(b *begun) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b.place.Value == nil {
 		return false
 	}
-	h.removeLocked(e)
+	h.removeLocked(b.place)
 	return true
 }
 
@@ -197,17 +220,17 @@ func (h *Handshakes) Close() {
 
 // Shake makes the handshake of a connection. If it fails, the connection is closed.
 func (h *Handshakes) Shake(raw net.Conn) (*tls.Conn, error) {
-	e := h.begin(raw, nil)
-	if e == nil {
+	b := h.begin(raw, nil)
+	if b == nil {
 		return nil, errors.Join(ErrClosed, raw.Close())
 	}
-	return h.complete(raw, e)
+	return h.complete(raw, b)
 }
 
 // complete makes a handshake that has begun.
-func (h *Handshakes) complete(raw net.Conn, e *list.Element) (*tls.Conn, error) {
-	conn, err := h.shake(raw)
-	if !h.end(e) {
+func (h *Handshakes) complete(raw net.Conn, b *begun) (*tls.Conn, error) {
+	conn, err := h.shake(raw, b)
+	if !h.end(b) {
 		err = ErrTooManyHandshakes
 	}
 	h.mu.Lock()
@@ -226,14 +249,14 @@ func (h *Handshakes) complete(raw net.Conn, e *list.Element) (*tls.Conn, error) 
 // secure makes the handshake of a connection, in a goroutine of its own, and then serves it.
 func (t *Server) secure(raw net.Conn) {
 	h := t.options.TLS
-	e := h.begin(raw, &t.goroutines)
-	if e == nil {
+	b := h.begin(raw, &t.goroutines)
+	if b == nil {
 		_ = raw.Close()
 		return
 	}
 	go func() {
 		defer t.goroutines.Done()
-		if conn, err := h.complete(raw, e); err == nil {
+		if conn, err := h.complete(raw, b); err == nil {
 			t.serve(Secured(conn))
 		}
 	}()
@@ -248,6 +271,42 @@ type firstBytes struct {
 	net.Conn
 	left int // used by the goroutine of the handshake, then constant
 	done bool
+	turn turn
+}
+
+// turn is the right of a handshake to compute. It has it from when its client's bytes have come until it waits for the client again. A signature takes
+// up to milliseconds, and a client can ask for one with bytes that it has recorded: without turns a request that arrives would wait for all handshakes
+// under way.
+type turn struct {
+	all      *Handshakes
+	of       *begun
+	held     bool
+	over     bool // the handshake has ended: what comes then is cheap
+	deadline time.Time
+}
+
+func (t *turn) begin() error {
+	if t.over {
+		return nil
+	}
+	wait := time.NewTimer(time.Until(t.deadline))
+	defer wait.Stop()
+	select {
+	case t.all.compute <- struct{}{}:
+		t.held = true
+		return t.all.renew(t.of)
+	case <-t.of.ended:
+		return net.ErrClosed
+	case <-wait.C:
+		return os.ErrDeadlineExceeded
+	}
+}
+
+func (t *turn) end() {
+	if t.held {
+		<-t.all.compute
+		t.held = false
+	}
 }
 
 // Read implements net.Conn.
@@ -258,22 +317,37 @@ func (c *firstBytes) Read(b []byte) (int, error) {
 	if c.left == 0 {
 		return 0, errHandshakeTooLong
 	}
+	c.turn.end()
 	n, err := c.Conn.Read(b[:min(len(b), c.left)])
 	c.left -= n
+	if err == nil {
+		err = c.turn.begin()
+	}
 	return n, err
+}
+
+// Write implements net.Conn. A client that takes nothing keeps no turn.
+func (c *firstBytes) Write(b []byte) (int, error) {
+	if !c.done {
+		c.turn.end()
+	}
+	return c.Conn.Write(b)
 }
 
 // CloseWrite closes the sending side.
 func (c *firstBytes) CloseWrite() error { return closeWrite(c.Conn) }
 
 // shake makes a handshake, and tells clients that it refuses why, in the protocol that they speak.
-func (h *Handshakes) shake(raw net.Conn) (*tls.Conn, error) {
-	if err := raw.SetDeadline(time.Now().Add(h.options.Timeout)); err != nil {
+func (h *Handshakes) shake(raw net.Conn, b *begun) (*tls.Conn, error) {
+	deadline := time.Now().Add(h.options.Timeout)
+	if err := raw.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
-	first := &firstBytes{Conn: raw, left: handshakeBytesMax}
+	first := &firstBytes{Conn: raw, left: handshakeBytesMax, turn: turn{all: h, of: b, deadline: deadline}}
 	conn := tls.Server(first, h.config())
 	err := conn.Handshake()
+	first.turn.end()
+	first.turn.over = true
 	var header tls.RecordHeaderError
 	switch {
 	case errors.As(err, &header) && header.Conn != nil:

@@ -3,6 +3,7 @@ package transport
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -312,6 +313,59 @@ func TestHandshakesOfOneAddressEndNoOthers(t *testing.T) {
 	_ = client.SetDeadline(time.Now().Add(20 * time.Second))
 	if err := client.Handshake(); err != nil {
 		t.Error(err)
+	}
+}
+
+// countingKey is a private key whose signatures take until release is closed. It notes how many are made at once.
+type countingKey struct {
+	*ecdsa.PrivateKey
+	signing, most, signed atomic.Int64
+	release               chan struct{}
+}
+
+func (k *countingKey) Sign(r io.Reader, digest []byte, o crypto.SignerOpts) ([]byte, error) {
+	if n := k.signing.Add(1); n > k.most.Load() {
+		k.most.Store(n)
+	}
+	defer k.signing.Add(-1)
+	<-k.release
+	k.signed.Add(1)
+	return k.PrivateKey.Sign(r, digest, o)
+}
+
+// TestHandshakesComputeInTurn: however many clients send their first bytes at once, few handshakes compute, so that requests need not wait for all.
+// Those that are ended while they wait for their turn compute nothing.
+func TestHandshakesComputeInTurn(t *testing.T) {
+	const most, all = 16, 64
+	key := &countingKey{release: make(chan struct{})}
+	_, server, address, failed := startSecure(t, func(c *tls.Config, o *HandshakeOptions) {
+		o.Most, o.Timeout = most, time.Minute
+		key.PrivateKey = c.Certificates[0].PrivateKey.(*ecdsa.PrivateKey) //nolint:forcetypeassert // the tests' authority makes it
+		c.Certificates[0].PrivateKey = key
+	})
+	turns := int64(cap(server.options.TLS.compute))
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	var served atomic.Int64
+	for range all {
+		clients.Go(func() {
+			if conn, err := tls.Dial("tcp", address, authority(t).client()); err == nil {
+				served.Add(1)
+				_ = conn.Close()
+			}
+		})
+	}
+	eventually(t, "those beyond the bound have ended without their turn", func() bool { return failed.Load() >= all-most-turns && key.signing.Load() == turns })
+	close(key.release)
+	clients.Wait()
+	if key.most.Load() > turns {
+		t.Errorf("%d handshakes computed at once, of %d", key.most.Load(), turns)
+	}
+	if signed := key.signed.Load(); signed > most+turns {
+		t.Errorf("%d handshakes computed", signed)
+	}
+	if served.Load() == 0 {
+		t.Error("no client was served")
 	}
 }
 
