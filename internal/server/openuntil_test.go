@@ -27,7 +27,7 @@ func TestAStartOnAStuckDeviceEnds(t *testing.T) {
 	}
 	opened, failed := new(Server), errors.New("failed")
 	for _, ctx := range []context.Context{t.Context(), stopped} {
-		if s, err := openUntil(ctx, nil, time.Hour, func() (*Server, error) { return opened, failed }); s != opened || err != failed { //nolint:errorlint // the same one
+		if s, err := openUntil(ctx, nil, time.Hour, func() (*Server, error) { return opened, failed }); s != opened || err != failed {
 			t.Errorf("got %p, %v", s, err)
 		}
 	}
