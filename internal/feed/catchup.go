@@ -132,20 +132,31 @@ func (f *Feed) takeGroupLocked() *group {
 // nextLocked is the first watch of the client whose turn it is, among those for which no reader reads. It is nil if there is none, or if that client is
 // far ahead of one for which a reader reads: then that reader looks again.
 func (u *catchUp) nextLocked() (first *Watch) {
-	u.line = slices.DeleteFunc(u.line, func(p place) bool { return p.watch.ticket != p.ticket })
+	var of *Consumer // of the place before: many watches in a row have the same one
+	var busy bool
+	var read, least int64
 	for _, p := range u.line {
-		if w := p.watch; !u.busy[w.consumer.client] && (first == nil || u.turns.of(w.consumer.client) < u.turns.of(first.consumer.client)) {
-			first = w
+		w := p.watch
+		if w.ticket != p.ticket {
+			continue
+		}
+		if of != w.consumer {
+			of = w.consumer
+			busy, read = u.busy[of.client], u.turns.of(of.client)
+		}
+		if !busy && (first == nil || read < least) {
+			first, least = w, read
 		}
 	}
-	if len(u.line) == 0 && len(u.busy) == 0 {
-		u.turns = turns{}
-	}
 	if first == nil {
+		u.line = slices.DeleteFunc(u.line, func(p place) bool { return p.watch.ticket != p.ticket })
+		if len(u.line) == 0 && len(u.busy) == 0 {
+			u.turns = turns{}
+		}
 		return nil
 	}
 	for client := range u.busy {
-		if u.turns.of(first.consumer.client) > u.turns.of(client)+groupBytes {
+		if least > u.turns.of(client)+groupBytes {
 			return nil
 		}
 	}
