@@ -57,11 +57,11 @@ type HandshakeOptions struct {
 type Handshakes struct {
 	options  HandshakeOptions
 	prepared atomic.Pointer[preparedConfig]
-	compute  chan struct{} // has an element for each handshake that computes, see turn
 
 	mu     sync.Mutex           // a leaf; guards what follows
 	open   list.List            // of *handshake, oldest first
 	from   map[netip.Prefix]int // how many each network has of them
+	turns  computeTurns
 	closed bool
 }
 
@@ -109,7 +109,10 @@ var ciphers12 = []uint16{
 
 // NewHandshakes makes the handshakes of a listener.
 func NewHandshakes(o HandshakeOptions) *Handshakes {
-	return &Handshakes{options: o, from: make(map[netip.Prefix]int), compute: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1))}
+	return &Handshakes{
+		options: o, from: make(map[netip.Prefix]int),
+		turns: computeTurns{free: max(runtime.GOMAXPROCS(0)/2, 1), of: make(map[netip.Prefix]*list.Element)},
+	}
 }
 
 // config is the configuration of the next handshake. It is prepared once, so that its session
@@ -148,12 +151,13 @@ func (h *Handshakes) begin(raw net.Conn, goroutines *sync.WaitGroup) *begun {
 	}
 	s := &handshake{raw, NetworkOf(raw.RemoteAddr()), make(chan struct{})}
 	h.from[s.from]++
-	return &begun{h.open.PushBack(s), s.ended}
+	return &begun{h.open.PushBack(s), s.from, s.ended}
 }
 
 // begun is a handshake as its own goroutine knows it.
 type begun struct {
 	place *list.Element // guarded by the mutex of Handshakes
+	from  netip.Prefix
 	ended chan struct{}
 }
 
@@ -272,41 +276,6 @@ type firstBytes struct {
 	left int // used by the goroutine of the handshake, then constant
 	done bool
 	turn turn
-}
-
-// turn is the right of a handshake to compute. It has it from when its client's bytes have come until it waits for the client again. A signature takes
-// up to milliseconds, and a client can ask for one with bytes that it has recorded: without turns a request that arrives would wait for all handshakes
-// under way.
-type turn struct {
-	all      *Handshakes
-	of       *begun
-	held     bool
-	over     bool // the handshake has ended: what comes then is cheap
-	deadline time.Time
-}
-
-func (t *turn) begin() error {
-	if t.over {
-		return nil
-	}
-	wait := time.NewTimer(time.Until(t.deadline))
-	defer wait.Stop()
-	select {
-	case t.all.compute <- struct{}{}:
-		t.held = true
-		return t.all.renew(t.of)
-	case <-t.of.ended:
-		return net.ErrClosed
-	case <-wait.C:
-		return os.ErrDeadlineExceeded
-	}
-}
-
-func (t *turn) end() {
-	if t.held {
-		<-t.all.compute
-		t.held = false
-	}
 }
 
 // Read implements net.Conn.

@@ -343,7 +343,7 @@ func TestHandshakesComputeInTurn(t *testing.T) {
 		key.PrivateKey = c.Certificates[0].PrivateKey.(*ecdsa.PrivateKey) //nolint:forcetypeassert // the tests' authority makes it
 		c.Certificates[0].PrivateKey = key
 	})
-	turns := int64(cap(server.options.TLS.compute))
+	turns := int64(server.options.TLS.turns.free)
 	var clients sync.WaitGroup
 	defer clients.Wait()
 	var served atomic.Int64
@@ -366,6 +366,66 @@ func TestHandshakesComputeInTurn(t *testing.T) {
 	}
 	if served.Load() == 0 {
 		t.Error("no client was served")
+	}
+}
+
+// slowKey is a private key whose signatures take their time.
+type slowKey struct {
+	*ecdsa.PrivateKey
+	takes time.Duration
+}
+
+func (k slowKey) Sign(r io.Reader, digest []byte, o crypto.SignerOpts) ([]byte, error) {
+	time.Sleep(k.takes)
+	return k.PrivateKey.Sign(r, digest, o)
+}
+
+// TestHandshakesOfANetworkWaitForNoQueueOfAnother: beside a client that has many handshakes compute for long, one of another network is made after few
+// turns.
+func TestHandshakesOfANetworkWaitForNoQueueOfAnother(t *testing.T) {
+	const greedy, takes = 60, 30 * time.Millisecond
+	_, server, address, _ := startSecure(t, func(c *tls.Config, o *HandshakeOptions) {
+		o.Most, o.Timeout = 256, time.Minute
+		key := c.Certificates[0].PrivateKey.(*ecdsa.PrivateKey) //nolint:forcetypeassert // the tests' authority makes it
+		c.Certificates[0].PrivateKey = slowKey{key, takes}
+	})
+	turns := server.options.TLS.turns.free
+	shake := func(from string) error {
+		dialer := tls.Dialer{NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}, Config: authority(t).client()}
+		conn, err := dialer.DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	done := make(chan struct{})
+	defer close(done)
+	for range greedy * turns {
+		clients.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					_ = shake("127.0.0.2")
+				}
+			}
+		})
+	}
+	eventually(t, "many wait for their turns", func() bool {
+		server.options.TLS.mu.Lock()
+		defer server.options.TLS.mu.Unlock()
+		network := server.options.TLS.turns.networks.Front()
+		return network != nil && waitingOf(network).all.Len() >= greedy*turns*3/4
+	})
+	before := time.Now()
+	if err := shake("127.0.0.3"); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(before); took > greedy*takes/2 {
+		t.Errorf("a handshake took %v", took)
 	}
 }
 
