@@ -2,7 +2,6 @@ package feed
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -405,91 +404,188 @@ func TestReadersCatchUpWithLateTimers(t *testing.T) {
 	}
 }
 
-// TestTheLogIsReadNextForTheClientForWhichTheLeastWasRead: what is read for several clients counts for each as its part, and a client that comes has saved
-// nothing.
-func TestTheLogIsReadNextForTheClientForWhichTheLeastWasRead(t *testing.T) {
-	var turns turns
-	next := func(want string, bytes int64, clients ...string) {
-		t.Helper()
-		least := slices.MinFunc(clients, func(a, b string) int { return cmp.Compare(turns.of(a), turns.of(b)) })
-		if least != want {
-			t.Fatalf("it is the turn of %s, want %s: %+v", least, want, turns)
-		}
-		turns.begin(least)
-		turns.charge([]string{least}, bytes)
-	}
-	next("a", 60, "a", "b")
-	for range 6 {
-		next("b", 10, "a", "b")
-	}
-	next("a", 60, "a", "b") // 60 both
-	next("b", 10, "a", "b")
-	next("c", 30, "a", "b", "c") // comes with the 60 of b
-	next("b", 10, "a", "b", "c") // 70
-	turns.charge([]string{"b", "c"}, 40)
-	next("b", 50, "a", "b", "c") // 100
-	next("c", 50, "a", "b", "c") // 110
-	next("a", 1, "a", "b", "c")  // 120
-	if len(turns.read) > 3 || turns.floor != 120 {
-		t.Errorf("%+v", turns)
-	}
-}
-
-// TestAWatchOfAClientForWhichMuchWasReadWaits, but for what is read for others anyway: that is what comes after their positions.
-func TestAWatchOfAClientForWhichMuchWasReadWaits(t *testing.T) {
+// TestAWatchOfAClientThatOwesLetsOthersPass, until as much was read for them; but what is read for others anyway is read for it, too: that is what comes
+// after their positions.
+func TestAWatchOfAClientThatOwesLetsOthersPass(t *testing.T) {
 	s := newStore(t, 1<<20)
-	for range 10 {
-		s.commit(batch.Header{}, set("k", "v"))
-	}
+	s.commit(batch.Header{}, set("k", "v"))
 	f := New(s, Options{manual: true})
 	defer f.Close()
 	of := map[string]*Watch{}
-	for i, client := range []string{"a", "b"} {
+	for _, client := range []string{"a", "b", "c"} {
 		c := f.NewConsumer(client)
 		defer c.Close()
-		of[client] = mustWatch(t, c, WatchOptions{After: Position{Epoch: keys.Epoch(2 - i)}})
+		of[client] = mustWatch(t, c, WatchOptions{})
 	}
 	u := &f.catchUp
 	f.lock()
 	defer f.unlock()
-	read := func(want ...string) { // nothing is read, only the choice is tested
+	far := func(client string, n keys.Epoch) { of[client].queued.Epoch = n * (nearEpochs + 1) }
+	far("a", 1)
+	far("b", 2)
+	far("c", 3)
+	read := func(bytes int64, want ...string) { // nothing is read, only the choice is tested
 		t.Helper()
 		g := f.takeGroupLocked()
 		if g == nil && len(want) == 0 {
 			return
 		}
 		if g == nil || !slices.Equal(g.clients, want) {
-			t.Fatalf("%+v is read for, want %v", g, want)
+			t.Fatalf("%+v is read for, want %v; %v is owed", g, want, u.owed)
 		}
 		for _, w := range g.watches {
-			delete(u.busy, w.consumer.client)
 			f.dismissLocked(w, g)
 		}
+		for _, client := range g.clients {
+			delete(u.busy, client)
+		}
+		g.largest, g.largestAt = bytes, 100*nearEpochs
+		u.chargeLocked(g, bytes)
 	}
-	u.turns.charge([]string{"a"}, 100)
-	read("a", "b") // it is the turn of b, and a is a little further
-	of["b"].queued.Epoch = 3
-	read("b") // now a is before it
-	if u.turns.charge([]string{"b"}, 100); u.turns.floor != 0 {
-		t.Errorf("%+v", u.turns)
+	read(groupBytes+100, "a") // owes 100
+	read(groupBytes, "b")
+	read(groupBytes, "c")
+	read(50, "b") // a lets it pass, and owes 50
+	read(60, "c")
+	read(60, "b") // passes a, which is behind c since then
+	read(1, "c")
+	read(groupBytes+1000, "a")
+	if len(u.owed) != 1 || u.owed["a"] != 1000 {
+		t.Fatalf("%v is owed", u.owed)
 	}
-	read("a", "b")
-	of["b"].queued.Epoch = 4 + nearEpochs
-	read("a")
-	u.turns.charge([]string{"a"}, 50)
-	read("b")
-	if u.turns.floor != 100 { // what comes later has saved nothing
-		t.Errorf("%+v", u.turns)
+	read(1, "b")
+	u.busy["c"] = true // a reader reads for it
+	read(1, "b")
+	f.leaveLineLocked(of["b"])
+	read(0) // the reader of c looks again
+	delete(u.busy, "c")
+	f.leaveLineLocked(of["c"])
+	u.owed["b"] = 5000
+	read(1, "a") // alone
+	if len(u.owed) != 1 || u.owed["b"] >= 5000 {
+		t.Fatalf("%v is owed", u.owed)
 	}
-	u.turns.charge([]string{"a"}, 2*groupBytes)
-	u.busy["b"] = true
-	read() // the reader of b looks again
-	delete(u.busy, "b")
+	of["b"].queued.Epoch = of["a"].queued.Epoch + 1
+	f.joinLocked(of["b"])
+	read(1, "a", "b") // it is a little further
+	g := f.takeGroupLocked()
+	g.largest, g.largestAt = 2*groupBytes, of["b"].queued.Epoch // only a needs it
+	for _, w := range g.watches {
+		f.dismissLocked(w, g)
+	}
+	clear(u.busy)
+	clear(u.owed)
+	if u.chargeLocked(g, g.largest); len(g.clients) != 2 || len(u.owed) != 1 || u.owed["a"] != groupBytes {
+		t.Fatalf("%v is owed by %v", u.owed, g.clients)
+	}
+	clear(u.owed)
+	u.owed["b"] = 4000
+	of["b"].queued.Epoch = of["a"].queued.Epoch - 1
+	read(1, "a")
 	for _, w := range of {
 		f.leaveLineLocked(w)
 	}
-	if read(); u.turns.floor != 0 || len(u.turns.read) > 0 {
-		t.Errorf("without a watch that waits %+v is kept", u.turns)
+	if read(0); len(u.owed) > 0 {
+		t.Errorf("without a watch that waits %v is owed", u.owed)
+	}
+}
+
+// TestClientsThatComeAndGoLeaveOthersTheirTurns: while clients come without end, each gets its turn, and so does one that has had turns before.
+func TestClientsThatComeAndGoLeaveOthersTheirTurns(t *testing.T) {
+	s := newStore(t, 1<<20)
+	s.commit(batch.Header{}, set("k", "v"))
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	watch := func(client string, n int) *Watch {
+		w := mustWatch(t, f.NewConsumer(client), WatchOptions{})
+		f.lock()
+		w.queued.Epoch = keys.Epoch(n) * (nearEpochs + 1) // far from the others
+		f.unlock()
+		return w
+	}
+	one := watch("one", 1)
+	turns := 0
+	for i := range 100 {
+		watch(fmt.Sprint("newcomer ", i), 2+i)
+		f.lock()
+		g := f.takeGroupLocked()
+		for _, w := range g.watches {
+			w.group = nil
+			if w == one {
+				turns++
+				f.joinLocked(w)
+			}
+		}
+		clear(f.catchUp.busy)
+		g.largest, g.largestAt = 2*groupBytes, 1000*nearEpochs
+		f.catchUp.chargeLocked(g, g.largest)
+		f.unlock()
+	}
+	if turns < 6 { // the line grows: 9 are measured
+		t.Errorf("%d turns of 100", turns)
+	}
+}
+
+// TestClientsThatComeWithoutEndHoldUpNoOther: the first turn of each reads its segment from the beginning, because it is not known where its position is.
+// Another client does not have that read at each of its own turns.
+func TestClientsThatComeWithoutEndHoldUpNoOther(t *testing.T) {
+	const logBytes, commitBytes, perSecond = 16 << 20, 4 << 10, 64 << 20
+	s := newStore(t, 4<<20)
+	var late keys.Epoch
+	for i := range logBytes / commitBytes {
+		if e := s.commit(batch.Header{}, set("k", strings.Repeat("v", commitBytes))); i == (logBytes-1<<20)/commitBytes {
+			late = e
+		}
+	}
+	last := s.commit(batch.Header{}, set("last", "v"))
+	f := New(s, Options{CatchUpBytesPerSecond: perSecond})
+	defer f.Close()
+	end := []Range{{Lower: []byte("last"), Upper: []byte("last0")}}
+	var coming sync.WaitGroup
+	defer coming.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	coming.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			c := f.NewConsumer(fmt.Sprint("newcomer ", i))
+			defer c.Close()
+			mustWatch(t, c, WatchOptions{After: Position{Epoch: late}, Ranges: end})
+			sleep(ctx, 10*time.Millisecond)
+		}
+	})
+	c := f.NewConsumer("another")
+	defer c.Close()
+	mustWatch(t, c, WatchOptions{After: Position{Epoch: 1}, Ranges: end})
+	for d := take(t, c); d.Position.Epoch < last; d = take(t, c) {
+		d.Release()
+	}
+	if read := f.Stats().CatchUpBytes; read > 4*logBytes {
+		t.Errorf("%d bytes were read, of a log of %d", read, logBytes)
+	}
+}
+
+// TestAWatchWithoutAPlaceInTheLogIsReadForAlone: to find its position takes the reading of what is before it, which others would have at each turn.
+func TestAWatchWithoutAPlaceInTheLogIsReadForAlone(t *testing.T) {
+	s := newStore(t, 64<<20)
+	for range 20 {
+		s.commit(batch.Header{}, set("k", strings.Repeat("v", groupBytes/4)))
+	}
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	watch := func(client string, after keys.Epoch) *Watch {
+		c := f.NewConsumer(client)
+		t.Cleanup(c.Close)
+		return mustWatch(t, c, WatchOptions{After: Position{Epoch: after}, Ranges: []Range{{Lower: []byte("l")}}})
+	}
+	placed := watch("placed", 1)
+	if !f.read() || placed.state != StateLagging {
+		t.Fatal("the test has no watch with a place")
+	}
+	watch("newcomer", placed.queued.Epoch-1)
+	f.lock()
+	defer f.unlock()
+	if g := f.takeGroupLocked(); !slices.Equal(g.clients, []string{"placed"}) {
+		t.Errorf("%v are read for", g.clients)
 	}
 }
 

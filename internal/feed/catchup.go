@@ -32,7 +32,10 @@ type catchUp struct {
 	busy    map[string]bool // clients for which a reader reads: each has one at most
 	readers int             // goroutines
 	free    time.Time       // when the bandwidth that was used is paid for
-	turns   turns
+
+	// owed is what records that were read for clients have beyond groupBytes. A client that owes lets others pass until as much was
+	// read at their turns: one that has such records read again and again has no more of the bandwidth than each other.
+	owed map[string]int64
 }
 
 // place is a place in the line. It is void if the watch has another ticket.
@@ -46,6 +49,11 @@ type place struct {
 type group struct {
 	watches []*Watch
 	clients []string
+	passed  []string              // clients that owe, and let this group pass
+	from    map[string]keys.Epoch // the first position of each client
+
+	largest   int64 // bytes of the largest record that was read
+	largestAt keys.Epoch
 }
 
 // joinLocked lets a lagging watch wait for a reader.
@@ -97,15 +105,15 @@ func (f *Feed) throttle(bytes int64) time.Duration {
 	return u.free.Sub(now)
 }
 
-// takeGroupLocked takes the first watch of the client whose turn it is, and all for which the log that is read for that one should be read, too. It
-// returns nil if there is none.
+// takeGroupLocked takes the watch whose turn it is, and all for which the log that is read for that one should be read, too. It returns nil if there is
+// none.
 func (f *Feed) takeGroupLocked() *group {
 	u := &f.catchUp
-	first := u.nextLocked()
+	first, passed := u.nextLocked()
 	if first == nil {
 		return nil
 	}
-	g := &group{}
+	g := &group{passed: u.letPassLocked(passed), from: map[string]keys.Epoch{}}
 	kept := u.line[:0]
 	for _, p := range u.line {
 		switch w := p.watch; {
@@ -119,55 +127,107 @@ func (f *Feed) takeGroupLocked() *group {
 	}
 	clear(u.line[len(kept):])
 	u.line = kept
-	u.turns.begin(first.consumer.client)
 	for _, w := range g.watches {
-		if client := w.consumer.client; !u.busy[client] {
+		client := w.consumer.client
+		if !u.busy[client] {
 			u.busy[client] = true
 			g.clients = append(g.clients, client)
+			g.from[client] = w.queued.Epoch
 		}
+		g.from[client] = min(g.from[client], w.queued.Epoch)
 	}
 	return g
 }
 
-// nextLocked is the first watch of the client whose turn it is, among those for which no reader reads. It is nil if there is none, or if that client is
-// far ahead of one for which a reader reads: then that reader looks again.
-func (u *catchUp) nextLocked() (first *Watch) {
+// nextLocked is the first watch in the line of a client for which no reader reads and that owes nothing, and how many places it passes. If all owe, they
+// owe less by what one of them owes, whose turn it is then; unless a reader reads for another client: then that reader looks again. It is nil if there is
+// none.
+func (u *catchUp) nextLocked() (first *Watch, passed int) {
 	var of *Consumer // of the place before: many watches in a row have the same one
 	var busy bool
-	var read, least int64
-	for _, p := range u.line {
+	var owed, least int64
+	for i, p := range u.line {
 		w := p.watch
 		if w.ticket != p.ticket {
 			continue
 		}
 		if of != w.consumer {
 			of = w.consumer
-			busy, read = u.busy[of.client], u.turns.of(of.client)
+			busy, owed = u.busy[of.client], u.owed[of.client]
 		}
-		if !busy && (first == nil || read < least) {
-			first, least = w, read
+		switch {
+		case busy:
+		case owed == 0:
+			return w, i
+		case first == nil || owed < least:
+			first, least = w, owed
 		}
 	}
 	if first == nil {
 		u.line = slices.DeleteFunc(u.line, func(p place) bool { return p.watch.ticket != p.ticket })
-		if len(u.line) == 0 && len(u.busy) == 0 {
-			u.turns = turns{}
-		}
-		return nil
 	}
-	for client := range u.busy {
-		if least > u.turns.of(client)+groupBytes {
-			return nil
+	if len(u.busy) > 0 {
+		return nil, 0
+	}
+	for client := range u.owed {
+		u.payLocked(client, least)
+	}
+	if first == nil {
+		clear(u.owed) // nobody waits
+	}
+	return first, 0
+}
+
+// letPassLocked puts the places that owe, among the first of the line, behind the others, and returns the clients.
+func (u *catchUp) letPassLocked(places int) (clients []string) {
+	var passed []place
+	rest := u.line[:0]
+	for i, p := range u.line {
+		client := p.watch.consumer.client
+		if i >= places || p.watch.ticket != p.ticket || u.busy[client] {
+			rest = append(rest, p)
+			continue
+		}
+		passed = append(passed, p)
+		if !slices.Contains(clients, client) {
+			clients = append(clients, client)
 		}
 	}
-	return first
+	u.line = append(rest, passed...)
+	return clients
+}
+
+// chargeLocked counts what was read at a turn: the clients that let it pass owe less by that, and those that needed it owe what a record has beyond a
+// usual turn.
+func (u *catchUp) chargeLocked(g *group, bytes int64) {
+	for _, client := range g.passed {
+		u.payLocked(client, bytes)
+	}
+	if g.largest <= groupBytes {
+		return
+	}
+	for _, client := range g.clients {
+		if g.from[client] < g.largestAt {
+			u.owed[client] += g.largest - groupBytes
+		}
+	}
+}
+
+func (u *catchUp) payLocked(client string, bytes int64) {
+	if u.owed[client] -= bytes; u.owed[client] <= 0 {
+		delete(u.owed, client)
+	}
 }
 
 // comesAlongLocked reports whether the log that is read for one watch should be read for another, too. If that one is before it, something is read for
-// it alone: not if its client has had more than its part.
+// it alone: not if its client owes, and not if it is not known where its position is in the log, which takes the reading of what is before it in its
+// segment. Otherwise watches that begin again and again would let those with which they are read have nothing.
 func (u *catchUp) comesAlongLocked(first, w *Watch) bool {
 	bytes := bytesBetween(first, w)
-	return bytes >= 0 && bytes <= groupBytes || bytes < 0 && -bytes <= groupBytes && u.turns.of(w.consumer.client) <= u.turns.of(first.consumer.client)
+	if bytes >= 0 {
+		return bytes <= groupBytes
+	}
+	return -bytes <= groupBytes && u.owed[w.consumer.client] == 0 && (w.mark != (wal.TailMark{}) || first.mark == (wal.TailMark{}))
 }
 
 // bytesBetween is about how much the log has between the positions of two watches; negative if that of the second one is before that of the first.
@@ -196,7 +256,7 @@ func (f *Feed) serve(r *reading, g *group) (bytes int64) {
 	for _, client := range g.clients {
 		delete(f.catchUp.busy, client)
 	}
-	f.catchUp.turns.charge(g.clients, bytes)
+	f.catchUp.chargeLocked(g, bytes)
 	return bytes
 }
 
@@ -318,7 +378,11 @@ func (f *Feed) readPieces(r *reading, g *group, bytesMax int64) (next keys.Epoch
 		if p.commits, err = r.commitsOf(f, &rec, p.after); err != nil {
 			return next, true, err
 		}
-		p.through, bytes = rec.Epoch, bytes+int64(len(rec.Body))
+		size := int64(len(rec.Body))
+		p.through, bytes = rec.Epoch, bytes+size
+		if size > g.largest {
+			g.largest, g.largestAt = size, rec.Epoch
+		}
 		r.pieces = append(r.pieces, p)
 	}
 	return r.log.Position(), false, nil

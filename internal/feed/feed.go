@@ -152,7 +152,7 @@ func New(source Source, o Options) *Feed {
 	f := &Feed{source: source, options: o, watches: map[uint64]*Watch{}}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.index.init()
-	f.catchUp.busy = map[string]bool{}
+	f.catchUp.busy, f.catchUp.owed = map[string]bool{}, map[string]int64{}
 	f.memory.ringMax, f.memory.queuesMax = o.MemoryBytes/2, o.MemoryBytes-o.MemoryBytes/2
 	return f
 }
