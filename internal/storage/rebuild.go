@@ -25,6 +25,8 @@ const (
 	rebuildReadBytes = 128 << 20
 	// healEvery is the time between two looks whether skipped pages can be read again.
 	healEvery = 10 * time.Minute
+	// healRetry is the time between two looks whether the disk has space, so that skipped pages can be looked at.
+	healRetry = time.Second
 	// healBackoffMax bounds the pause between two looks after merges that have yielded: a day, about.
 	healBackoffMax = 7
 	// healTime bounds a look: a device that fails may take seconds for each page.
@@ -135,13 +137,20 @@ func (r *rebuilds) reasonOf(id page.ID) string {
 func (e *Engine) RunRebuilds(ctx context.Context) {
 	heal := time.NewTicker(healEvery)
 	defer heal.Stop()
-	e.heal(ctx)
+	looked := e.heal(ctx)
 	for look := 1; ; {
+		var space <-chan time.Time
+		if !looked {
+			space = time.After(healRetry)
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-space:
+			looked = e.heal(ctx)
+			continue
 		case <-heal.C:
-			e.lookAgain(ctx, look)
+			looked = e.lookAgain(ctx, look)
 			look++
 			continue
 		case <-e.rebuilds.requests:
@@ -159,16 +168,17 @@ func (e *Engine) RunRebuilds(ctx context.Context) {
 }
 
 // lookAgain lets everything be tried again that a merge may succeed with now. After merges that have yielded, each of which has delayed writers,
-// it does so every second time, every fourth, and so on.
-func (e *Engine) lookAgain(ctx context.Context, look int) {
+// it does so every second time, every fourth, and so on. The result is that of heal.
+func (e *Engine) lookAgain(ctx context.Context, look int) (looked bool) {
 	yielded := e.rebuilds.yielded.Load()
 	if look%(1<<min(yielded, healBackoffMax)) != 0 {
-		return
+		return true
 	}
-	e.heal(ctx)
+	looked = e.heal(ctx)
 	if yielded > 0 {
 		e.rebuilds.again()
 	}
+	return looked
 }
 
 // errSearchYields ends a search while the disk is full: the pages of its pinned state are those that deletions free. The
@@ -228,9 +238,13 @@ func (e *Engine) hand(ctx context.Context, found *readyRebuild) error {
 
 // heal lets the next checkpoint end the skipping of leaves that can be read again, as after a device has answered with errors for a
 // while. A live page never changes: what it has is what it had. An inner node is left to a search, also if an earlier one has refused it.
-func (e *Engine) heal(ctx context.Context) {
-	if e.rebuilds.waiting.Load() || e.Shortage() != nil {
-		return
+// While the disk is full it does not look, and reports false.
+func (e *Engine) heal(ctx context.Context) (looked bool) {
+	if e.Shortage() != nil {
+		return false
+	}
+	if e.rebuilds.waiting.Load() {
+		return true
 	}
 	source, found := pagesource.NewDirect(&e.pager.Reader), &readyRebuild{leaves: map[page.ID]struct{}{}}
 	pages, began := e.view.Load().repairTree.Pages(), time.Now()
@@ -251,6 +265,7 @@ func (e *Engine) heal(ctx context.Context) {
 	if len(found.leaves) > 0 {
 		_ = e.hand(ctx, found) // ctx has ended
 	}
+	return true
 }
 
 // findOrphans searches the state.
