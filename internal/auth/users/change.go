@@ -127,7 +127,7 @@ func (m *Manager) DeleteRole(ctx context.Context, name string) error {
 			return &NotFoundError{Kind: "role", Name: name}
 		}
 		delete(d.next.roles, name)
-		d.roles = true
+		d.roles[name] = true
 		d.remove(roleKey(name))
 		for _, before := range d.next.users {
 			if !slices.Contains(before.Roles, name) {

@@ -91,29 +91,38 @@ func (s *state) rightsOf(u *User) *auth.Rights {
 	return auth.Compile(grants)
 }
 
-// compile makes a table from a state, and says in the state what the rights take. Users that have not changed are the same as before.
-func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, changed func(name string) bool) *auth.Table {
+// compile makes a table from a state, and says in the state what the rights take. Users that have not changed are the same as before, and users with
+// the same roles have the same rights: there may be ten thousand of them.
+func (m *Manager) compile(s *state, revision keys.Epoch, before *auth.Table, changed func(*User) bool) *auth.Table {
 	t := &auth.Table{Revision: revision, Enabled: s.enabled, Users: make(map[string]*auth.User, len(s.users))}
 	s.rights = 0
+	shared := make(map[string]*auth.Rights) // by the names of the roles, none of which has a space
+	var others []*User
 	for name, u := range s.users {
-		var old *auth.User
-		if before != nil {
-			old = before.Users[name]
-		}
-		if old != nil && !changed(name) {
-			t.Users[name] = old
-			s.rights += old.Rights.HeapBytes()
+		if before == nil || before.Users[name] == nil || changed(u) {
+			others = append(others, u)
 			continue
 		}
-		compiled := &auth.User{Name: name, Disabled: u.Disabled, Rights: s.rightsOf(u)}
-		if old != nil {
-			compiled.Limiter = old.Limiter // it knows what the user has taken, and gets the limits when the change is made
+		old, roles := before.Users[name], strings.Join(u.Roles, " ")
+		if t.Users[name] = old; shared[roles] == nil {
+			shared[roles] = old.Rights
+			s.rights += old.Rights.HeapBytes()
+		}
+	}
+	for _, u := range others {
+		roles := strings.Join(u.Roles, " ")
+		if shared[roles] == nil {
+			shared[roles] = s.rightsOf(u)
+			s.rights += shared[roles].HeapBytes()
+		}
+		compiled := &auth.User{Name: u.Name, Disabled: u.Disabled, Rights: shared[roles]}
+		if before != nil && before.Users[u.Name] != nil {
+			compiled.Limiter = before.Users[u.Name].Limiter // it knows what the user has taken, and gets the limits when the change is made
 		}
 		if compiled.Limiter == nil && u.Limits != (auth.Limits{}) {
 			compiled.Limiter = auth.NewLimiter(u.Limits, m.options.Elapsed)
 		}
-		t.Users[name] = compiled
-		s.rights += compiled.Rights.HeapBytes()
+		t.Users[u.Name] = compiled
 	}
 	return t
 }
@@ -247,10 +256,14 @@ type draft struct {
 	m     *Manager
 	write mvcc.Write
 	next  state
-	// What differs: a role changes the rights of all users.
-	users  map[string]bool
-	roles  bool
-	shards map[byte]bool
+	// What differs: a role changes the rights of the users that have it.
+	users, roles map[string]bool
+	shards       map[byte]bool
+}
+
+// changes reports whether the draft changes a user or its rights.
+func (d *draft) changes(u *User) bool {
+	return d.users[u.Name] || slices.ContainsFunc(u.Roles, func(role string) bool { return d.roles[role] })
 }
 
 // permitKey is the key of WithPermit in a context.
@@ -277,15 +290,15 @@ func (m *Manager) change(ctx context.Context, edit func(*draft) error) error {
 			return err
 		}
 	}
-	d := &draft{m: m, next: m.state, users: map[string]bool{}, shards: map[byte]bool{}}
+	d := &draft{m: m, next: m.state, users: map[string]bool{}, roles: map[string]bool{}, shards: map[byte]bool{}}
 	d.next.users, d.next.roles = maps.Clone(m.state.users), maps.Clone(m.state.roles)
 	if err := edit(d); err != nil {
 		return err
 	}
 	before := m.Table()
 	t := &auth.Table{Enabled: d.next.enabled, Users: before.Users} // a change of tokens, which any user may make, compiles nothing
-	if d.roles || len(d.users) > 0 {
-		t = m.compile(&d.next, 0, before, func(name string) bool { return d.roles || d.users[name] })
+	if len(d.roles)+len(d.users) > 0 {
+		t = m.compile(&d.next, 0, before, d.changes)
 	}
 	if t.Enabled && !hasAdministrator(t) && hasAdministrator(before) { // else damage hides the last one
 		return ErrLastAdministrator
@@ -473,7 +486,7 @@ func (d *draft) setRole(x *Role) error {
 		return &auth.LimitError{What: "roles of the store", Limit: RolesMax}
 	}
 	d.next.roles[x.Name] = x
-	d.roles = true
+	d.roles[x.Name] = true
 	d.set(roleKey(x.Name), value)
 	return nil
 }
