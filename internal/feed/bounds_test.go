@@ -447,7 +447,7 @@ func TestAWatchOfAClientThatOwesLetsOthersPass(t *testing.T) {
 	read(groupBytes, "c")
 	read(50, "b") // a lets it pass, and owes 50
 	read(60, "c")
-	read(60, "b") // passes a, which is behind c since then
+	read(60, "b") // passes a, which comes after c since then
 	read(1, "c")
 	read(groupBytes+1000, "a")
 	if len(u.owed) != 1 || u.owed["a"] != 1000 {

@@ -173,12 +173,12 @@ func (u *catchUp) nextLocked() (first *Watch, passed int) {
 		u.payLocked(client, least)
 	}
 	if first == nil {
-		clear(u.owed) // nobody waits
+		clear(u.owed) // no client waits
 	}
 	return first, 0
 }
 
-// letPassLocked puts the places that owe, among the first of the line, behind the others, and returns the clients.
+// letPassLocked puts the places that owe, among the first of the line, at its end, and returns the clients.
 func (u *catchUp) letPassLocked(places int) (clients []string) {
 	var passed []place
 	rest := u.line[:0]
