@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"runtime"
 
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
@@ -37,7 +38,16 @@ type libraryConn struct {
 	*countedConn
 	buffered *bufio.Reader
 	at       frames
+
+	turnFrames, turnBytes int // since others ran
 }
+
+// A connection whose client always has more lets others run after so many frames or bytes, as with the direct transport. Otherwise they would wait until
+// the scheduler ends its turn, which is after 10 ms, and that for each connection that does the same.
+const (
+	libraryTurnFrames = 64
+	libraryTurnBytes  = readBufBytes
+)
 
 func newLibraryConn(c *countedConn) *libraryConn {
 	l := &libraryConn{countedConn: c, buffered: bufio.NewReaderSize(c, readBufBytes), at: frames{skip: prefaceBytes}}
@@ -52,7 +62,12 @@ func (l *libraryConn) Read(b []byte) (int, error) {
 		var begins bool
 		if rest, begins = l.at.next(rest); begins {
 			l.at.skip = l.at.length()
+			l.turnFrames++
 		}
+	}
+	if l.turnBytes += n; l.turnFrames >= libraryTurnFrames || l.turnBytes >= libraryTurnBytes {
+		l.turnFrames, l.turnBytes = 0, 0
+		runtime.Gosched()
 	}
 	return n, err
 }
