@@ -180,6 +180,9 @@ func (u *catchUp) nextLocked() (first *Watch, passed int) {
 
 // letPassLocked puts the places that owe, among the first of the line, at its end, and returns the clients.
 func (u *catchUp) letPassLocked(places int) (clients []string) {
+	if len(u.owed) == 0 {
+		return nil
+	}
 	var passed []place
 	rest := u.line[:0]
 	for i, p := range u.line {
