@@ -233,6 +233,7 @@ func (x *Session) complete(ctx context.Context, w *Write, epoch keys.Epoch) erro
 	x.reached(stepInserted)
 	x.store.watermark.markInstalled(epoch)
 	x.reached(stepInstalled)
+	x.store.engine.GiveBack(&x.committing.writer)
 	if w.derived.soonest != 0 {
 		x.store.expirer.note(w.derived.soonest)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -364,6 +365,9 @@ func (x *Session) applyAll(ctx context.Context, ops []Invoke, w *Write, out []In
 		x.buffers.invoked = buf[:0]
 	case cap(x.buffers.invoked) > pooledBytesMax && 2*returned >= cap(x.buffers.invoked):
 		x.giveInvoked(ops, out)
+	}
+	if len(x.buffers.before) > pooledBytesMax/int(unsafe.Sizeof(readVersion{})) {
+		x.buffers.before = nil // the session would not keep it, and the log buffer and the memtable come now
 	}
 	if w.request != nil && w.Batch.Count() > 0 {
 		w.Identify(w.request)

@@ -230,3 +230,30 @@ func TestManyTouchesAreInMemoryOnce(t *testing.T) {
 		t.Errorf("%d bytes allocated for %d operations, at most %d are expected", got, n, most)
 	}
 }
+
+// TestRoomForManyValuesIsMadeOfThoseThatWereMet: a buffer that grows by a quarter again and again is in memory twice, and leaves five times as much to the
+// collector.
+func TestRoomForManyValuesIsMadeOfThoseThatWereMet(t *testing.T) {
+	const all, size, most = 100_000, 100, 64 << 20
+	var x Session
+	buf, grown := &x.buffers.invoked, 0
+	for met := 1; met <= all; met++ {
+		was := cap(*buf)
+		x.reserveBefore(met, all, size, most)
+		*buf = append(*buf, make([]byte, size)...)
+		if cap(*buf) != was && was > 0 && met > readBeforeMin {
+			grown++
+		}
+	}
+	if c := cap(*buf); grown > 6 || c > all*size*5/4 {
+		t.Errorf("the buffer grew %d times, to %d bytes for %d", grown, c, all*size)
+	}
+	x.buffers.invoked = nil
+	for met := 1; met <= readBeforeMin; met++ { // the first are large, and no others
+		x.reserveBefore(met, all, 10_000, most)
+		*buf = append(*buf, make([]byte, 10_000)...)
+	}
+	if c := cap(*buf); c > 5*readBeforeMin*10_000 {
+		t.Errorf("%d bytes for %d", c, readBeforeMin*10_000)
+	}
+}

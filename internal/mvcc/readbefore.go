@@ -46,7 +46,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	conditions := len(w.Conditions)
 	x.buffers.before = append(x.buffers.before, make([]readVersion, keep)...)
 	var refused error
-	room := x.store.options.Limits.roomOf(w.ops)
+	room, kept := x.store.options.Limits.roomOf(w.ops), 0
 	_ = x.reader.GetAll(&x.buffers.batch.finder, list, x.at, storage.Visits{
 		Each: func(i int, v storage.Version, ok bool) error {
 			switch {
@@ -56,6 +56,9 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 					x.reveals(v.Sync, v.Epoch)
 				}
 			case i-conditions < keep:
+				if kept++; ok && v.Kind.HasValue() {
+					x.reserveBefore(kept, keep, bytesBefore(&v, w.ops != nil), room.left())
+				}
 				refused = x.keepBefore(&x.buffers.before[i-conditions], v, ok, w.ops != nil, room.left())
 			}
 			return refused
@@ -91,6 +94,31 @@ func (x *Session) recall(i int) (value []byte, found bool, epoch keys.Epoch, kep
 		return x.buffers.alone[r.end], r.found, r.epoch, true
 	}
 	return buf[r.value:r.end:r.end], r.found, r.epoch, true
+}
+
+// bytesBefore is what keepBefore keeps of a version in sessionBuffers.invoked.
+func bytesBefore(v *storage.Version, values bool) int {
+	n := len(v.Section())
+	if size := v.Size(); values && !isAlone(size) {
+		n += size
+	}
+	return n
+}
+
+// reserveBefore makes room for so many more bytes of what keepBefore keeps, at most most in all, and as much for the versions to come as for those that
+// were met. A buffer that only grew with the values would be in memory twice, again and again. It does not become very much larger at once, because the
+// first values may be larger than most.
+func (x *Session) reserveBefore(met, all, more, most int) {
+	buf := &x.buffers.invoked
+	n := len(*buf) + more
+	if n <= cap(*buf) || n > most || met < readBeforeMin {
+		return
+	}
+	expected := n / met * all
+	if expected += expected / 16; expected > 16*n {
+		expected = 4 * n
+	}
+	*buf = slices.Grow(*buf, max(n, min(expected, most))-len(*buf))
 }
 
 // keepBefore remembers a version that an operation of InvokeAll is applied to, or whose deadline is replaced. It keeps no more values than the

@@ -253,7 +253,7 @@ func (l *lane) Rest() {
 		l.forgetDecoded()
 	}
 	l.client, l.answer, l.waits, l.request = nil, directAnswer{}, false, nil
-	l.access.conn, l.access.header, l.access.request, l.access.caller, l.access.table = nil, "", nil, nil, 0
+	l.access.conn, l.access.header, l.access.request, l.access.invoked, l.access.caller, l.access.table = nil, "", nil, nil, nil, 0
 	l.server.direct.lanes.Put(l)
 }
 

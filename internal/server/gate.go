@@ -160,14 +160,15 @@ type access struct {
 	table     uint64 // number of the one with which it was checked; 0: users were not checked
 	caller    *caller
 	footprint footprint
-	claims    claims // in builds with assertions
+	invoked   *invocations // in place of those of the request, once their messages are dropped; nil: they are not
+	claims    claims       // in builds with assertions
 
 	note *auditNote // of the audit log, for what handlers serve
 }
 
 // check is nil if the caller may do what a request asks for. Otherwise the request must not be executed.
 func (a *access) check(row *rpcRow, request any) error {
-	a.row, a.request = row, request
+	a.row, a.request, a.invoked = row, request, nil
 	if invariants.Enabled {
 		a.claim(row, request)
 	}
@@ -204,7 +205,7 @@ func (g *gate) checkAgain(a *access) error {
 
 // apart is the same access for another goroutine, which checks the request by itself.
 func (a *access) apart() *access {
-	return &access{gate: a.gate, conn: a.conn, header: a.header, row: a.row, request: a.request, table: a.table, caller: a.caller}
+	return &access{gate: a.gate, conn: a.conn, header: a.header, row: a.row, request: a.request, invoked: a.invoked, table: a.table, caller: a.caller}
 }
 
 // admit is nil if the caller of a method is known, or need not be. It precedes the check of the request, which costs more.
@@ -251,6 +252,9 @@ func (a *access) compareWith(row *rpcRow, request any) error {
 	f.parts.Action(row.actions)
 	if row.footprint != nil && request != nil {
 		row.footprint(f, request)
+	}
+	if a.invoked != nil {
+		f.invoked(a.invoked.ops)
 	}
 	return f.end()
 }

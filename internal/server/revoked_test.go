@@ -86,6 +86,15 @@ func TestRightIsCheckedAgainUnderTheLatch(t *testing.T) {
 				_, err := c.kv.Invoke(ctx, &pb.InvokeRequest{Invocation: appended("k")})
 				return err
 			},
+			"invoke many": func(ctx context.Context, c *clients) error {
+				many := new(pb.InvokeAllRequest)
+				for i := range invocationsKept {
+					many.Invocations = append(many.Invocations, appended(fmt.Sprintf("k/%04d", i)))
+				}
+				many.Invocations = append(many.Invocations, appended("k"))
+				_, err := c.kv.InvokeAll(ctx, many)
+				return err
+			},
 			"delete range": func(ctx context.Context, c *clients) error {
 				_, err := c.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Range: prefixRange("k")})
 				return err

@@ -208,6 +208,17 @@ func (f *footprint) invocation(i *pb.Invocation) {
 	f.write(i.GetKey())
 }
 
+// invoked is invocation for operations whose messages are dropped. When they are gone, too, what was named is not known any more.
+func (f *footprint) invoked(ops []mvcc.Invoke) {
+	if len(ops) == 0 {
+		f.everything()
+	}
+	for i := range ops {
+		f.read(ops[i].Key)
+		f.write(ops[i].Key)
+	}
+}
+
 func footprintOfGet(f *footprint, r *pb.GetRequest) { f.read(r.GetKey()) }
 
 func footprintOfGetStream(f *footprint, r *pb.GetStreamRequest) { f.read(r.GetKey()) }

@@ -32,9 +32,11 @@ type invocations struct {
 	outcomes []mvcc.Invoked
 }
 
+// invocationsKept is how many invocations an executor keeps buffers for. The messages of more are dropped before they are executed.
+const invocationsKept = 1024
+
 func (b *invocations) reset(n int) {
-	const keepMax = 1024
-	if cap(b.ops) > keepMax {
+	if cap(b.ops) > invocationsKept {
 		*b = invocations{}
 	}
 	clear(b.ops) // they refer to memory of the last request
@@ -62,7 +64,7 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, size int, 
 	}
 	if request != nil {
 		request.Result = func() []byte {
-			return resultOf(&pb.InvokeResponse{Result: invokeResult(&c.invoked.outcomes[0], req.Invocation)})
+			return resultOf(&pb.InvokeResponse{Result: invokeResult(&c.invoked.outcomes[0], req.Invocation.ReturnOld, req.Invocation.ReturnNew)})
 		}
 	}
 	w, err := c.invokeFilled(ctx, request, req, size, &out.Epoch)
@@ -74,7 +76,7 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, size int, 
 	if err != nil {
 		return ackWait{}, err
 	}
-	out.Result = invokeResult(&c.invoked.outcomes[0], req.Invocation)
+	out.Result = invokeResult(&c.invoked.outcomes[0], req.Invocation.ReturnOld, req.Invocation.ReturnNew)
 	return w, nil
 }
 
@@ -92,8 +94,9 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, size
 		return ackWait{}, err
 	}
 	if request != nil {
-		request.Result = func() []byte { return resultOf(&pb.InvokeAllResponse{Results: c.invokeResults(req.Invocations)}) }
+		request.Result = func() []byte { return resultOf(&pb.InvokeAllResponse{Results: c.invokeResults()}) }
 	}
+	c.dropInvocations(req)
 	w, err := c.invokeFilled(ctx, request, req, size, &out.Epoch)
 	if before, w, ok := c.before(err, c.write.Durability); ok {
 		out.ResultDropped, err = decodeResult(before, out, &out.Epoch)
@@ -103,15 +106,31 @@ func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, size
 	if err != nil {
 		return ackWait{}, err
 	}
-	out.Results = c.invokeResults(req.Invocations)
+	if len(c.invoked.ops) > invocationsKept {
+		c.session.Trim() // what the commit has used would be in memory beside the answer, which is made now
+	}
+	out.Results = c.invokeResults()
 	return w, nil
 }
 
+// dropInvocations drops the messages of many invocations, whose operations are in the executor's buffers. They are a sixth of what the largest request
+// has in memory while it commits. Its rights may have to be checked again until then: from now on the operations say what it names.
+func (c *executor) dropInvocations(req *pb.InvokeAllRequest) {
+	if len(req.Invocations) <= invocationsKept {
+		return
+	}
+	if c.access != nil {
+		c.access.invoked = &c.invoked
+	}
+	req.Invocations = nil
+}
+
 // invokeResults copies the outcomes of an InvokeAll.
-func (c *executor) invokeResults(asked []*pb.Invocation) []*pb.InvokeResult {
-	results := make([]*pb.InvokeResult, len(asked))
-	for i, in := range asked {
-		results[i] = invokeResult(&c.invoked.outcomes[i], in)
+func (c *executor) invokeResults() []*pb.InvokeResult {
+	results := make([]*pb.InvokeResult, len(c.invoked.ops))
+	for i := range results {
+		op := &c.invoked.ops[i]
+		results[i] = invokeResult(&c.invoked.outcomes[i], op.ReturnOld, op.ReturnNew)
 	}
 	return results
 }
@@ -203,15 +222,15 @@ func toInvoke(op *mvcc.Invoke, in *pb.Invocation, now uint64, field string) (err
 }
 
 // invokeResult is an outcome for an answer. It copies values that are in buffers of the session or of the request.
-func invokeResult(from *mvcc.Invoked, asked *pb.Invocation) *pb.InvokeResult {
+func invokeResult(from *mvcc.Invoked, returnOld, returnNew bool) *pb.InvokeResult {
 	out := &pb.InvokeResult{
 		Applied: from.Applied, OldFound: from.OldFound, OldEpoch: uint64(from.OldEpoch), NewFound: from.NewFound,
 		ExpiresAtMs: from.ExpiresAt,
 	}
-	if asked.ReturnOld && from.OldFound {
+	if returnOld && from.OldFound {
 		out.Old = from.TakeOld()
 	}
-	if asked.ReturnNew && from.NewFound {
+	if returnNew && from.NewFound {
 		out.New = from.TakeNew()
 	}
 	return out

@@ -154,5 +154,5 @@ func txnInvoke(t *mvcc.Txn, in *pb.Invocation) (*pb.InvokeResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	return invokeResult(&out, in), nil
+	return invokeResult(&out, op.ReturnOld, op.ReturnNew), nil
 }

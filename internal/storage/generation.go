@@ -212,5 +212,8 @@ func (e *Engine) Install(w *Writer, body *batch.Body, sync bool) error {
 	return e.log.Fail(fmt.Errorf("install epoch %d: %w", w.reservation.Epoch, err))
 }
 
+// GiveBack gives memory back that Reserve has secured for a large record and Install has not used.
+func (e *Engine) GiveBack(w *Writer) { w.inserter.GiveBack() }
+
 // NoOp publishes a no-op record instead of the commit that Reserve was for.
 func (e *Engine) NoOp(w *Writer) { w.generation.segment.PublishNoOp(w.reservation) }

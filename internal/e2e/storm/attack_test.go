@@ -129,6 +129,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 		{"unread touches of many keys", (*attacker).unreadTouches},
 		{"persists of many keys", func(a *attacker) { a.replaceMany(persist) }},
 		{"exchanges of many keys", func(a *attacker) { a.replaceMany(exchange) }},
+		{"repeated exchanges of many keys", (*attacker).repeatExchanges},
 		{"exchanges of many values", func(a *attacker) {
 			a.invokeMany(manyValues{operations: manyOperations, old: largestMany(manyOperations), operand: largestMany(manyOperations)})
 		}},

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -118,6 +119,34 @@ func (a *attacker) replaceMany(operation func(*pb.Invocation)) {
 	for range a.times(1, 3) {
 		a.putMany()
 		a.atOnce(a.times(1, 3), "operations without deadlines", "KVService/InvokeAll", manyInvocations(manyOperations, operation))
+	}
+}
+
+// repeatExchanges has two clients exchange many keys, again and again: the memtable and the log buffer of one exchange are there while the next one is
+// received and executed. Each time the keys have deadlines before.
+func (a *attacker) repeatExchanges() {
+	req := manyInvocations(manyOperations, exchange)
+	message, err := req.MarshalVT()
+	if err != nil {
+		a.Fatal(err)
+	}
+	for range a.times(1, 3) {
+		a.putMany()
+		end := time.Now().Add(time.Duration(a.times(2, 3)) * time.Second)
+		var all sync.WaitGroup
+		for range 2 {
+			conn := a.dial(grpc.WithDefaultCallOptions(grpc.ForceCodecV2(encoded{}), grpc.MaxCallRecvMsgSize(1<<30)))
+			all.Go(func() {
+				for time.Now().Before(end) && a.ctx.Err() == nil {
+					var none []byte
+					err := conn.Invoke(a.ctx, "/epochkv.v1.KVService/InvokeAll", &message, &none)
+					if a.count("exchanges", err); err != nil {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+			})
+		}
+		all.Wait()
 	}
 }
 

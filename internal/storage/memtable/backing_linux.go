@@ -48,6 +48,13 @@ func (m mapping) discard(from, to uint64) error {
 	return unix.Mprotect(b, unix.PROT_NONE)
 }
 
+// drop gives the whole pages of [from, to), which has some, back. They stay accessible. 64 KiB is the largest page of the kernels that are served.
+func (m mapping) drop(from, to uint64) error {
+	const page = 64 << 10
+	from, to = (from+page-1)/page*page, to/page*page
+	return unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(m.base, from)), to-from), unix.MADV_DONTNEED)
+}
+
 // release gives the address space back. The second call is EINVAL: what is mapped there since is not the caller's.
 func (m *mapping) release() error {
 	start, bytes := m.start, m.bytes

@@ -42,6 +42,13 @@ func (b backing) discard(from, to uint64) error {
 	return b.mapping.discard(from, to)
 }
 
+func (b backing) drop(from, to uint64) error {
+	if b.heap != nil {
+		return nil
+	}
+	return b.mapping.drop(from, to)
+}
+
 func (b *backing) release() error {
 	if b.heap != nil {
 		return nil
