@@ -25,6 +25,7 @@ type admission struct {
 	refused  atomic.Uint64
 	sessions heldSessions
 	decoding decoding
+	early    earlyAdmissions
 	watches  watchLine
 	unknown  [shareCount]claim // of what comes over no connection
 

@@ -179,12 +179,12 @@ func (c boundedCodec) Unmarshal(data mem.BufferSlice, v any) error {
 		}
 		return c.Codec.Unmarshal(data, v)
 	}
-	buf := data.MaterializeToBuffer(pb.Buffers)
 	if unary {
 		u.free() // of a message before, which makes the request an error
-		u.encoded = buf
+		u.set(data)
 		return nil
 	}
+	buf := data.MaterializeToBuffer(pb.Buffers)
 	defer buf.Free()
 	ctx := context.Background()
 	if streamed {
@@ -284,11 +284,30 @@ func carriesOperations(message any) bool {
 // unaryMessage is the message of a unary request until the end of the request has come. The transports decode
 // the message and then wait for the end, which may never come, so the codec stores the encoded message.
 type unaryMessage struct {
-	request any        // to decode into
-	encoded mem.Buffer // nil if the message is small and was decoded
+	request any             // to decode into
+	encoded mem.Buffer      // nil if the message is small and was decoded, or in parts
+	parts   mem.BufferSlice // of a large message, as they were received, until it is admitted
+}
+
+func (u *unaryMessage) set(data mem.BufferSlice) {
+	if data.Len() < receivedBytesMin {
+		u.encoded = data.MaterializeToBuffer(pb.Buffers)
+		return
+	}
+	data.Ref()
+	u.parts = data
+}
+
+// join makes one buffer of the parts.
+func (u *unaryMessage) join() {
+	u.encoded = u.parts.MaterializeToBuffer(pb.Buffers)
+	u.parts.Free()
+	u.parts = nil
 }
 
 func (u *unaryMessage) free() {
+	u.parts.Free()
+	u.parts = nil
 	if u.encoded != nil {
 		u.encoded.Free()
 		u.encoded = nil
@@ -303,13 +322,22 @@ type streamMessage struct {
 	gaveUp  *status.Status // set if the context ended before there was room
 }
 
-// receiveUnary receives the one message of a unary request and its end, and then decodes the message. The size is what it takes, zero if that is
-// little.
-func (c boundedCodec) receiveUnary(ctx context.Context, receive func(any) error, request any) (size int, err error) {
+// receiveUnary receives the one message of a unary request and its end, and then decodes the message. A large one is admitted before it is copied and
+// decoded, with the bytes that it has encoded. The size is what it takes, zero if that is little.
+func (c boundedCodec) receiveUnary(ctx context.Context, receive func(any) error, request any, admit func(bytes int) error) (size int, err error) {
 	u := unaryMessage{request: request}
 	defer u.free()
-	if err := receive(&u); err != nil || u.encoded == nil {
+	if err := receive(&u); err != nil {
 		return 0, err
+	}
+	if u.parts != nil {
+		if err := admit(u.parts.Len()); err != nil {
+			return 0, err
+		}
+		u.join()
+	}
+	if u.encoded == nil {
+		return 0, nil
 	}
 	found, err := c.decode(ctx, u.encoded, request)
 	if tooMany := new(mvcc.LimitError); errors.As(err, &tooMany) || contextStatus(err) != nil {

@@ -100,12 +100,20 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			leave := func() {}
 			refused := false // and reported
 			release := nothingHeld
+			var early any // the request, if it was admitted before it was decoded
 			decode := func(request any) error {
 				size := 0
 				if !ours {
 					err = receive(request)
 				} else {
-					size, err = codec.receiveUnary(ctx, receive, request)
+					size, err = codec.receiveUnary(ctx, receive, request, func(bytes int) error {
+						early = request
+						if err := s.admitEarly(ctx, request, bytes); err != nil {
+							refused = true
+							return s.refuse(ctx, a, row, err)
+						}
+						return nil
+					})
 				}
 				if err != nil {
 					return err
@@ -125,6 +133,9 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 			start := s.clock.now()
 			out, err := handler(srv, ctx, decode, interceptor)
 			out, err = s.countAnswer(ctx, row, out, err)
+			if early != nil {
+				s.leaveEarly(early)
+			}
 			leave()
 			release()
 			if row != nil && row.rare && ours && !refused {

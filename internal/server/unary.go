@@ -153,7 +153,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	end := requestEnd{method: method, start: s.clock.now(), size: size, origin: origin{ctx: ctx}}
 	sh := shareOf(kind.writes(), size)
 	var d *details
-	err := s.admit(ctx, conn, kind, sh, size)
+	err := s.admitDecoded(ctx, conn, kind, sh, size, req)
 	s.admission.decoding.end(req)
 	if err == nil {
 		var out any
