@@ -100,17 +100,15 @@ func TestTheHeapMayGrowByTheIndirectionTable(t *testing.T) {
 // TestTheHeapMayGrowByUsers: with 100,000 tokens each get would otherwise take ten times the processor time.
 func TestTheHeapMayGrowByUsers(t *testing.T) {
 	h, becomes := mustFollowHeap(t, func(c *config.Config) { c.Memory = 64 * config.MiB })
-	role := &users.Role{Name: "wide"}
+	var grants []auth.Grant
 	for i := range 30 {
 		key := bytes.Repeat([]byte{byte('A' + i)}, 1000)
-		role.Grants = append(role.Grants, auth.Grant{Lower: key, Upper: append(key, 0), Read: true, Write: true, Lease: true})
+		grants = append(grants, auth.Grant{Lower: key, Upper: append(key, 0), Read: true, Write: true, Lease: true})
 	}
-	err := h.gate.users.CreateRole(t.Context(), role)
-	for i := 0; err == nil && i < 80; i++ {
-		err = h.gate.users.CreateUser(t.Context(), users.User{Name: fmt.Sprint("user", i), Roles: []string{"wide"}}, "")
-	}
-	if err != nil {
-		t.Fatal(err)
+	for i := range 80 { // those with the same roles share their rights
+		role := fmt.Sprint("wide", i)
+		must(t, h.gate.users.CreateRole(t.Context(), &users.Role{Name: role, Grants: grants}))
+		must(t, h.gate.users.CreateUser(t.Context(), users.User{Name: fmt.Sprint("user", i), Roles: []string{role}}, ""))
 	}
 	becomes("more by users", 80*3*30*2*1000)
 }
