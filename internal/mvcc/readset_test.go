@@ -423,7 +423,7 @@ func TestTheWindowOfALargeRecordReadsNoPages(t *testing.T) {
 			if conflict := errors.As(err, new(*ConflictError)); conflict != test.conflict || err != nil && !conflict {
 				t.Fatal(err)
 			}
-			if want := 2; !test.conflict && asked != want || test.conflict && asked != want-1 {
+			if asked != 2 { // a conflict is found before the commit has its epoch, and then it is asked for once more: with the epoch that would be three
 				t.Errorf("permission was asked for %d times", asked)
 			}
 			if n := reads.Fired() - before; !test.conflict && n > count/10 { // another goroutine may read some
