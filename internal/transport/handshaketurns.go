@@ -96,6 +96,12 @@ func (t *turn) begin() error {
 	select {
 	case <-grantOf(place):
 		t.held = true
+		return nil
+	default:
+	}
+	select {
+	case <-grantOf(place):
+		t.held = true
 		return h.renew(t.of)
 	case <-t.of.ended:
 	case <-wait.C:
