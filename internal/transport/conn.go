@@ -120,6 +120,7 @@ func newConn(t *Server, raw net.Conn) *Conn {
 	c.out.room.L = &c.mu
 	c.liveness.init(time.Now(), t.options.MaxAge)
 	c.control.since = c.liveness.started
+	c.greet()
 	return c
 }
 
@@ -135,10 +136,9 @@ func (c *Conn) TLS() *tls.ConnectionState {
 	return nil
 }
 
-// start begins the connection, and serves it until it ends or the reader role is taken.
-func (c *Conn) start() {
+// greet puts what a server sends first into the output. It precedes everything else, also a GOAWAY of a server that stops.
+func (c *Conn) greet() {
 	o := &c.server.options
-	c.mu.Lock()
 	c.out.buf = appendSettings(c.out.buf,
 		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(o.Streams)},
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(o.StreamWindow)},
@@ -146,7 +146,10 @@ func (c *Conn) start() {
 	if more := o.ConnWindow - firstWindow; more > 0 {
 		c.out.buf = appendWindow(c.out.buf, 0, more)
 	}
-	c.mu.Unlock()
+}
+
+// start begins the connection, and serves it until it ends or the reader role is taken.
+func (c *Conn) start() {
 	c.flush()
 	for {
 		complete, ok := c.in.preface()
