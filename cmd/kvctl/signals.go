@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// interrupts ends the program's context at the first SIGINT, SIGTERM or SIGHUP, which a closed terminal sends; a second one ends the process. A statement of the shell that goes
-// on until Ctrl-C takes SIGINT for itself meanwhile.
+// interrupts ends the program's context at the first SIGINT, SIGTERM or SIGHUP, which a closed terminal sends; a second one ends the process. A
+// statement of the shell that goes on until Ctrl-C takes SIGINT for itself meanwhile.
 type interrupts struct {
 	mu  sync.Mutex
 	end context.CancelFunc // of the statement that takes SIGINT; nil: none does

@@ -71,8 +71,8 @@ func (s *sender) close() error {
 
 // store stores a part, unless the target has it.
 func (s *sender) store(part *finishedPart) error {
-	j := s.job
-	has, err := hasPart(s.ctx, j.store, j.dir, object{part.info.SHA256, part.info.Bytes})
+	j, stored := s.job, object{part.info.SHA256, part.info.Bytes}
+	has, err := hasPart(s.ctx, j.store, j.dir, stored)
 	if err == nil && has && j.readsParts() {
 		has, err = j.isIntact(s.ctx, &part.info)
 	}
@@ -91,7 +91,7 @@ func (s *sender) store(part *finishedPart) error {
 		}
 	}
 	j.kept.Add(1)
-	j.keptParts = append(j.keptParts, object{part.info.SHA256, part.info.Bytes})
+	j.keptParts = append(j.keptParts, stored)
 	return nil
 }
 

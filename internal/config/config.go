@@ -294,7 +294,7 @@ func newOptions() *options {
 	f.Var(&c.Feed.Memory, "feed-memory", "memory for decoded commits and for the queues of watches, beside --memory")
 	f.DurationVar(&c.Feed.SyncInterval, "feed-sync-interval", c.Feed.SyncInterval, "longest time that an async write stays unsynced while there is a watch")
 	f.IntVar(&c.Feed.CatchUpReaders, "feed-catchup-readers", c.Feed.CatchUpReaders, "readers of the log for watches that lag")
-	f.Var(&c.Feed.CatchUpBandwidth, "feed-catchup-bandwidth", "most bytes of log that they read in a second, together; clients have equal shares")
+	f.Var(&c.Feed.CatchUpBandwidth, "feed-catchup-bandwidth", "most bytes of log that they read in a second, together; clients take turns")
 	f.DurationVar(&c.Feed.StallTimeout, "watch-stall-timeout", c.Feed.StallTimeout, "how long the client of a watch may take nothing before its stream is ended")
 	f.IntVar(&c.Feed.Watches, "max-watches", c.Feed.Watches, "most watches that are open; further ones are refused")
 	f.IntVar(&c.Feed.WatchesPerStream, "max-watches-per-stream", c.Feed.WatchesPerStream, "most watches that are open on one stream")

@@ -16,7 +16,7 @@ import (
 type Consumer struct {
 	feed     *Feed
 	identity string // for Info
-	client   string // that has a share of what the log is read for; see shares
+	client   string // that has its turns when the log is read for watches that lag; see catchUp
 	wake     chan struct{}
 
 	// Guarded by Feed.mu.

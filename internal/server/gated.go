@@ -211,7 +211,8 @@ func (g *gatedStream) RecvMsg(m any) error {
 		if err != nil {
 			return g.server.refuse(g.ctx, g.access, g.row, err)
 		}
-		g.release = release // it is the only message, and the handler's goroutine receives it
+		g.release() // of a message before; the handler's goroutine receives them
+		g.release = release
 	}
 	return err
 }
