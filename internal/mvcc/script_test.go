@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -173,11 +174,31 @@ func (r *scriptRun) command(w []string) (string, error) {
 		r.open()
 		return fmt.Sprintf("epoch %d", r.store.Visible()), nil
 	case "collect":
-		r.store.collector.collect(nil, true)
-		return fmt.Sprint(r.store.collector.live), nil
+		return fmt.Sprint(r.collect()), nil
 	}
 	r.t.Fatalf("unknown command %q", w)
 	return "", nil
+}
+
+// collect moves the GC watermarks, and returns the epochs that are needed: those of the transactions, and the newest. The store's
+// own readers (the expirer, the timeline) hold one for a moment, and are waited for.
+func (r *scriptRun) collect() []keys.Epoch {
+	c, deadline := r.store.collector, time.Now().Add(10*time.Second)
+	for {
+		c.collect(nil, true)
+		foreign := slices.ContainsFunc(c.live[:len(c.live)-1], func(e keys.Epoch) bool {
+			for _, x := range r.txns {
+				if x.At() == e {
+					return false
+				}
+			}
+			return true
+		})
+		if !foreign || time.Now().After(deadline) {
+			return c.live
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func (r *scriptRun) inTxn(name string, x *Txn, w []string) (string, error) {
