@@ -55,6 +55,10 @@ func (e *Engine) Reclaim() {
 		r := old.list[0]
 		old.list = old.list[1:]
 		e.checkpoints.pins.release(e.pager, r.checkpoint)
+		for _, g := range r.generations {
+			e.memory.pool.awaitPrefault(g.mem)
+			_ = g.mem.Shrink() // in the pool it counts as a table of ordinary size; after an error, Reset tries again
+		}
 		_ = e.broken(checkRetired(old.bytes.Add(-r.bytes)))
 		for _, g := range r.generations {
 			e.reuseOrFree(g.mem)

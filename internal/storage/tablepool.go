@@ -177,9 +177,8 @@ func (e *Engine) affordsTableLocked(budget int64) bool {
 	return e.immutableBytesOf(e.view.Load())+int64(kept)*e.memory.memtableBytes <= budget
 }
 
-// reuseOrFree takes a table that no reader can reach any more.
+// reuseOrFree takes a table that no reader can reach any more, and that is not being prefaulted.
 func (e *Engine) reuseOrFree(t *memtable.Table) {
-	e.memory.pool.awaitPrefault(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if budget := e.memory.immutableBytes.Load(); e.affordsTableLocked(budget) {

@@ -471,6 +471,26 @@ func TestSmallerMemoryForMemtablesFreesMergedOnes(t *testing.T) {
 	}
 }
 
+// TestAMergedTableOfALargeRecordGivesItsMemoryBack: while it waits to be used again it counts as a table of ordinary size, and takes as much.
+func TestAMergedTableOfALargeRecordGivesItsMemoryBack(t *testing.T) {
+	const memtableBytes = 256 << 10
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 2 << 20, MemtableBytes: memtableBytes, SegmentBytes: 64 << 10})
+	e := b.engine
+	b.put(0, 1, 8<<20)
+	b.put(1, 2, 100)
+	if got := residentBytes(e.view.Load().immutables); got < 8<<20 {
+		t.Fatalf("the large record's table takes %d bytes", got)
+	}
+	b.checkpoint()
+	pooled := 0
+	for _, table := range e.memory.pool.pooled {
+		pooled += table.Resident()
+	}
+	if n := len(e.memory.pool.pooled); n == 0 || pooled > n*memtableBytes*9/8 {
+		t.Errorf("%d merged tables take %d bytes, with %d for each", n, pooled, memtableBytes)
+	}
+}
+
 // TestThrottleKnowsWhereWritersAreStopped: the memory that it takes for free is never more than what writers can fill.
 func TestThrottleKnowsWhereWritersAreStopped(t *testing.T) {
 	const table = 1 << 20

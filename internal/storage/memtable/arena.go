@@ -67,17 +67,26 @@ func (a *arena) open(reserveBytes, stepBytes uint64) error {
 
 // takeOver makes a an empty arena in the memory of old. keepBytes and an eighth of it stay mapped.
 func (a *arena) takeOver(old *arena, stepBytes, keepBytes uint64) error {
-	a.mem, a.base, a.limit, a.step = old.mem, old.base, old.limit, stepBytes/wordBytes
-	keep, mapped := (keepBytes+keepBytes/8)/stepBytes*stepBytes, old.mapped.Load()*wordBytes
-	if mapped > keep {
-		if err := a.mem.discard(keep, mapped); err != nil {
-			return fmt.Errorf("memtable: give back %d bytes: %w", mapped-keep, err)
-		}
-		mapped = keep
+	if err := old.shrink(stepBytes, keepBytes); err != nil {
+		return err
 	}
-	a.mapped.Store(mapped / wordBytes)
+	a.mem, a.base, a.limit, a.step = old.mem, old.base, old.limit, stepBytes/wordBytes
+	a.mapped.Store(old.mapped.Load())
 	a.tail.Store(blockAlign)
 	old.base = nil // a use of the old table then faults at once
+	return nil
+}
+
+// shrink leaves keepBytes and an eighth of it mapped. Nothing uses the arena meanwhile.
+func (a *arena) shrink(stepBytes, keepBytes uint64) error {
+	keep, mapped := (keepBytes+keepBytes/8)/stepBytes*stepBytes, a.mapped.Load()*wordBytes
+	if mapped <= keep {
+		return nil
+	}
+	if err := a.mem.discard(keep, mapped); err != nil {
+		return fmt.Errorf("memtable: give back %d bytes: %w", mapped-keep, err)
+	}
+	a.mapped.Store(keep / wordBytes)
 	return nil
 }
 

@@ -145,6 +145,9 @@ func (t *Table) Reset(c Config) (*Table, error) {
 	return n, nil
 }
 
+// Shrink gives what t mapped beyond its intended size back to the system. Nothing reads t or writes to it any more: Reset or Free follows.
+func (t *Table) Shrink() error { return t.arena.shrink(t.layout.stepBytes, t.half*2*wordBytes) }
+
 func newTable(c Config) *Table {
 	return &Table{
 		heads:     c.Heads,
