@@ -72,6 +72,9 @@ func (c *executor) outcome(w ackWait, err error) (ackWait, error) {
 		err = cmp.Or(c.checkAgain(), err)
 		w.write, err = false, detached(err) // nothing was written whose outcome could be unknown
 	}
+	if len(c.invoked.ops) > 0 {
+		c.invoked.forget()
+	}
 	return w.revealing(c.session.Await()), err
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -127,6 +129,58 @@ func TestRightIsCheckedAgainUnderTheLatch(t *testing.T) {
 			h.gate.publish(nil)
 			if got := h.get(t, "k"); string(got.Value) != "held" {
 				t.Errorf("%s: the key has %q; want what the commit wrote that held the latch", name, got.Value)
+			}
+		}
+	})
+}
+
+// TestAFailureOfManyInvocationsIsToldWhileTheirRightStays: users have changed while the request waited, but not the rights of its sender.
+func TestAFailureOfManyInvocationsIsToldWhileTheirRightStays(t *testing.T) {
+	many := &pb.InvokeAllRequest{Preconditions: []*pb.Precondition{{Key: []byte("k")}}} // which is malformed
+	for i := range invocationsKept + 1 {
+		many.Invocations = append(many.Invocations, appended(fmt.Sprintf("k/%04d", i)))
+	}
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		for name, call := range map[string]func(context.Context, *clients) error{
+			"unary": func(ctx context.Context, c *clients) error {
+				_, err := c.kv.InvokeAll(ctx, many)
+				return err
+			},
+			"pipelined": inPipeline(&pb.PipelineRequest{Request: &pb.PipelineRequest_InvokeAll{InvokeAll: many}}),
+		} {
+			h.setUsers(only(grant("rw", "k")))
+			log, most := h.observer.audit.log, int(h.config.Audit.QueueSize)
+			must(t, log.Admit(t.Context(), most))
+			answered := make(chan error, 1)
+			go func() { answered <- call(as(testContext(t), "alice"), clientsOf(h.conn)) }()
+			time.Sleep(50 * time.Millisecond) // it waits now; the outcome is the same if not
+			h.setUsers(only(grant("rw", "k"), grant("r", "j")))
+			log.Release(most)
+			if err := <-answered; status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}, func(c *config.Config) {
+		c.Audit.File, c.Audit.Classes, c.Audit.Full = filepath.Join(t.TempDir(), "audit.log"), "read,write", audit.FullBlock
+	})
+}
+
+// TestAPipelineGoesOnAfterManyInvocations: what they named is not asked for any more.
+func TestAPipelineGoesOnAfterManyInvocations(t *testing.T) {
+	many := new(pb.InvokeAllRequest)
+	for i := range invocationsKept + 1 {
+		many.Invocations = append(many.Invocations, appended(fmt.Sprintf("k/%04d", i)))
+	}
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.setUsers(only(grant("rw", "k")))
+		stream, err := h.kv.Pipeline(as(testContext(t), "alice"))
+		must(t, err)
+		for i, m := range []*pb.PipelineRequest{{Id: 1, Request: &pb.PipelineRequest_InvokeAll{InvokeAll: many}}, getRequest(2, "k")} {
+			must(t, stream.Send(m))
+			out, err := stream.Recv()
+			must(t, err)
+			if err := status.ErrorProto(out.GetError()); err != nil {
+				t.Errorf("request %d: %v", i+1, err)
 			}
 		}
 	})

@@ -48,13 +48,12 @@ func (b *invocations) reset(n int) {
 }
 
 // forget drops what the last request has left: its operands, and values in memory of its session. Executors are pooled, and some are kept for as
-// long as a stream is open.
+// long as a stream is open. It follows the last check of the request's rights, see dropInvocations.
 func (b *invocations) forget() { b.reset(0) }
 
 // invoke executes a request that is admitted with so many bytes.
 func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, size int, out *pb.InvokeResponse) (ackWait, error) {
 	c.invoked.reset(1)
-	defer c.invoked.forget()
 	if err := toInvoke(&c.invoked.ops[0], req.Invocation, nowMillis(c.session.Store()), "invocation"); err != nil {
 		return ackWait{}, err
 	}
@@ -83,7 +82,6 @@ func (c *executor) invoke(ctx context.Context, req *pb.InvokeRequest, size int, 
 // invokeAll executes a request that is admitted with so many bytes.
 func (c *executor) invokeAll(ctx context.Context, req *pb.InvokeAllRequest, size int, out *pb.InvokeAllResponse) (ackWait, error) {
 	c.invoked.reset(len(req.Invocations))
-	defer c.invoked.forget()
 	for i, in := range req.Invocations {
 		if err := toInvoke(&c.invoked.ops[i], in, nowMillis(c.session.Store()), fmt.Sprintf("invocations[%d]", i)); err != nil {
 			return ackWait{}, err
