@@ -84,7 +84,7 @@ func TestThePlaceOfALargeMessageIsTakenInTurns(t *testing.T) {
 	})
 }
 
-// TestHalfSentMessagesLeaveRoom: the first message of a connection leaves as much free as it takes, too.
+// TestHalfSentMessagesLeaveRoom: the first message of a connection leaves as much free as it takes, too, or has the place beside the share.
 func TestHalfSentMessagesLeaveRoom(t *testing.T) {
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
 		h := mustStart(t, with)
@@ -92,12 +92,64 @@ func TestHalfSentMessagesLeaveRoom(t *testing.T) {
 		one.putOf(1, half)
 		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half })
 		two.putOf(1, half)
-		if got := two.reasonOf(t, 1); got != "OVERLOADED" {
+		eventually(t, "it has the place", func() bool { return h.receiving.beside.bytes() == half && h.receiving.reserved() == half })
+		three := h.dialRaw(t)
+		three.putOf(1, half)
+		if got := three.reasonOf(t, 1); got != "OVERLOADED" {
 			t.Errorf("the other half: %q", got)
 		}
-		two.putOf(3, half/2)
+		three.putOf(3, half/2)
 		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half+half/2 })
 		h.put(t, "k", string(make([]byte, 1<<20)))
+	})
+}
+
+// TestALargeMessageIsReceivedBesideAFullShare: a few connections that always have as much as they may leave a part free in which what is large for
+// the share never fits. It takes the place beside, and leaves it; what is small for the share does not.
+func TestALargeMessageIsReceivedBesideAFullShare(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		r := &h.receiving
+		var full []*rawClient
+		for has := int64(0); ; {
+			c := h.dialRaw(t)
+			more := (r.large.limit - has) / 2
+			if more < r.large.limit/largePart {
+				break
+			}
+			c.putOf(1, more)
+			has += more
+			eventually(t, "it is being received", func() bool { return r.large.reserved.Load() == has })
+			full = append(full, c)
+		}
+		free := r.large.limit - r.large.reserved.Load()
+		put := func(size int64) error {
+			_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size), Durability: pb.Durability_DURABILITY_ASYNC})
+			return err
+		}
+		for range 3 {
+			if err := put(free); err != nil {
+				t.Errorf("%d bytes beside a full share: %v", free, err)
+			}
+		}
+		small := r.large.limit / largePart / 2
+		one := h.dialRaw(t)
+		one.putOf(1, free)
+		eventually(t, "it has the place", func() bool { return r.beside.bytes() == free })
+		failureOf(t, put(free)).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_OVERLOADED)
+		if err := put(small); err != nil {
+			t.Errorf("%d bytes: %v", small, err)
+		}
+		if err := one.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the place is free", func() bool { return r.beside.bytes() == 0 })
+		for _, c := range full {
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "all is released", func() bool { return r.reserved() == 0 && r.beside.bytes() == 0 })
 	})
 }
 

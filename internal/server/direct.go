@@ -219,11 +219,10 @@ func (c *directClient) Receive(bytes int) error {
 	}
 	var admitted bool
 	r := &c.server.receiving
-	if r.isBeside(int64(bytes)) {
-		admitted = r.beside.take(c, &c.claim, int64(bytes))
+	if bytes >= receivedBytesMin {
+		_, admitted = r.addLarge(&c.large, c, &c.claim, int64(bytes), 0)
 	} else {
-		sh, of := c.receivingShare(bytes)
-		admitted = sh.add(of, int64(bytes))
+		admitted = r.small.add(&c.small, int64(bytes))
 	}
 	if !admitted {
 		r.refused.Add(1)
@@ -236,24 +235,18 @@ func (c *directClient) Receive(bytes int) error {
 func (c *directClient) Received(bytes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := &c.server.receiving; r.isBeside(int64(bytes)) {
-		r.beside.leave(c, int64(bytes))
-		return
+	switch r := &c.server.receiving; {
+	case bytes < receivedBytesMin:
+		r.small.release(&c.small, int64(bytes))
+	case !r.beside.leave(c, int64(bytes)):
+		r.large.release(&c.large, int64(bytes))
 	}
-	sh, of := c.receivingShare(bytes)
-	sh.release(of, int64(bytes))
 }
 
 // LeastProgress implements transport.Client.
 func (c *directClient) LeastProgress(bytes int) int {
-	return int(c.server.receiving.progress(int64(bytes)))
-}
-
-func (c *directClient) receivingShare(bytes int) (*receivingShare, *int64) {
-	if bytes >= receivedBytesMin {
-		return &c.server.receiving.large, &c.large
-	}
-	return &c.server.receiving.small, &c.small
+	r := &c.server.receiving
+	return int(r.progress(int64(bytes), r.beside.holds(c, int64(bytes))))
 }
 
 // Status implements transport.Client.

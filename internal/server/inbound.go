@@ -172,16 +172,16 @@ func (in *inbound) widened(stream uint32, bytes int64) {
 func (in *inbound) answer(m *receivedStream) {
 	m.answered = true
 	keep, beside := int64(0), false
-	count := func(bytes int64) {
-		if in.receiving.isBeside(bytes) {
+	count := func(bytes int64, placed bool) {
+		if placed {
 			beside = true
 		} else if bytes >= receivedBytesMin {
 			keep = max(keep, bytes)
 		}
 	}
-	count(m.known())
-	for i := range m.untaken {
-		count(m.untaken[i].bytes)
+	count(m.known(), m.placed)
+	for _, u := range m.untaken {
+		count(u.bytes, u.placed)
 	}
 	if !beside {
 		in.leavePlace(m)
@@ -291,7 +291,7 @@ func (in *inbound) endOfPayload() error {
 
 // proceed records that more bytes have arrived on a stream.
 func (in *inbound) proceed(m *receivedStream, bytes int64) {
-	if m.gained += bytes; m.gained >= in.receiving.progress(m.known()) || !m.incomplete() {
+	if m.gained += bytes; m.gained >= in.receiving.progress(m.known(), m.placed) || !m.incomplete() {
 		m.gained, m.step = 0, in.receiving.step.Load()
 	}
 }
@@ -321,8 +321,8 @@ func (in *inbound) message(b []byte) {
 		m.left, b = m.left-n, b[n:]
 		if m.prefixLen == grpcPrefixBytes && m.left == 0 {
 			if m.known() >= receivedBytesMin {
-				m.untaken = append(m.untaken, largeMessage{m.known(), m.frames})
-				m.frames, in.data.large = 0, true
+				m.untaken = append(m.untaken, largeMessage{m.known(), m.frames, m.placed})
+				m.frames, m.placed, in.data.large = 0, false, true
 			}
 			m.prefix, m.prefixLen = [grpcPrefixBytes]byte{}, 0
 			m.later = true

@@ -192,6 +192,7 @@ func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
 		limit := int64(size)*3 + 64
 		r := newReceiving(1)
 		r.large.limit, r.small.limit = limit, limit
+		r.beside.take(r, nil, 1) // so that what finds no room in the share is refused
 		one, other, third := newFollowed(t, r), newFollowed(t, r), newFollowed(t, r)
 		m := prefixed(size)
 		start := func(in *inbound, stream uint32) (admitted bool) {

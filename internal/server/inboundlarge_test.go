@@ -63,7 +63,7 @@ func TestAnAnswerLeavesThePlaceWhileLargeMessagesWait(t *testing.T) {
 			}
 		}
 		follow(prefixed(first))
-		if got := r.beside.held.Load() != nil; got != r.isBeside(int64(first)) {
+		if got := r.beside.held.Load() != nil; got != (int64(first) > r.large.limit/2) {
 			t.Fatalf("a message of %d: beside the share: %v", first, got)
 		}
 		follow(prefixed(receivedBytesMin))
@@ -75,6 +75,48 @@ func TestAnAnswerLeavesThePlaceWhileLargeMessagesWait(t *testing.T) {
 		in.answered(frame(frameData, 0, 1, nil))
 		if r.beside.held.Load() != nil || in.large > receivedBytesMin {
 			t.Errorf("a message of %d that was answered counts, because another one waits", first)
+		}
+	}
+}
+
+// TestAnAnswerLeavesThePlaceOfAMessageThatFoundNoRoom: also while the next message of its stream, which is in the share or small, is received.
+func TestAnAnswerLeavesThePlaceOfAMessageThatFoundNoRoom(t *testing.T) {
+	const first, second = 2 * receivedBytesMin, 3 * receivedBytesMin
+	for _, third := range []int{receivedBytesMin, 2 * receivedBytesMin, 1000} {
+		r := newReceiving(16 * 4 * receivedBytesMin)
+		in := newFollowed(t, r)
+		follow := func(b []byte) {
+			t.Helper()
+			for len(b) > 0 {
+				n := min(len(b), 16<<10)
+				if err := in.follow(frame(frameData, 0, 1, b[:n])); err != nil {
+					t.Fatal(err)
+				}
+				b = b[n:]
+			}
+		}
+		follow(prefixed(first))
+		others := r.large.limit - first
+		r.large.reserved.Add(others)
+		follow(prefixed(second))
+		if got := r.beside.bytes(); got != second || in.large != first {
+			t.Fatalf("%d bytes are beside the share, and %d in it", got, in.large)
+		}
+		r.large.reserved.Add(-others)
+		in.took(1, first)
+		in.answered(frame(frameData, 0, 1, nil))
+		if got := r.beside.bytes(); got != second {
+			t.Errorf("a message that was not taken has left its place, with %d bytes in it", got)
+		}
+		follow(prefixed(third)[:third/2])
+		in.took(1, second)
+		in.answered(frame(frameData, 0, 1, nil))
+		if got := r.beside.bytes(); got != 0 {
+			t.Errorf("a message of %d follows: %d bytes are beside the share", third, got)
+		}
+		in.end()
+		if got := r.reserved() + r.beside.bytes(); got != 0 {
+			t.Errorf("%d bytes are reserved at the end", got)
 		}
 	}
 }

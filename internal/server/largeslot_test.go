@@ -162,7 +162,7 @@ func TestTurnsAreShorterWhileMoreWait(t *testing.T) {
 			if others > 0 {
 				must = int64(most/want) * (12 << 20) / slotParts
 			}
-			if got := r.progress(12 << 20); got != must {
+			if got := r.progress(12<<20, true); got != must {
 				t.Errorf("%d others: %d bytes of a message must come at a time", others, got)
 			}
 		})

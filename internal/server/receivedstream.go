@@ -14,6 +14,7 @@ type receivedStream struct {
 	left      int64 // bytes of the message to come
 	large     int64 // bytes reserved as large
 	beside    bool  // a message has the place beside the share of large ones
+	placed    bool  // it is the message that is being received
 	waiting   int64 // the cost of the small messages, including bytes not yet received
 	frames    int64 // the cost of the small frames of the message that is being received, while it may be a large one
 	raw       int64 // received bytes of the small messages
@@ -32,6 +33,7 @@ type receivedStream struct {
 type largeMessage struct {
 	bytes  int64
 	frames int64 // the cost of its small frames
+	placed bool  // it has the place beside the share
 }
 
 // cost is what small messages, and small frames, cost.
@@ -96,28 +98,35 @@ func (in *inbound) admit(m *receivedStream) error {
 	if m.left > in.receiving.messageBytes {
 		return &mvcc.LimitError{What: "batch bytes", Limit: int(in.receiving.messageBytes), Got: int(m.left)}
 	}
-	if in.receiving.isBeside(m.left) {
-		if !m.beside && !in.receiving.beside.take(in, &in.claim, m.left) {
-			return errOverloaded
-		}
-		m.beside = true
-		return nil
-	}
-	if more := m.left - m.large; m.left >= receivedBytesMin {
-		if more <= 0 {
-			return nil
-		}
-		if !in.receiving.large.add(&in.large, more) {
-			return errOverloaded
-		}
-		m.large = m.left
-		return nil
+	if m.left >= receivedBytesMin {
+		return in.admitLarge(m)
 	}
 	m.raw += grpcPrefixBytes
 	m.waiting += grpcPrefixBytes + m.left + m.frames
 	m.frames = 0
 	if !in.reserve(m) {
 		return errOverloaded
+	}
+	return nil
+}
+
+// admitLarge is admit for a message that is not small. One that the share cannot have follows one of its stream in the place beside the share.
+func (in *inbound) admitLarge(m *receivedStream) error {
+	r := in.receiving
+	switch always := m.left > r.large.limit/2; {
+	case always && m.beside:
+		m.placed = true
+	case m.left <= m.large:
+	default:
+		beside, ok := r.addLarge(&in.large, in, &in.claim, m.left, m.large)
+		if !ok {
+			return errOverloaded
+		}
+		if m.placed = beside; beside {
+			m.beside = true
+		} else {
+			m.large = m.left
+		}
 	}
 	return nil
 }

@@ -19,7 +19,9 @@ import (
 //     overhead of small frames. Their handler says which it has taken: see libraryStream.
 //
 // A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others. A message of more
-// than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out.
+// than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out. What is
+// large for the share, and finds no room in it, may have that place, too: a few connections that send large messages all the time leave a free part
+// of the share in which it never fits.
 //
 // An incomplete message must make progress. A client that sends less than progressBytes of it
 // within the configured time, although the windows allow more, has its stream ended. The same
@@ -27,7 +29,7 @@ import (
 // slotParts.
 type receiving struct {
 	large, small receivingShare
-	beside       largeSlot      // for a message of more than half of large
+	beside       largeSlot      // for a message of more than half of large, or one that finds no room in it
 	streams      receivingShare // counts streams, in steps
 	beyond       atomic.Int64   // streams of operators that the limit does not carry
 	messageBytes int64          // of the largest message that gRPC takes
@@ -108,14 +110,24 @@ func (s *receivingShare) release(conn *int64, bytes int64) {
 	}
 }
 
-// isBeside reports whether a message of so many bytes needs the place beside the share of large messages.
-func (r *receiving) isBeside(bytes int64) bool {
-	return bytes >= receivedBytesMin && bytes > r.large.limit/2
+// addLarge counts so many bytes of a message that is not small, for a connection that has reserved *conn bytes of the share of large messages: in that share,
+// which has some of them already, or in the place beside it, of whose line the connection has a claim. It reports false if there is no room.
+func (r *receiving) addLarge(conn *int64, owner any, c *claim, bytes, some int64) (beside, ok bool) {
+	if bytes <= r.large.limit/2 {
+		if r.large.add(conn, bytes-some) {
+			return false, true
+		}
+		if bytes <= r.large.limit/largePart {
+			return false, false
+		}
+	}
+	ok = r.beside.take(owner, c, bytes)
+	return ok, ok
 }
 
-// progress is how much of a message of so many bytes must arrive in the configured time.
-func (r *receiving) progress(bytes int64) int64 {
-	if r.isBeside(bytes) {
+// progress is how much of a message of so many bytes, which is in the place beside the share or not, must arrive in the configured time.
+func (r *receiving) progress(bytes int64, beside bool) int64 {
+	if beside {
 		return max(progressBytes, bytes*int64(r.beside.haste())/slotParts)
 	}
 	return progressBytes
