@@ -78,6 +78,9 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 	}
 	pause := func() error {
 		x.slot.Leave()
+		if b.guardEntries%windowsPerTurn == 0 {
+			letOthersRun()
+		}
 		x.slot.Enter()
 		b.guardEntries++
 		if ctx.Err() != nil {

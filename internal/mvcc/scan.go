@@ -135,7 +135,10 @@ func (c *Cursor) full() bool {
 // enter enters a guard, after leaving the one that it is in, and positions on the first key not yet
 // returned or passed. It reports false, and ends the scan, if the scan's context has ended.
 func (c *Cursor) enter() bool {
-	c.Pause()
+	if c.inside {
+		c.Pause()
+		letOthersRun()
+	}
 	if ctx := c.options.Context; ctx != nil && ctx.Err() != nil {
 		c.ended, c.err = true, context.Cause(ctx)
 		return false

@@ -38,8 +38,12 @@ func (x *Session) prevalidate(ctx context.Context, w *Write) error {
 // pauseIn leaves the guard for a moment, so that a walk over many keys, which may read a page for each, keeps no memory
 // from reclamation.
 func (x *Session) pauseIn(ctx context.Context) func() error {
+	windows := 0
 	return func() error {
 		x.slot.Leave()
+		if windows++; windows%windowsPerTurn == 0 {
+			letOthersRun()
+		}
 		x.slot.Enter()
 		return endOf(ctx)
 	}

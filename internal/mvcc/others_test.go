@@ -1,0 +1,79 @@
+package mvcc
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/epochkv/epochkv/internal/testseed"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// TestWalksOverManyKeysLetOthersRun between two guards, however much of what they read is in memory.
+func TestWalksOverManyKeysLetOthersRun(t *testing.T) {
+	testseed.SkipUnderRace(t)
+	const n = 60_000
+	o := tiny(vfs.NewMem())
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes, o.Storage.CheckpointBytes, o.Storage.MemoryBytes = 64<<20, 64<<20, 1<<30, 1<<30
+	s := mustOpen(t, o)
+	x := mustSession(t, s)
+	defer x.Close()
+	putMany(t, x, n, func(w *Write, key []byte) { w.Set(key, []byte("value")) })
+	if _, err := x.OpenSnapshot(0); err != nil {
+		t.Fatal(err)
+	}
+	defer x.CloseSnapshot()
+	var list [][]byte
+	for i := range n {
+		list = append(list, fmt.Appendf(nil, "key-%07d", i))
+	}
+	for name, walk := range map[string]func() int{
+		"scan": func() int {
+			c, err := x.Scan(ScanOptions{KeysOnly: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			count := 0
+			for c.Next() {
+				count++
+			}
+			if count != n || c.Err() != nil {
+				t.Fatalf("%d keys, %v", count, c.Err())
+			}
+			return c.guardEntries
+		},
+		"list": func() int {
+			if err := x.ReadAll(t.Context(), list, func(int, Value) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			return x.buffers.batch.guardEntries / windowsPerTurn
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+			var ran atomic.Int64
+			stop, ended := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(ended)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						ran.Add(1)
+						runtime.Gosched()
+					}
+				}
+			}()
+			turns := walk()
+			got := ran.Load()
+			close(stop)
+			<-ended
+			if turns < n/stepsPerGuard || got < int64(turns)/2 {
+				t.Errorf("others ran %d times during a walk in %d turns", got, turns)
+			}
+		})
+	}
+}
