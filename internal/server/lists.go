@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"runtime"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -23,18 +24,20 @@ type listKind uint8
 const (
 	notListed  listKind = iota // not a list
 	listMemory                 // made of what is in memory, in less than a second
-	listStored                 // made of what is in the store, or of users, which may be changing: it may wait for the device
+	listUsers                  // of users, roles and tokens, of which there are very many, and which any user may ask for
+	listStored                 // made of what is in the store: it may wait for the device
 	listTarget                 // of backups in a target, which may not answer
 	listKinds
 )
 
-// listTurns are how many lists of each kind are made at once: a few MiB each, but for the watches of a server that has very many.
+// listTurns are how many lists of each kind are made at once (of users: see init): a few MiB each, but for the watches of a server that has very many.
 var listTurns = [listKinds]int{listMemory: 4, listStored: 32, listTarget: 32}
 
 func (l *lists) init() {
 	for kind := range l.turns {
 		l.turns[kind] = make(chan struct{}, listTurns[kind])
 	}
+	l.turns[listUsers] = make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)) // what all of them compute leaves processors to others
 }
 
 // enter waits for a turn, if the method makes a list. After nil the caller calls leave.

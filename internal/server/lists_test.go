@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -205,5 +206,36 @@ func TestListsTakeTurns(t *testing.T) {
 	defer cancel()
 	if _, err := locks.ListLocks(soon, new(pb.ListLocksRequest)); err != nil {
 		t.Errorf("beside lists of a target: %v", err)
+	}
+}
+
+// TestListsOfUsersLeaveProcessorsToOthers: any user may ask for its tokens, of which it may have a thousand, and each list takes milliseconds. What
+// waits for its turn waits for no other list.
+func TestListsOfUsersLeaveProcessorsToOthers(t *testing.T) {
+	h := mustStart(t)
+	turns := h.lists.turns[listUsers]
+	if most := max(runtime.GOMAXPROCS(0)/2, 1); cap(turns) != most {
+		t.Errorf("%d lists are made at once, want %d", cap(turns), most)
+	}
+	for range cap(turns) {
+		turns <- struct{}{}
+	}
+	users := pb.NewAuthServiceClient(h.conn)
+	for method, list := range map[string]func(context.Context) error{
+		"users": func(ctx context.Context) error { _, err := users.ListUsers(ctx, new(pb.ListUsersRequest)); return err },
+		"roles": func(ctx context.Context) error { _, err := users.ListRoles(ctx, new(pb.ListRolesRequest)); return err },
+		"tokens": func(ctx context.Context) error {
+			_, err := users.ListTokens(ctx, new(pb.ListTokensRequest))
+			return err
+		},
+	} {
+		late, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
+		if err := list(late); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%s without a turn: %v", method, err)
+		}
+		cancel()
+	}
+	if _, err := pb.NewLockServiceClient(h.conn).ListLocks(testContext(t), new(pb.ListLocksRequest)); err != nil {
+		t.Error(err)
 	}
 }
