@@ -3,6 +3,7 @@ package lease
 import (
 	"bytes"
 	"context"
+	"runtime"
 
 	"github.com/epochkv/epochkv/internal/keys"
 )
@@ -26,6 +27,9 @@ func (m *Manager) admit(id ID, keys int) error {
 
 // keysBytesMax bounds the keys of one answer.
 const keysBytesMax = 1 << 20
+
+// keysPerTurn is how many keys are read in a row, before others run.
+const keysPerTurn = 128
 
 // Keys are up to limit user keys that are attached to a lease, in order, after a key, but not many more bytes than
 // keysBytesMax; more says that there may be others.
@@ -61,7 +65,10 @@ func (m *Manager) held(
 		if err != nil {
 			return nil, false, 0, err
 		}
-		for _, attachment := range step {
+		for i, attachment := range step {
+			if i%keysPerTurn == keysPerTurn-1 { // a walk over a lease with many keys waits for nothing
+				runtime.Gosched()
+			}
 			internal := attached(attachment)
 			named, ok := name(internal)
 			if !ok {

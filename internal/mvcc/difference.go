@@ -36,6 +36,7 @@ type Difference struct {
 	upper   []byte
 	found   [][]byte // candidates of the current part of the walk
 	next    int      // of found
+	steps   int      // keys that were read
 	more    bool     // the walk continues at lower after found
 	key     []byte
 	value   []byte
@@ -86,6 +87,9 @@ func (d *Difference) Next() bool {
 	for d.err == nil {
 		for d.next < len(d.found) {
 			key := d.found[d.next]
+			if d.steps++; d.steps%stepsPerTurn == 0 {
+				letOthersRun()
+			}
 			if d.next++; d.read(key) {
 				return true
 			}
@@ -107,6 +111,7 @@ func (d *Difference) advance() {
 		d.err = context.Cause(ctx)
 		return
 	}
+	letOthersRun()
 	x := d.session
 	x.slot.Enter()
 	found, next, err := d.walk.Next(x.reader, d.lower, d.upper)

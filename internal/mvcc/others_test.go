@@ -50,6 +50,21 @@ func TestWalksOverManyKeysLetOthersRun(t *testing.T) {
 			}
 			return x.buffers.batch.guardEntries / windowsPerTurn
 		},
+		"difference": func() int {
+			d, err := x.Difference(DifferenceOptions{KeysOnly: true, Context: t.Context()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			count := 0
+			for d.Next() {
+				count++
+			}
+			if count != n || d.Err() != nil {
+				t.Fatalf("%d keys, %v", count, d.Err())
+			}
+			return n / stepsPerTurn
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
