@@ -9,5 +9,5 @@ const windowsPerTurn = 16
 const stepsPerTurn = 256
 
 // letOthersRun lets what is runnable have the processor before a walk over many keys goes on. Such a walk waits for nothing, and the scheduler ends
-// its turn after 10 ms only: behind 16 of them that count, gets and puts of others waited 250 ms. It is called between two guards, without latches.
+// its turn after 10 ms only: beside 16 of them that count, gets and puts of others waited 250 ms. It is called between two guards, without latches.
 func letOthersRun() { runtime.Gosched() }

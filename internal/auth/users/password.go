@@ -241,7 +241,8 @@ func (m *Manager) checkPassword(ctx context.Context, name, password string) (has
 	if len(name) > NameBytesMax || len(password) > PasswordBytesMax {
 		return "", auth.ErrUnauthenticated
 	}
-	if err := m.attempts.begin(name); err != nil {
+	client := m.hasher.client(ctx)
+	if err := m.attempts.begin(name, client); err != nil {
 		return "", err
 	}
 	u, err := m.User(ctx, name)
@@ -256,13 +257,13 @@ func (m *Manager) checkPassword(ctx context.Context, name, password string) (has
 	}
 	matches := false
 	if err := m.hasher.do(ctx, func() { matches = stored.matches(password) }); err != nil {
-		m.attempts.takeBack(name) // the client has learnt nothing
+		m.attempts.end(name, client, false) // the client has learnt nothing
 		return "", err
 	}
+	m.attempts.end(name, client, !known || !matches)
 	if !known || !matches {
 		return "", auth.ErrUnauthenticated
 	}
-	m.attempts.takeBack(name)
 	return u.hash, nil
 }
 
@@ -289,10 +290,11 @@ func (m *Manager) Login(ctx context.Context, name, password, label string, lifet
 	return m.CreateToken(ctx, NewToken{User: name, Label: label, Expires: m.options.Now().Add(lifetime), session: true, hash: hash})
 }
 
-// Attempts with wrong passwords that a user has each minute, whether it exists or not; and of how many names they are counted,
-// which is more than can be hashed in that time.
+// Attempts with wrong passwords that a user has each minute, whether it exists or not: from one client, so that another that knows no more than a
+// name does not keep the user out, and from all. And of how many names and clients they are counted, which is more than can be hashed in that time.
 const (
 	attemptsMax    = 10
+	attemptsOfAll  = 100
 	attemptsTime   = time.Minute
 	attemptedNames = 10_000
 )
@@ -304,31 +306,62 @@ type attempts struct {
 
 	mu    sync.Mutex // a leaf
 	since time.Duration
-	count map[string]int
+	count map[attempter]attemptCount
 }
 
-// begin counts an attempt, or refuses it.
-func (a *attempts) begin(name string) error {
+// attempter is a name with one of its clients, or with all.
+type attempter struct {
+	name, client string
+	all          bool
+}
+
+type attemptCount struct{ failed, running int }
+
+// begin counts an attempt, or refuses it. Those under way may fail, too: while they are too many, another one may come soon.
+func (a *attempts) begin(name, client string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.elapsed()
 	if a.count == nil || now-a.since >= attemptsTime {
-		a.count, a.since = map[string]int{}, now
+		a.count, a.since = map[attempter]attemptCount{}, now
 	}
-	if n := a.count[name]; n >= attemptsMax || n == 0 && len(a.count) >= attemptedNames {
-		return &auth.LimitError{What: "attempts to log in a minute", Limit: attemptsMax, Retry: attemptsTime - (now - a.since)}
+	one, all := attempter{name: name, client: client}, attempter{name: name, all: true}
+	for i, who := range []attempter{one, all} {
+		most := [...]int{attemptsMax, attemptsOfAll}[i]
+		n, known := a.count[who]
+		if n.failed+n.running < most && (known || len(a.count) < attemptedNames) {
+			continue
+		}
+		retry := attemptsTime - (now - a.since)
+		if known && n.failed < most {
+			retry = min(retry, retryHash)
+		}
+		return &auth.LimitError{What: "attempts to log in a minute", Limit: uint64(most), Retry: retry}
 	}
-	a.count[name]++
+	a.add(one, attemptCount{running: 1})
+	a.add(all, attemptCount{running: 1})
 	return nil
 }
 
-// takeBack takes back an attempt that has succeeded, or was not compared with the password.
-func (a *attempts) takeBack(name string) {
+// end ends an attempt that has failed; or it has succeeded, or was not compared with the password.
+func (a *attempts) end(name, client string, failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if n := a.count[name]; n > 1 {
-		a.count[name] = n - 1
-	} else {
-		delete(a.count, name)
+	more := attemptCount{running: -1}
+	if failed {
+		more.failed = 1
 	}
+	a.add(attempter{name: name, client: client}, more)
+	a.add(attempter{name: name, all: true}, more)
+}
+
+// add changes a count. An attempt may end in the minute after the one in which it has begun.
+func (a *attempts) add(who attempter, more attemptCount) {
+	n := a.count[who]
+	n.failed, n.running = n.failed+more.failed, max(n.running+more.running, 0)
+	if n == (attemptCount{}) {
+		delete(a.count, who)
+		return
+	}
+	a.count[who] = n
 }

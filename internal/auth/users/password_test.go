@@ -106,6 +106,58 @@ func TestAttemptsAreLimited(t *testing.T) {
 	}
 }
 
+// TestAttemptsOfAClientAreItsOwn: one that knows no more than a name does not keep its user out, until there are very many.
+func TestAttemptsOfAClientAreItsOwn(t *testing.T) {
+	h := bootstrapped(t, vfs.NewMem())
+	type client struct{}
+	h.hasher.client = func(ctx context.Context) string { name, _ := ctx.Value(client{}).(string); return name }
+	password := func(from, password string) error {
+		_, err := h.Password(context.WithValue(context.Background(), client{}, from), "ann", password)
+		return err
+	}
+	refused := func(from string) bool { return errors.As(password(from, "ann's secret"), new(*auth.LimitError)) }
+	for i := range attemptsOfAll / attemptsMax {
+		must(t, password("home", "ann's secret"))
+		from := fmt.Sprint("other", i)
+		for range attemptsMax {
+			if err := password(from, "wrong secret"); !errors.Is(err, auth.ErrUnauthenticated) {
+				t.Fatalf("%s: %v", from, err)
+			}
+		}
+		if !refused(from) {
+			t.Errorf("%s has more attempts", from)
+		}
+	}
+	if !refused("home") {
+		t.Error("all together have more attempts")
+	}
+	h.now = h.now.Add(attemptsTime)
+	must(t, password("other0", "ann's secret"))
+}
+
+// TestManyLoginsAtOnceMayComeAgainSoon: their passwords are right, as far as is known.
+func TestManyLoginsAtOnceMayComeAgainSoon(t *testing.T) {
+	var now time.Duration
+	a := attempts{elapsed: func() time.Duration { return now }}
+	for range attemptsMax {
+		must(t, a.begin("ann", "home"))
+	}
+	limit, ok := errors.AsType[*auth.LimitError](a.begin("ann", "home"))
+	if !ok || limit.Retry != retryHash {
+		t.Errorf("one more at once: %+v", limit)
+	}
+	for range attemptsMax {
+		a.end("ann", "home", false)
+	}
+	must(t, a.begin("ann", "home"))
+	now = attemptsTime
+	must(t, a.begin("bob", "home"))
+	a.end("ann", "home", true) // which has begun in the minute before
+	if n := a.count[attempter{name: "ann", client: "home"}]; n != (attemptCount{failed: 1}) || len(a.count) != 4 {
+		t.Errorf("%+v of %d", n, len(a.count))
+	}
+}
+
 // TestOnlyComparedPasswordsAreAttempts: a flood that the queue refuses, or whose clients leave, uses up no attempts of its name, nor of
 // other names.
 func TestOnlyComparedPasswordsAreAttempts(t *testing.T) {
