@@ -257,9 +257,16 @@ func TestChangedFilesAreLoadedOnceStable(t *testing.T) {
 	defer stop()
 	next := mustIssue(t, ca, testSubject("next", "localhost"))
 	f.mustWrite(t, next, ca)
-	for s.Info().Subject != "CN=next,O=EpochKV" {
+	// If the writes above took longer than the files must keep still, a load may fail, or come before the last one, and another one follows.
+	loaded := func() bool {
+		s.reading.Lock()
+		defer s.reading.Unlock()
+		_, changed := s.changed()
+		return !changed && s.Err() == nil && s.Info().Subject == "CN=next,O=EpochKV"
+	}
+	for !loaded() {
 		select {
-		case <-told: // a load may fail if the writes above took longer than the files must keep still
+		case <-told:
 		case <-time.After(20 * time.Second):
 			t.Fatal("the change was not seen")
 		}
