@@ -6,6 +6,7 @@ import (
 	"io"
 	"path"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -194,20 +195,44 @@ func TestThePinIsRenewedWhereverABackupMayWait(t *testing.T) {
 	}
 }
 
-// TestABackupKeepsItsStateWhileItWaitsForAPrune, which may take longer than a pin lasts that is not renewed.
+// TestABackupKeepsItsStateWhileItWaitsForAPrune, which may take longer than a pin lasts that is not renewed: it is renewed again and again.
 func TestABackupKeepsItsStateWhileItWaitsForAPrune(t *testing.T) {
 	f := newFixture(t)
 	f.write(100)
 	prune := f.dir + "/base/jobs/prune-x-000000"
 	check(t, f.target.Create(t.Context(), prune, objectstore.Bytes("x")))
-	const lifetime = 300 * time.Millisecond
-	ended := time.AfterFunc(3*lifetime, func() {
-		if err := f.target.Delete(context.Background(), prune); err != nil {
-			t.Error(err)
+	renewed := new(renewedPin)
+	var m *Manifest
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		m, err = f.tryBackUp(Options{pin: func(s *storage.CopyState) pin { renewed.pin = s; return renewed }})
+		ended <- err
+	}()
+	waits := func(what string, holds func() bool) {
+		for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+			if len(ended) > 0 || time.Now().After(deadline) {
+				t.Fatalf("%s: never; backups that have ended: %d", what, len(ended))
+			}
 		}
-	})
-	defer ended.Stop()
-	f.mustRestore(f.backUp(Options{pinLifetime: lifetime}))
+	}
+	waits("it has its lease", func() bool { return len(f.objects("base/jobs")) == 2 }) // what comes now is the wait
+	before := renewed.times.Load()
+	waits("the pin is renewed", func() bool { return renewed.times.Load() >= before+10 })
+	check(t, f.target.Delete(t.Context(), prune))
+	check(t, <-ended)
+	f.mustRestore(m)
+}
+
+// renewedPin counts how often another pin was renewed.
+type renewedPin struct {
+	pin
+	times atomic.Int64
+}
+
+func (p *renewedPin) Renew() error {
+	p.times.Add(1)
+	return p.pin.Renew()
 }
 
 type countingPin struct{ renewed int }

@@ -37,10 +37,9 @@ type Options struct {
 	Program   string         // version, for the manifest
 	Progress  func(Progress) // called when neighbouring pages were read, a MiB at most, and at the end; may be nil
 
-	pinLifetime time.Duration // 2 min
-	lease       leaseTimes
-	pin         func(*storage.CopyState) pin // for tests; the state
-	share       func() uint64                // for tests; random
+	lease leaseTimes
+	pin   func(*storage.CopyState) pin // for tests; the state
+	share func() uint64                // for tests; random
 }
 
 // Progress says how far a backup is.
@@ -58,7 +57,7 @@ const (
 	runBytes         = 1 << 20
 	damagedMax       = 100_000
 
-	pinLifetimeDefault = 2 * time.Minute
+	pinLifetime = 2 * time.Minute
 )
 
 // pin is the part of a pinned state that the job renews.
@@ -84,8 +83,7 @@ func (e *DamagedPageError) Unwrap() error { return e.Damage }
 // next one.
 func Create(ctx context.Context, source Source, store objectstore.Store, o Options) (*Manifest, error) {
 	o.PartBytes = cmp.Or(o.PartBytes, partBytesDefault)
-	o.pinLifetime = cmp.Or(o.pinLifetime, pinLifetimeDefault)
-	state, err := source.PinCopy(ctx, o.pinLifetime)
+	state, err := source.PinCopy(ctx, pinLifetime)
 	if err != nil {
 		return nil, err
 	}
