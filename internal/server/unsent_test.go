@@ -136,6 +136,9 @@ func TestPagesThatWereNotSentAreFreed(t *testing.T) {
 	const size, conns = 2 << 20, 3
 	h := mustStart(t, func(c *config.Config) { c.Limits.InflightBytes, c.Transport = 64*config.MiB, config.TransportGRPC })
 	h.putLarge(t, 2, size)
+	if _, err := h.admin.Checkpoint(testContext(t), new(pb.CheckpointRequest)); err != nil { // whose file is in memory, too
+		t.Fatal(err)
+	}
 	before, word := liveHeap(), &h.admission.words[shareScans].word
 	for range conns {
 		conn := h.dialDeaf(t)
