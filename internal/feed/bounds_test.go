@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -528,8 +529,13 @@ func TestClientsThatComeAndGoLeaveOthersTheirTurns(t *testing.T) {
 }
 
 // TestClientsThatComeWithoutEndHoldUpNoOther: the first turn of each reads its segment from the beginning, because it is not known where its position is.
-// Another client does not have that read at each of its own turns.
+// Another client does not have that read at each of its own turns. No time passes here while something is read: on a slow machine more clients would come
+// than are read for.
 func TestClientsThatComeWithoutEndHoldUpNoOther(t *testing.T) {
+	synctest.Test(t, clientsThatComeWithoutEnd)
+}
+
+func clientsThatComeWithoutEnd(t *testing.T) {
 	const logBytes, commitBytes, perSecond = 16 << 20, 4 << 10, 64 << 20
 	s := newStore(t, 4<<20)
 	var late keys.Epoch
@@ -620,8 +626,13 @@ func TestClientsThatComeBackTogetherAreReadForTogether(t *testing.T) {
 
 // TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare: two streams of a client take two commits that do not fit into memory together, a little
 // at a time, so that each is read again and again. Another client has its history after about twice the time that it needs alone, and not after a large
-// commit for each little that it reads.
+// commit for each little that it reads. A turn ends after a millisecond, too, in which a slow machine reads less for the other client: no time
+// passes here while something is read.
 func TestAClientThatReadsLargeCommitsAgainLeavesOthersTheirShare(t *testing.T) {
+	synctest.Test(t, clientThatReadsLargeCommitsAgain)
+}
+
+func clientThatReadsLargeCommitsAgain(t *testing.T) {
 	const largeBytes, perSecond = 4 << 20, 16 << 20
 	s := newStore(t, 1<<20)
 	large := func() keys.Epoch {
