@@ -154,7 +154,7 @@ func TestPooledExecutorsKeepNothingOfRequests(t *testing.T) {
 					t.Fatal(err)
 				}
 				c.ctx, c.access = testContext(t), h.authorized(t, pb.KVService_Invoke_FullMethodName)
-				if err := execute(c); err != nil && statusOf(err).Code().String() != "FailedPrecondition" {
+				if _, err := c.outcome(ackWait{}, execute(c)); err != nil && statusOf(err).Code().String() != "FailedPrecondition" {
 					t.Fatal(err)
 				}
 				if all = append(all, c); i == idleStreams-1 {
