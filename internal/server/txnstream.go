@@ -190,9 +190,9 @@ func (c *transactionStream) receive() error {
 		if err != nil {
 			return err
 		}
-		start := c.server.clock.now()
+		start, operation := c.server.clock.now(), transactOperation(req)
 		err = c.serve(req)
-		c.requestEnded(req, start)
+		c.requestEnded(operation, start)
 		if err != nil {
 			return err
 		}
@@ -200,8 +200,8 @@ func (c *transactionStream) receive() error {
 }
 
 // requestEnded reports the end of a request. Of the requests of a transaction only its commit is counted.
-func (c *transactionStream) requestEnded(req *pb.TransactRequest, start time.Duration) {
-	end := requestEnd{method: telemetry.MethodTransact, operation: transactOperation(req), code: c.code, start: start, epoch: c.done.epoch, times: c.done.times, origin: c.origin}
+func (c *transactionStream) requestEnded(operation string, start time.Duration) {
+	end := requestEnd{method: telemetry.MethodTransact, operation: operation, code: c.code, start: start, epoch: c.done.epoch, times: c.done.times, origin: c.origin}
 	c.done = doneCommit{}
 	if end.operation == "Commit" {
 		end.method, end.operation = telemetry.MethodCommit, ""
@@ -242,7 +242,8 @@ func transactOperation(req *pb.TransactRequest) string {
 	return "Unknown"
 }
 
-// serve executes and answers one request. An error ends the stream.
+// serve executes and answers one request. An error ends the stream. The request is dropped before the answer, which may wait for its client as long as
+// that likes: nothing counts the request then.
 func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	out := new(pb.TransactResponse)
 	size, admission := req.SizeVT(), &c.server.admission
@@ -255,6 +256,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 			c.mu.Unlock()
 		}
 		admission.decoding.end(req)
+		req.Reset()
 		return c.refuse(out, err)
 	}
 	if size >= countedMessageMin {
@@ -265,6 +267,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	full := writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size)
 	c.server.admission.decoding.end(req)
 	if full {
+		req.Reset()
 		return c.refuse(out, errOverloaded)
 	}
 	row, held, w, err := c.execute(req, out)
@@ -273,6 +276,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 		return err
 	}
 	held, refused := admission.chargeAnswer(held, c.conn, out.SizeVT(), writes || !transactReads(req))
+	req.Reset()
 	if refused != nil {
 		c.mu.Lock()
 		c.failLocked(refused)

@@ -82,8 +82,14 @@ func (k *call) sendHeaderLocked(md metadata.MD) {
 	c.sendBlockLocked(s, appendMetadata(appendMetadata(block, k.header), md), false)
 }
 
-// SendMsg implements grpc.ServerStream. It waits while the client takes nothing.
+// SendMsg implements grpc.ServerStream. It waits while the client takes nothing. On a stream that takes any number of messages, the one before the answer
+// is not reserved any more: otherwise its client could keep the room of others by not taking its answers.
 func (k *call) SendMsg(m any) error {
+	if k.method.streams {
+		k.conn.mu.Lock()
+		k.releaseLocked()
+		k.conn.mu.Unlock()
+	}
 	var sent func()
 	if m, ok := m.(Counted); ok {
 		sent = m.Sent
