@@ -131,6 +131,7 @@ type Writer struct {
 	covered     bool          // AwaitReserve has found pages for a large record, which others may take until AdvanceGeneration
 	Ends        bool          // set by the session: its commit ends what clients have left, as keys after their deadlines; see Throttle
 	delayOwed   time.Duration // wait for earlier commits that Throttle has not imposed yet
+	delayLeft   time.Duration // rest of waits that ended with their requests; see Throttle
 	timer       *time.Timer   // of Throttle, once it has waited with a deadline
 	Scratch     []byte        // for the session: a value to compare with
 }

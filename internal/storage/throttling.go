@@ -32,8 +32,8 @@ type throttling struct {
 
 // Throttle delays a writer after a commit of so many operations and bytes. It does so while checkpoints lag, if a
 // merge runs or is due, or if merges fail. The writer should hold nothing that others wait for. When the delay
-// becomes smaller, so does the rest of the wait. The end of ctx ends the wait, too: the next commit of w, which may be that of another client, then owes at most
-// one step of it. It returns how long the writer has waited.
+// becomes smaller, so does the rest of the wait. The end of ctx ends the wait, too: the next commits of w, which may be those of other clients, then repay at most
+// one step of it, and each no more than it costs itself: a small one waits twice as long as it would. It returns how long the writer has waited.
 //
 // Writers that end what clients have left (Writer.Ends) share a part of their own, as large as that of all clients together. With the share of a few
 // among very many they would delete less than clients write, for ever.
@@ -47,7 +47,10 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 	if delay == 0 || t.stopped.Load() || !e.mergeHelps() && e.checkpoints.blocked.Load() == nil {
 		return 0
 	}
-	w.delayOwed = t.Owed(w.delayOwed, int64(bytes+nodeBytes*operations), waiting.Load())
+	cost := t.Owed(0, int64(bytes+nodeBytes*operations), waiting.Load())
+	repaid := min(w.delayLeft, cost)
+	w.delayLeft -= repaid
+	w.delayOwed += cost + repaid
 	if w.delayOwed < waitMin {
 		return 0
 	}
@@ -59,7 +62,7 @@ func (e *Engine) Throttle(ctx context.Context, w *Writer, operations, bytes int)
 		took := time.Since(start)
 		waited += took
 		if !slept {
-			w.delayOwed = min(w.delayOwed-took, throttleStep)
+			w.delayLeft, w.delayOwed = min(w.delayLeft+max(w.delayOwed-took, 0), throttleStep), 0
 			return waited
 		}
 		w.delayOwed = max(w.delayOwed-took, -waitMin)

@@ -368,6 +368,32 @@ func TestMemoryTouchedAheadIsCounted(t *testing.T) {
 	}
 }
 
+// TestAWaitThatEndedIsRepaidByLargeCommits: a small commit of the next client waits no longer than twice what it costs itself.
+func TestAWaitThatEndedIsRepaidByLargeCommits(t *testing.T) {
+	b := newBench(t)
+	b.fillMemory()
+	e := b.engine
+	e.checkpoints.merging.Store(true)
+	var w Writer
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	e.Throttle(ended, &w, 1, 1<<20)
+	if w.delayLeft != throttleStep {
+		t.Fatalf("%v are left of a wait that ended, not %v", w.delayLeft, throttleStep)
+	}
+	cost := e.throttling.Owed(0, 100+nodeBytes, 0)
+	before := w.delayLeft
+	waited := e.Throttle(ended, &w, 1, 100)
+	if owed := w.delayOwed + waited; owed > 2*cost || before-w.delayLeft > cost {
+		t.Errorf("a small commit that costs %v owes %v, and repays %v", cost, owed, before-w.delayLeft)
+	}
+	w.delayOwed = 0
+	e.Throttle(ended, &w, 1, 1<<20)
+	if w.delayLeft > throttleStep {
+		t.Errorf("%v are left after two waits that ended", w.delayLeft)
+	}
+}
+
 // TestDeadlineEndsTheThrottle: a delayed writer leaves when the context ends, and what is left of the wait is not the next one's.
 func TestDeadlineEndsTheThrottle(t *testing.T) {
 	b := newBench(t)
