@@ -383,9 +383,11 @@ func TestAWaitThatEndedIsRepaidByLargeCommits(t *testing.T) {
 	}
 	cost := e.throttling.Owed(0, 100+nodeBytes, 0)
 	before := w.delayLeft
-	waited := e.Throttle(ended, &w, 1, 100)
-	if owed := w.delayOwed + waited; owed > 2*cost || before-w.delayLeft > cost {
-		t.Errorf("a small commit that costs %v owes %v, and repays %v", cost, owed, before-w.delayLeft)
+	if 2*cost >= throttleWaitMin {
+		t.Fatalf("a small commit costs %v: it waits", cost)
+	}
+	if waited := e.Throttle(ended, &w, 1, 100); waited != 0 || w.delayOwed != 2*cost || w.delayLeft != before-cost {
+		t.Errorf("a small commit that costs %v has waited %v, owes %v, and has repaid %v", cost, waited, w.delayOwed, before-w.delayLeft)
 	}
 	w.delayOwed = 0
 	e.Throttle(ended, &w, 1, 1<<20)
