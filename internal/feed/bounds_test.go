@@ -54,6 +54,67 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 	}
 }
 
+// TestManyWatchesOfOneClientLagWhileTheTailerIsLate: of those that want the same commit. Others are offered it, and are live.
+func TestManyWatchesOfOneClientLagWhileTheTailerIsLate(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s := newStore(t, 1<<20)
+		o := Options{manual: true, lateAfter: time.Hour}
+		if late {
+			o.lateAfter = -1
+		}
+		f := New(s, o)
+		defer f.Close()
+		watch := func(client string, count int) *Consumer {
+			c := f.NewConsumer(client)
+			for range count {
+				mustWatch(t, c, WatchOptions{Now: true})
+			}
+			return c
+		}
+		alone := watch("many", fanoutMax+1)
+		s.commit(batch.Header{}, set("k", "alone"))
+		mustStep(t, f)
+		if n := f.Stats().Lagging; n > 0 {
+			t.Errorf("late %v: %d watches lag, and no other waits for them", late, n)
+		}
+		few := watch("few", fanoutMax)
+		elsewhere := watch("elsewhere", 0)
+		w := mustWatch(t, elsewhere, WatchOptions{Now: true, Ranges: []Range{pointRange([]byte("another key"))}})
+		last := s.commit(batch.Header{}, set("k", "v"))
+		mustStep(t, f)
+		stats := f.Stats()
+		if want := (fanoutMax + 1) * bits(late); stats.Lagging != want || stats.BecameLagging != (BecameLagging{Fanout: uint64(want)}) || stats.Epoch != last {
+			t.Errorf("late %v: %d watches lag, %+v, at epoch %d of %d", late, stats.Lagging, stats.BecameLagging, stats.Epoch, last)
+		}
+		if w.Info().State != StateLive {
+			t.Errorf("late %v: a watch of another key is %v", late, w.Info().State)
+		}
+		for f.Stats().Lagging > 0 { // readers bring them back
+			g := f.takeGroupLocked()
+			if g == nil {
+				t.Fatal("watches that lag wait for no reader")
+			}
+			f.serve(new(reading), g)
+		}
+		for c, want := range map[*Consumer]int{alone: 2 * (fanoutMax + 1), few: fanoutMax} {
+			got := 0
+			for d, ok := c.Next(Limit{}); ok; d, ok = c.Next(Limit{}) {
+				got += len(d.Parts)
+			}
+			if got != want {
+				t.Errorf("late %v: %d events of %d", late, got, want)
+			}
+		}
+	}
+}
+
+func bits(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // TestTheEndOfManyWatchesHoldsUpNoOther: each has many ranges, and all others wait while those of one are taken out of the index.
 func TestTheEndOfManyWatchesHoldsUpNoOther(t *testing.T) {
 	const attempts = 10 * time.Second // a busy machine needs several, and one processor so many watches that it changes to the other goroutine meanwhile

@@ -18,7 +18,8 @@
 //	             (lagging watches)
 //
 // The tailer reads what is between its position and the stable epoch, decodes it once, and offers it to the live watches, of
-// which an index knows the ranges. It never waits for a watch: a watch whose queue is full becomes lagging. When its stream
+// which an index knows the ranges. It never waits for a watch: a watch whose queue is full becomes lagging, and while the tailer is late,
+// so do the watches of a client of which very many want the same commit. When its stream
 // has taken half of the queue, a reader reads the log for it, and for every other lagging watch near by, which it finds in
 // the same index, until its position is in the ring. Then the watch takes the rest from the ring between two commits, and is live
 // again. A watch belongs to the tailer while it is live and to one reader while it is read for, so no commit is left out
@@ -91,6 +92,8 @@ type Options struct {
 	roomWait   time.Duration         // 50 ms; see room.go
 	wait       func(context.Context) // between two attempts to get room
 	indexedMin int                   // 16; size of a group from which on the index is asked which of its watches may want a commit
+	lateAfter  time.Duration         // 5 ms; see tailer.isLate
+	fanoutMax  int                   // 64; see Feed.tooManyLocked
 	manual     bool                  // no goroutine is started: a test calls the steps
 }
 
@@ -106,6 +109,8 @@ func (o *Options) setDefaults() {
 	orDefault(&o.RangesMax, 64)
 	orDefault(&o.roomWait, roomWait)
 	orDefault(&o.indexedMin, 16)
+	orDefault(&o.lateAfter, lateAfter)
+	orDefault(&o.fanoutMax, fanoutMax)
 	if o.wait == nil {
 		o.wait = func(ctx context.Context) { sleep(ctx, roomEvery) }
 	}

@@ -135,7 +135,7 @@ func BenchmarkDispatch(b *testing.B) {
 					b.Fatal(err)
 				}
 				f.lock()
-				f.dispatchLocked(got)
+				f.dispatchLocked(got, false)
 				f.unlock()
 				for d, more := c.Next(Limit{}); i%100 == 0 && more; d, more = c.Next(Limit{}) {
 					d.Release()

@@ -87,6 +87,9 @@ func (m *model) open(consumers int) {
 		o = Options{MemoryBytes: 350<<10 + m.rng.Int64N(500<<10), QueueOperations: 1 + m.rng.IntN(10)}
 	}
 	o.manual, o.roomWait, o.wait, o.indexedMin = true, 1, m.takeAwaitedOfAll, 1+2*m.rng.IntN(2)
+	if m.rng.IntN(2) == 0 { // the tailer is late
+		o.lateAfter, o.fanoutMax = -1, 1+m.rng.IntN(3)
+	}
 	m.feed = New(m.store, o)
 	m.largest, m.keeps = 1+m.rng.IntN(100), m.rng.IntN(2) == 0
 	m.consumer = nil

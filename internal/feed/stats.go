@@ -21,6 +21,7 @@ type counters struct {
 type BecameLagging struct {
 	Queue  uint64 // their queues were full
 	Memory uint64 // the queues of all watches took too much
+	Fanout uint64 // the tailer was late, and very many watches of a client wanted the same commit
 }
 
 // Stats describe a feed.

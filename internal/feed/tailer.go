@@ -13,6 +13,10 @@ import (
 const (
 	// wakeEvery is the least time between two wakes of the tailer: under load it takes many commits at once.
 	wakeEvery = time.Millisecond
+	// lateAfter is for how long the tailer offers what has been committed before it is late, and fanoutMax of how many watches of a client it
+	// offers a commit then.
+	lateAfter = 5 * time.Millisecond
+	fanoutMax = 64
 	// retryEvery is the time between attempts to go on after an error.
 	retryEvery = 100 * time.Millisecond
 	// failuresMax is how often a read that fails for another reason than damage is tried again before it counts as damage.
@@ -27,6 +31,7 @@ type tailer struct {
 	// Owned by its goroutine.
 	log      *logReader // nil before the first step and after an error
 	failures int
+	began    time.Time // of the step
 }
 
 func (t *tailer) run(ctx context.Context) {
@@ -38,11 +43,10 @@ func (t *tailer) run(ctx context.Context) {
 			}
 			return
 		}
-		began := time.Now()
 		if err := t.step(ctx); err != nil {
 			t.recover(ctx, err)
 		}
-		sleep(ctx, wakeEvery-time.Since(began))
+		sleep(ctx, wakeEvery-time.Since(t.began))
 	}
 }
 
@@ -69,6 +73,7 @@ func (t *tailer) position() keys.Epoch {
 // step offers every commit up to the stable epoch to the live watches.
 func (t *tailer) step(ctx context.Context) error {
 	f, through := t.feed, t.feed.source.Stable()
+	t.began = time.Now()
 	if t.log == nil {
 		t.log = f.readLog(ctx, nil, t.position()+1, wal.TailMark{})
 	}
@@ -127,24 +132,61 @@ func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
 		return false
 	}
 	for _, c := range commits {
-		f.dispatchLocked(c)
+		f.dispatchLocked(c, t.isLate())
 	}
 	f.ring.dispatched = through
 	f.stopLocked()
 	return f.tailer == t
 }
 
-func (f *Feed) dispatchLocked(c *Commit) {
+// isLate reports whether the tailer has offered for so long that the next commits wait.
+func (t *tailer) isLate() bool { return time.Since(t.began) > t.feed.options.lateAfter }
+
+func (f *Feed) dispatchLocked(c *Commit, late bool) {
 	f.addToRingLocked(c)
-	for _, w := range f.candidatesLocked(c) {
-		if w.state == StateLive && !f.offerLocked(w, &c) {
-			w.queued = latest(w.queued, Position{Epoch: c.before()})
+	candidates := f.candidatesLocked(c)
+	var many map[string]bool
+	if late && len(candidates) > f.options.fanoutMax {
+		many = f.tooManyLocked(candidates)
+	}
+	for _, w := range candidates {
+		switch {
+		case w.state != StateLive:
+		case many[w.consumer.client]:
+			f.counters.becameLagging.Fanout++
+			f.lagAtLocked(w, c)
+			if w.halfEmpty() {
+				f.joinLocked(w)
+			}
+		case !f.offerLocked(w, &c):
 			f.counters.becameLagging.Queue++
-			f.lagLocked(w)
+			f.lagAtLocked(w, c)
 		}
 	}
 	f.ring.dispatched = c.Epoch
 	f.makeRoomLocked()
+}
+
+// lagAtLocked lets a live watch lag that was not offered a commit.
+func (f *Feed) lagAtLocked(w *Watch, c *Commit) {
+	w.queued = latest(w.queued, Position{Epoch: c.before()})
+	f.lagLocked(w)
+}
+
+// tooManyLocked are the clients of which so many watches want a commit that others would wait for all of them, if there are others. A client with
+// thousands of watches of the same keys takes a millisecond for each commit. Readers offer it to them, in the turns of clients.
+func (f *Feed) tooManyLocked(candidates []*Watch) map[string]bool {
+	count := map[string]int{}
+	for _, w := range candidates {
+		count[w.consumer.client]++
+	}
+	many := map[string]bool{}
+	for client, n := range count {
+		if n > f.options.fanoutMax && n < f.live {
+			many[client] = true
+		}
+	}
+	return many
 }
 
 // candidatesLocked are the live watches that may want something of a commit. Of a bulk load, which is rare, all watches are asked.
