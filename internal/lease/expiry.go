@@ -30,7 +30,7 @@ func (m *Manager) Run(ctx context.Context) {
 	defer counts.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	nextRecord := m.options.Elapsed() + recordEvery
+	nextRecord, nextUnread := m.options.Elapsed()+recordEvery, m.options.Elapsed()+m.options.unreadEvery
 	for {
 		select {
 		case <-ctx.Done():
@@ -43,7 +43,16 @@ func (m *Manager) Run(ctx context.Context) {
 			nextRecord = now + recordEvery
 			m.record(ctx)
 		}
-		if sleep = min(sleep, nextRecord-m.options.Elapsed()); ok {
+		if sleep = min(sleep, nextRecord-m.options.Elapsed()); m.hasUnread() {
+			if now := m.options.Elapsed(); now >= nextUnread {
+				nextUnread = now + m.options.unreadEvery
+				_ = m.readUnread(ctx) // it is tried again
+			}
+			if left := nextUnread - m.options.Elapsed(); !ok || left < sleep {
+				sleep, ok = left, true
+			}
+		}
+		if ok {
 			timer.Reset(sleep)
 		} else {
 			timer.Stop()
@@ -209,7 +218,7 @@ func (m *Manager) record(ctx context.Context) {
 // meanwhile. A lease of which the record could not be read can be revoked.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e, err := m.find(id)
-	if err != nil && !m.unread.has(id) {
+	if err != nil && !m.isUnread(id) {
 		return err
 	}
 	if err := m.store.Err(); err != nil {

@@ -93,6 +93,8 @@ type Options struct {
 	Grace     time.Duration        // by which leases are prolonged at a start; 1 s
 	Elapsed   func() time.Duration // the monotonic clock; since Open
 	Now       func() time.Time     // what grants show as their time; time.Now
+
+	unreadEvery time.Duration // 10 s; see readUnread
 }
 
 // Manager has the leases and locks of a store.
@@ -115,7 +117,7 @@ type Manager struct {
 	}
 	counting    counting
 	listing     chan struct{} // holds a token of a list
-	unread      unreadLeases  // of the start
+	unread      unreadLeases
 	wake        chan struct{} // holds a token if the expirer must look again
 	failed      sync.Once
 	storeFailed chan struct{} // closed when a turn has found that the store has failed: no revocation will succeed
@@ -132,6 +134,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	orDefault(&o.StepBytes, 16<<20)
 	orDefault(&o.StepKeys, StepKeysMax)
 	orDefault(&o.Grace, time.Second)
+	orDefault(&o.unreadEvery, unreadEvery)
 	if o.Elapsed == nil {
 		o.Elapsed = func() time.Duration { return time.Since(started) }
 	}
@@ -321,6 +324,9 @@ func (m *Manager) add(e *entry) {
 	e.deadline = m.options.Elapsed() + e.record.ttl
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if before := m.leases[e.id]; before != nil { // readUnread has read what the grant has written
+		m.unschedule(before)
+	}
 	m.leases[e.id] = e
 	if m.schedule(e, e.deadline) {
 		m.wakeUp()

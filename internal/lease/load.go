@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -14,7 +15,7 @@ import (
 
 // unreadLeases are leases of which damaged pages hide the records. They cannot be kept alive, and do not end by themselves: how
 // long they live is not known, and no lease ends early. What is attached to them stays until they are revoked, or granted again
-// with their ids. The fields are constant after Open.
+// with their ids, or until the pages can be read: see readUnread. Guarded by Manager.mu.
 type unreadLeases struct {
 	ranges []unreadRange
 	some   []ID  // that have attachments: the first few
@@ -26,6 +27,20 @@ type unreadRange struct{ from, to ID }
 
 // unreadShown is how many ids of unread leases are looked for.
 const unreadShown = 10
+
+// hasUnread reports whether records of leases could not be read.
+func (m *Manager) hasUnread() bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return len(m.unread.ranges) > 0
+}
+
+// isUnread reports whether the record of a lease could not be read.
+func (m *Manager) isUnread(id ID) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.unread.has(id)
+}
 
 func (u *unreadLeases) has(id ID) bool {
 	for _, r := range u.ranges {
@@ -66,22 +81,96 @@ func (m *Manager) load(ctx context.Context) error {
 		return err
 	}
 	defer x.Close()
-	err = x.ScanReadable(ctx, leasesLower, leasesUpper, func(key, value []byte, _ keys.Epoch) bool {
-		var r record
-		if err := r.decode(value); err != nil {
-			m.unread.add(key, append(bytes.Clone(key), 0), fmt.Errorf("lease %x: %w", key, err))
-		} else {
-			m.enter(leaseOf(key), &r)
-		}
-		return true
-	}, m.unread.add)
-	if err != nil || len(m.unread.ranges) == 0 {
+	if err = m.unread.scan(ctx, x, leasesLower, leasesUpper, m.enter); err != nil || len(m.unread.ranges) == 0 {
 		return err
 	}
-	return m.findUnread(ctx, x)
+	m.unread.some, err = m.findUnread(ctx, x, &m.unread)
+	return err
 }
 
-// enter begins the life of a lease that was stored.
+// scan calls visit for each lease with a record in a range of keys, and notes what cannot be read of it.
+func (u *unreadLeases) scan(ctx context.Context, x *mvcc.Session, lower, upper []byte, visit func(ID, *record)) error {
+	return x.ScanReadable(ctx, lower, upper, func(key, value []byte, _ keys.Epoch) bool {
+		var r record
+		if err := r.decode(value); err != nil {
+			u.add(key, append(bytes.Clone(key), 0), fmt.Errorf("lease %x: %w", key, err))
+		} else {
+			visit(leaseOf(key), &r)
+		}
+		return true
+	}, u.add)
+}
+
+// unreadEvery is the time between two attempts to read the records of leases that could not be read.
+const unreadEvery = 10 * time.Second
+
+// readUnread reads again what could not be read: a device may fail for a while. The lives of the leases that it finds begin then. An error is that of
+// another attempt to come.
+func (m *Manager) readUnread(ctx context.Context) error {
+	m.mu.RLock()
+	ranges := m.unread.ranges
+	m.mu.RUnlock()
+	if len(ranges) == 0 {
+		return nil
+	}
+	m.revoker.mu.Lock()
+	defer m.revoker.mu.Unlock()
+	x, still, found := m.revoker.session, unreadLeases{}, []ID(nil)
+	defer x.Trim()
+	for _, r := range ranges {
+		upper := leasesUpper
+		if r.to != 0 {
+			upper = leaseKey(r.to)
+		}
+		if err := still.scan(ctx, x, leaseKey(r.from), upper, func(id ID, _ *record) { found = append(found, id) }); err != nil {
+			return err
+		}
+	}
+	for _, id := range found {
+		if err := m.enterUnread(ctx, x, id); err != nil {
+			return err
+		}
+	}
+	some, err := m.findUnread(ctx, x, &still)
+	if err != nil {
+		return err
+	}
+	still.some = some
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unread = still
+	return nil
+}
+
+// enterUnread begins the life of a lease that could not be read before, unless it has been revoked or granted again since: under the latch of its record,
+// which a grant and a revocation change.
+func (m *Manager) enterUnread(ctx context.Context, x *mvcc.Session, id ID) error {
+	var w mvcc.Write
+	w.SetOwn()
+	key := leaseLatch(id)
+	w.Latch(key)
+	w.Under(func(l *mvcc.Latched) error {
+		n, err := l.Newest(key)
+		if err != nil || !n.Found {
+			return err
+		}
+		var r record
+		if err := r.decode(n.Value); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.leases[id] == nil {
+			m.enter(id, &r)
+			m.wakeUp()
+		}
+		return nil
+	})
+	_, err := x.Commit(ctx, &w)
+	return err
+}
+
+// enter begins the life of a lease that was stored. After Open, Manager.mu is held.
 func (m *Manager) enter(id ID, r *record) {
 	now := m.options.Elapsed()
 	e := &entry{id: id, recorded: r.remaining > 0, index: notScheduled}
@@ -101,24 +190,24 @@ func (m *Manager) enter(id ID, r *record) {
 }
 
 // findUnread looks for attachments of unread leases, so that an operator learns their ids.
-func (m *Manager) findUnread(ctx context.Context, x *mvcc.Session) error {
+func (m *Manager) findUnread(ctx context.Context, x *mvcc.Session, unread *unreadLeases) (some []ID, _ error) {
 	upper := []byte{keys.SystemAttachment + 1}
-	for next, more := ID(0), true; more && len(m.unread.some) < unreadShown; {
+	for next, more := ID(0), len(unread.ranges) > 0; more && len(some) < unreadShown; {
 		more = false
 		lower, _ := attachmentBounds(next)
 		err := x.ScanReadable(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
 			id := leaseOf(key[:min(len(key), 9)])
-			if m.unread.has(id) && m.leases[id] == nil {
-				m.unread.some = append(m.unread.some, id)
+			if _, err := m.find(id); err != nil && unread.has(id) {
+				some = append(some, id)
 			}
 			next, more = id+1, id+1 != 0
 			return false
 		}, func([]byte, []byte, error) {})
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return some, nil
 }
 
 // Damage says what damaged pages do to leases. Err is the first damage that is known; nil if there is none.
