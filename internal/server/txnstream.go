@@ -18,6 +18,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // txnService implements TransactionService.
@@ -374,6 +375,7 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 	} else {
 		c.access.operation.sent(out)
 	}
+	transport.Dropped(c.stream.Context())
 	if err := c.stream.SendMsg(held.of(out)); err != nil {
 		held.release()
 		return err

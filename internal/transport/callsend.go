@@ -82,14 +82,8 @@ func (k *call) sendHeaderLocked(md metadata.MD) {
 	c.sendBlockLocked(s, appendMetadata(appendMetadata(block, k.header), md), false)
 }
 
-// SendMsg implements grpc.ServerStream. It waits while the client takes nothing. On a stream that takes any number of messages, the one before the answer
-// is not reserved any more: otherwise its client could keep the room of others by not taking its answers.
+// SendMsg implements grpc.ServerStream. It waits while the client takes nothing.
 func (k *call) SendMsg(m any) error {
-	if k.method.streams {
-		k.conn.mu.Lock()
-		k.releaseLocked()
-		k.conn.mu.Unlock()
-	}
 	var sent func()
 	if m, ok := m.(Counted); ok {
 		sent = m.Sent
@@ -127,6 +121,17 @@ func (k *call) send(buf *[]byte, sent func()) error {
 		c.flushSoonLocked()
 	}
 	return nil
+}
+
+// Dropped says that the handler with this context has dropped the message that it received last, before it answers: otherwise its client could keep the
+// room of others by not taking its answers. Nothing may receive meanwhile: the room could be that of a message that arrives. It does nothing if the context
+// is of no call.
+func Dropped(ctx context.Context) {
+	if t, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream); ok {
+		t.conn.mu.Lock()
+		defer t.conn.mu.Unlock()
+		t.releaseLocked()
+	}
 }
 
 // AwaitSent waits until the client's windows have taken what the handler with this context has sent, but
