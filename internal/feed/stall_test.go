@@ -24,7 +24,7 @@ func TestStalledWatchesCostTheirStructs(t *testing.T) {
 	testseed.SkipUnderRace(t)
 	const stalled = 1000
 	s := newStore(t, 1<<16)
-	f := New(s, Options{manual: true, MemoryBytes: 1 << 20, QueueOperations: 400})
+	f := New(s, Options{manual: true, MemoryBytes: 1 << 20, QueueOperations: 400, lateAfter: time.Hour})
 	defer f.Close()
 	var all []*Watch
 	for range stalled {

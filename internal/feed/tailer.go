@@ -32,6 +32,7 @@ type tailer struct {
 	log      *logReader // nil before the first step and after an error
 	failures int
 	began    time.Time // of the step
+	pieces   []piece   // read, and not offered yet
 }
 
 func (t *tailer) run(ctx context.Context) {
@@ -78,21 +79,39 @@ func (t *tailer) step(ctx context.Context) error {
 		t.log = f.readLog(ctx, nil, t.position()+1, wal.TailMark{})
 	}
 	for {
-		after := t.log.Position() - 1
-		rec, ok, err := t.log.next(through)
-		if err != nil || !ok {
+		more, err := t.read(through)
+		if len(t.pieces) > 0 {
+			if !t.dispatch() {
+				t.close()
+				return nil
+			}
+			t.failures = 0
+		}
+		if err != nil || !more {
 			return err
 		}
-		commits, err := f.commitsOf(&rec, after)
-		if err != nil {
-			return err
-		}
-		if !t.dispatch(rec.Epoch, commits) {
-			t.close()
-			return nil
-		}
-		t.failures = 0
 	}
+}
+
+// read reads the next pieces up to an epoch: one, and what is in memory after it. It reports false if there is nothing more. What was read before an
+// error is to be offered.
+func (t *tailer) read(through keys.Epoch) (more bool, _ error) {
+	clear(t.pieces)
+	t.pieces = t.pieces[:0]
+	after := t.log.Position() - 1
+	rec, ok, err := t.log.next(through)
+	for ok {
+		p := piece{after: after, through: rec.Epoch}
+		if p.commits, err = t.feed.commitsOf(&rec, after); err != nil {
+			return false, err
+		}
+		if t.pieces = append(t.pieces, p); len(t.pieces) == piecesMax {
+			return true, nil
+		}
+		after = t.log.Position() - 1
+		rec, ok = t.log.More(through)
+	}
+	return len(t.pieces) > 0, err
 }
 
 // commitsOf are the commits of a record of the log: none for a no-op record.
@@ -123,18 +142,25 @@ func (f *Feed) loads(after, through keys.Epoch) (commits []*Commit) {
 	return commits
 }
 
-// dispatch offers the commits up to an epoch to the live watches. It reports false if the tailer has been stopped.
-func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
-	f := t.feed
+// dispatch offers what was read to the live watches. It reports false if the tailer has been stopped. Readers take the mutex again and again while they
+// offer, so the tailer does much each time that it has it; but no more than they.
+func (t *tailer) dispatch() bool {
+	f, offers := t.feed, 0
 	f.lock()
 	defer f.unlock()
-	if f.tailer != t {
-		return false
+	for _, p := range t.pieces {
+		if offers >= offersMax {
+			f.yieldLocked(true)
+			offers = 0
+		}
+		if f.tailer != t {
+			return false
+		}
+		for _, c := range p.commits {
+			offers += f.dispatchLocked(c, t.isLate())
+		}
+		f.ring.dispatched = p.through
 	}
-	for _, c := range commits {
-		f.dispatchLocked(c, t.isLate())
-	}
-	f.ring.dispatched = through
 	f.stopLocked()
 	return f.tailer == t
 }
@@ -142,7 +168,8 @@ func (t *tailer) dispatch(through keys.Epoch, commits []*Commit) bool {
 // isLate reports whether the tailer has offered for so long that the next commits wait.
 func (t *tailer) isLate() bool { return time.Since(t.began) > t.feed.options.lateAfter }
 
-func (f *Feed) dispatchLocked(c *Commit, late bool) {
+// dispatchLocked offers a commit to the live watches, and returns to how many.
+func (f *Feed) dispatchLocked(c *Commit, late bool) (offers int) {
 	f.addToRingLocked(c)
 	candidates := f.candidatesLocked(c)
 	var many map[string]bool
@@ -165,6 +192,7 @@ func (f *Feed) dispatchLocked(c *Commit, late bool) {
 	}
 	f.ring.dispatched = c.Epoch
 	f.makeRoomLocked()
+	return len(candidates)
 }
 
 // lagAtLocked lets a live watch lag that was not offered a commit.
