@@ -122,9 +122,16 @@ func (m *Manager) readUnread(ctx context.Context) error {
 		if r.to != 0 {
 			upper = leaseKey(r.to)
 		}
-		if err := still.scan(ctx, x, leaseKey(r.from), upper, func(id ID, _ *record) { found = append(found, id) }); err != nil {
+		if err := still.scan(ctx, x, leaseKey(r.from), upper, func(id ID, _ *record) {
+			if _, err := m.find(id); err != nil {
+				found = append(found, id)
+			}
+		}); err != nil {
 			return err
 		}
+	}
+	if len(found) == 0 && slices.Equal(still.ranges, ranges) {
+		return nil
 	}
 	for _, id := range found {
 		if err := m.enterUnread(ctx, x, id); err != nil {
@@ -192,19 +199,24 @@ func (m *Manager) enter(id ID, r *record) {
 // findUnread looks for attachments of unread leases, so that an operator learns their ids.
 func (m *Manager) findUnread(ctx context.Context, x *mvcc.Session, unread *unreadLeases) (some []ID, _ error) {
 	upper := []byte{keys.SystemAttachment + 1}
-	for next, more := ID(0), len(unread.ranges) > 0; more && len(some) < unreadShown; {
-		more = false
-		lower, _ := attachmentBounds(next)
-		err := x.ScanReadable(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
-			id := leaseOf(key[:min(len(key), 9)])
-			if _, err := m.find(id); err != nil && unread.has(id) {
-				some = append(some, id)
+	for _, r := range unread.ranges { // of all other leases there may be a million
+		for next, more := r.from, true; more && len(some) < unreadShown; {
+			more = false
+			lower, _ := attachmentBounds(next)
+			err := x.ScanReadable(ctx, lower, upper, func(key, _ []byte, _ keys.Epoch) bool {
+				id := leaseOf(key[:min(len(key), 9)])
+				if r.to != 0 && id >= r.to {
+					return false
+				}
+				if _, err := m.find(id); err != nil {
+					some = append(some, id)
+				}
+				next, more = id+1, id+1 != 0
+				return false
+			}, func([]byte, []byte, error) {})
+			if err != nil {
+				return nil, err
 			}
-			next, more = id+1, id+1 != 0
-			return false
-		}, func([]byte, []byte, error) {})
-		if err != nil {
-			return nil, err
 		}
 	}
 	return some, nil
