@@ -17,7 +17,7 @@ import (
 func TestAnAnswerKeepsTheRoomOfAMessageThatArrives(t *testing.T) {
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
 		h := mustStart(t, with)
-		c := h.deafWatch(t, "w", uint64(h.put(t, "k", "")))
+		c := h.deafWatch(t, "w", h.put(t, "k", ""))
 		framer := http2.NewFramer(io.Discard, c.Conn)
 		awaitData := func(part string) {
 			t.Helper()
@@ -37,7 +37,7 @@ func TestAnAnswerKeepsTheRoomOfAMessageThatArrives(t *testing.T) {
 			if i > 0 {
 				_ = c.Close()
 				eventually(t, "all is released", func() bool { return h.receiving.reserved() == 0 })
-				c = h.deafWatch(t, "w", uint64(h.put(t, "k", "")))
+				c = h.deafWatch(t, "w", h.put(t, "k", ""))
 				framer = http2.NewFramer(io.Discard, c.Conn)
 				awaitData("")
 			}
