@@ -59,17 +59,21 @@ func TestWhatTheHeapKeepsNeedNotBeThereAllTheTime(t *testing.T) {
 
 // TestTheRuntimeSaysWhatTheHeapKeeps: what is live counts, and garbage does not.
 func TestTheRuntimeSaysWhatTheHeapKeeps(t *testing.T) {
-	const size = 64 << 20
-	runtime.GC()
-	before := heapTaken()
-	kept := make([]byte, size)
-	runtime.GC()
-	if grown := heapTaken() - before; grown < size/2 || grown > 2*size {
-		t.Errorf("%d bytes with %d more that are live", grown, size)
-	}
-	runtime.KeepAlive(kept)
-	runtime.GC()
-	if grown := heapTaken() - before; grown > size/2 {
-		t.Errorf("%d bytes after they are gone", grown)
+	const size, attempts = 64 << 20, 10 // what earlier tests have left may go meanwhile
+	for attempt := 1; ; attempt++ {
+		runtime.GC()
+		before := heapTaken()
+		kept := make([]byte, size)
+		runtime.GC()
+		with := heapTaken() - before
+		runtime.KeepAlive(kept)
+		runtime.GC()
+		without := heapTaken() - before
+		if with >= size/2 && with <= 2*size && without <= size/2 {
+			return
+		}
+		if attempt == attempts {
+			t.Fatalf("%d bytes with %d more that are live, and %d after they are gone", with, size, without)
+		}
 	}
 }
