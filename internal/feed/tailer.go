@@ -101,7 +101,7 @@ func (t *tailer) read(through keys.Epoch) (more bool, _ error) {
 	after := t.log.Position() - 1
 	rec, ok, err := t.log.next(through)
 	for ok {
-		p := piece{after: after, through: rec.Epoch}
+		p := piece{through: rec.Epoch}
 		if p.commits, err = t.feed.commitsOf(&rec, after); err != nil {
 			return false, err
 		}

@@ -43,7 +43,8 @@ func (m *Manager) Run(ctx context.Context) {
 			nextRecord = now + recordEvery
 			m.record(ctx)
 		}
-		if sleep = min(sleep, nextRecord-m.options.Elapsed()); m.hasUnread() {
+		sleep = min(sleep, nextRecord-m.options.Elapsed())
+		if m.hasUnread() {
 			if now := m.options.Elapsed(); now >= nextUnread {
 				nextUnread = now + m.options.unreadEvery
 				_ = m.readUnread(ctx) // it is tried again

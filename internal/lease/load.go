@@ -104,15 +104,12 @@ func (u *unreadLeases) scan(ctx context.Context, x *mvcc.Session, lower, upper [
 // unreadEvery is the time between two attempts to read the records of leases that could not be read.
 const unreadEvery = 10 * time.Second
 
-// readUnread reads again what could not be read: a device may fail for a while. The lives of the leases that it finds begin then. An error is that of
-// another attempt to come.
+// readUnread reads again what could not be read: a device may fail for a while. The lives of the leases that it finds begin then. After an error it may be
+// called again.
 func (m *Manager) readUnread(ctx context.Context) error {
 	m.mu.RLock()
 	ranges := m.unread.ranges
 	m.mu.RUnlock()
-	if len(ranges) == 0 {
-		return nil
-	}
 	m.revoker.mu.Lock()
 	defer m.revoker.mu.Unlock()
 	x, still, found := m.revoker.session, unreadLeases{}, []ID(nil)

@@ -2,8 +2,6 @@ package lease
 
 import (
 	"fmt"
-	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,25 +27,9 @@ func TestAWalkOverTheKeysOfALeaseLetsOthersRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var ran atomic.Int64
-	stop, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				ran.Add(1)
-				runtime.Gosched()
-			}
-		}
-	}()
-	found, _, _, err := h.Keys(t.Context(), 1, nil, n)
-	got := ran.Load()
-	close(stop)
-	<-ended
+	var found [][]byte
+	var err error
+	got := testseed.TurnsBeside(func() { found, _, _, err = h.Keys(t.Context(), 1, nil, n) })
 	if err != nil || len(found) != n || got < n/keysPerTurn/2 {
 		t.Errorf("%d keys, %v; others ran %d times, want %d", len(found), err, got, n/keysPerTurn)
 	}

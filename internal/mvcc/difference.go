@@ -36,7 +36,6 @@ type Difference struct {
 	upper   []byte
 	found   [][]byte // candidates of the current part of the walk
 	next    int      // of found
-	steps   int      // keys that were read
 	more    bool     // the walk continues at lower after found
 	key     []byte
 	value   []byte
@@ -87,10 +86,10 @@ func (d *Difference) Next() bool {
 	for d.err == nil {
 		for d.next < len(d.found) {
 			key := d.found[d.next]
-			if d.steps++; d.steps%stepsPerTurn == 0 {
+			if d.next++; d.next%stepsPerTurn == 0 {
 				letOthersRun()
 			}
-			if d.next++; d.read(key) {
+			if d.read(key) {
 				return true
 			}
 			if d.err != nil {

@@ -2,8 +2,6 @@ package mvcc
 
 import (
 	"fmt"
-	"runtime"
-	"sync/atomic"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/testseed"
@@ -67,25 +65,8 @@ func TestWalksOverManyKeysLetOthersRun(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-			var ran atomic.Int64
-			stop, ended := make(chan struct{}), make(chan struct{})
-			go func() {
-				defer close(ended)
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						ran.Add(1)
-						runtime.Gosched()
-					}
-				}
-			}()
-			turns := walk()
-			got := ran.Load()
-			close(stop)
-			<-ended
+			turns := 0
+			got := testseed.TurnsBeside(func() { turns = walk() })
 			if turns < n/stepsPerGuard || got < int64(turns)/2 {
 				t.Errorf("others ran %d times during a walk in %d turns", got, turns)
 			}

@@ -76,19 +76,11 @@ func (x *Session) ReadAll(ctx context.Context, list [][]byte, visit func(i int, 
 		}
 		return visit(i, out)
 	}
-	pause := func() error {
-		x.slot.Leave()
-		if b.guardEntries%windowsPerTurn == 0 {
-			letOthersRun()
-		}
-		x.slot.Enter()
+	pause := x.pauseIn(ctx)
+	return x.reader.GetAll(&b.finder, b.keys, x.at, storage.Visits{Each: each, Pause: func() error {
 		b.guardEntries++
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return nil
-	}
-	return x.reader.GetAll(&b.finder, b.keys, x.at, storage.Visits{Each: each, Pause: pause})
+		return pause()
+	}})
 }
 
 // arrange builds the internal keys.

@@ -1,6 +1,9 @@
 package server
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // TestSmallFramesOfLargeMessagesAreTaken: the end of a large message often is a small frame, which counts until the server has taken the message, also if
 // no small message ever comes on the stream.
@@ -46,27 +49,27 @@ func TestSmallFramesOfLargeMessagesAreTaken(t *testing.T) {
 	}
 }
 
+// mustFollow follows data of stream 1, in frames of 16 KiB.
+func (in *inbound) mustFollow(t *testing.T, b []byte) {
+	t.Helper()
+	for part := range slices.Chunk(b, 16<<10) {
+		if err := in.follow(frame(frameData, 0, 1, part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestAnAnswerLeavesThePlaceWhileLargeMessagesWait: a client that sends one large message after the other does not keep the place beside the share, nor
 // what its largest message had.
 func TestAnAnswerLeavesThePlaceWhileLargeMessagesWait(t *testing.T) {
 	for _, first := range []int{receivedBytesMin * 2, receivedBytesMin * 12} {
 		r := newReceiving(16 * 4 * receivedBytesMin)
 		in := newFollowed(t, r)
-		follow := func(b []byte) {
-			t.Helper()
-			for len(b) > 0 {
-				n := min(len(b), 16<<10)
-				if err := in.follow(frame(frameData, 0, 1, b[:n])); err != nil {
-					t.Fatal(err)
-				}
-				b = b[n:]
-			}
-		}
-		follow(prefixed(first))
+		in.mustFollow(t, prefixed(first))
 		if got := r.beside.held.Load() != nil; got != (int64(first) > r.large.limit/2) {
 			t.Fatalf("a message of %d: beside the share: %v", first, got)
 		}
-		follow(prefixed(receivedBytesMin))
+		in.mustFollow(t, prefixed(receivedBytesMin))
 		in.answered(frame(frameData, 0, 1, nil))
 		if r.beside.held.Load() == nil && in.large != int64(first) {
 			t.Errorf("a message of %d that was not taken does not count", first)
@@ -85,20 +88,10 @@ func TestAnAnswerLeavesThePlaceOfAMessageThatFoundNoRoom(t *testing.T) {
 	for _, third := range []int{receivedBytesMin, 2 * receivedBytesMin, 1000} {
 		r := newReceiving(16 * 4 * receivedBytesMin)
 		in := newFollowed(t, r)
-		follow := func(b []byte) {
-			t.Helper()
-			for len(b) > 0 {
-				n := min(len(b), 16<<10)
-				if err := in.follow(frame(frameData, 0, 1, b[:n])); err != nil {
-					t.Fatal(err)
-				}
-				b = b[n:]
-			}
-		}
-		follow(prefixed(first))
+		in.mustFollow(t, prefixed(first))
 		others := r.large.limit - first
 		r.large.reserved.Add(others)
-		follow(prefixed(second))
+		in.mustFollow(t, prefixed(second))
 		if got := r.beside.bytes(); got != second || in.large != first {
 			t.Fatalf("%d bytes are beside the share, and %d in it", got, in.large)
 		}
@@ -108,7 +101,7 @@ func TestAnAnswerLeavesThePlaceOfAMessageThatFoundNoRoom(t *testing.T) {
 		if got := r.beside.bytes(); got != second {
 			t.Errorf("a message that was not taken has left its place, with %d bytes in it", got)
 		}
-		follow(prefixed(third)[:third/2])
+		in.mustFollow(t, prefixed(third)[:third/2])
 		in.took(1, second)
 		in.answered(frame(frameData, 0, 1, nil))
 		if got := r.beside.bytes(); got != 0 {

@@ -2,9 +2,9 @@ package server
 
 import (
 	"net"
-	"runtime"
-	"sync/atomic"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/testseed"
 )
 
 // endlessConn always has the same bytes to read.
@@ -24,41 +24,25 @@ func (c *endlessConn) Read(b []byte) (int, error) {
 func TestConnectionsOfTheLibraryLetOthersRun(t *testing.T) {
 	for name, payload := range map[string]int{"small": 4, "large": 16 << 10} {
 		t.Run(name, func(t *testing.T) {
-			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 			frame := make([]byte, 9+payload)
 			frame[0], frame[1], frame[2], frame[3] = byte(payload>>16), byte(payload>>8), byte(payload), 0xff // of an unknown type
 			conn := newLibraryConn(&countedConn{Conn: &endlessConn{bytes: frame}, info: &connection{}})
 			conn.at = frames{} // it has no preface
-			var ran atomic.Int64
-			stop := make(chan struct{})
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						ran.Add(1)
-						runtime.Gosched()
-					}
-				}
-			}()
 			const count = 10_000
 			header, body := make([]byte, 9), make([]byte, payload)
-			for range count {
-				for _, part := range [][]byte{header, body} {
-					for n := 0; n < len(part); {
-						m, err := conn.Read(part[n:])
-						must(t, err)
-						n += m
+			ran := testseed.TurnsBeside(func() {
+				for range count {
+					for _, part := range [][]byte{header, body} {
+						for n := 0; n < len(part); {
+							m, err := conn.Read(part[n:])
+							must(t, err)
+							n += m
+						}
 					}
 				}
-			}
-			close(stop)
-			<-ended
-			if least := int64(max(count/libraryTurnFrames, count*(9+payload)/libraryTurnBytes) / 2); ran.Load() < least {
-				t.Errorf("others ran %d times while %d frames were read, want %d", ran.Load(), count, least)
+			})
+			if least := int64(max(count/libraryTurnFrames, count*(9+payload)/libraryTurnBytes) / 2); ran < least {
+				t.Errorf("others ran %d times while %d frames were read, want %d", ran, count, least)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ type receivedStream struct {
 	left      int64 // bytes of the message to come
 	large     int64 // bytes reserved as large
 	beside    bool  // a message has the place beside the share of large ones
-	placed    bool  // it is the message that is being received
+	placed    bool  // the message that is being received has that place
 	waiting   int64 // the cost of the small messages, including bytes not yet received
 	frames    int64 // the cost of the small frames of the message that is being received, while it may be a large one
 	raw       int64 // received bytes of the small messages
@@ -110,7 +110,7 @@ func (in *inbound) admit(m *receivedStream) error {
 	return nil
 }
 
-// admitLarge is admit for a message that is not small. One that the share cannot have follows one of its stream in the place beside the share.
+// admitLarge is admit for a message that is not small. If it is too large for the share, and its stream has the place beside the share, it has that, too.
 func (in *inbound) admitLarge(m *receivedStream) error {
 	r := in.receiving
 	switch always := m.left > r.large.limit/2; {

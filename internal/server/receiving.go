@@ -110,11 +110,12 @@ func (s *receivingShare) release(conn *int64, bytes int64) {
 	}
 }
 
-// addLarge counts so many bytes of a message that is not small, for a connection that has reserved *conn bytes of the share of large messages: in that share,
-// which has some of them already, or in the place beside it, of whose line the connection has a claim. It reports false if there is no room.
-func (r *receiving) addLarge(conn *int64, owner any, c *claim, bytes, some int64) (beside, ok bool) {
+// addLarge counts the bytes of a message that is not small, for a connection that has reserved *conn bytes of the share of large messages. They count in
+// that share, where so many of them are counted already, or in the place beside it, which the owner takes with its claim. It reports false if there is no
+// room.
+func (r *receiving) addLarge(conn *int64, owner any, c *claim, bytes, counted int64) (beside, ok bool) {
 	if bytes <= r.large.limit/2 {
-		if r.large.add(conn, bytes-some) {
+		if r.large.add(conn, bytes-counted) {
 			return false, true
 		}
 		if bytes <= r.large.limit/largePart {

@@ -257,8 +257,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 			c.mu.Unlock()
 		}
 		admission.decoding.end(req)
-		req.Reset()
-		return c.refuse(out, err)
+		return c.refuse(req, out, err)
 	}
 	if size >= countedMessageMin {
 		size = transactBytes(req, size)
@@ -268,8 +267,7 @@ func (c *transactionStream) serve(req *pb.TransactRequest) error {
 	full := writes && admission.answersFull(c.conn) || !admission.enter(c.conn, sh, size)
 	c.server.admission.decoding.end(req)
 	if full {
-		req.Reset()
-		return c.refuse(out, errOverloaded)
+		return c.refuse(req, out, errOverloaded)
 	}
 	row, held, w, err := c.execute(req, out)
 	admission.leave(c.conn, sh, size)
@@ -318,7 +316,8 @@ func (c *transactionStream) acknowledge(w ackWait) error {
 }
 
 // refuse answers a request that is not executed. The transaction that is open fails.
-func (c *transactionStream) refuse(out *pb.TransactResponse, err error) error {
+func (c *transactionStream) refuse(req *pb.TransactRequest, out *pb.TransactResponse, err error) error {
+	req.Reset()
 	c.mu.Lock()
 	c.failLocked(err)
 	c.mu.Unlock()

@@ -55,14 +55,7 @@ func TestARequestOfATransactionIsDroppedBeforeItsAnswerWaits(t *testing.T) {
 		large := int(h.receiving.large.limit/2) + 1<<20
 		last := &pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: &pb.RollbackRequest{}}}
 		last.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, large)))
-		heap := func() int {
-			runtime.GC()
-			runtime.GC()
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			return int(m.HeapAlloc)
-		}
-		before := heap()
+		before := liveHeap()
 		for range clients {
 			c := h.dialRaw(t)
 			c.begin(1, pb.TransactionService_Transact_FullMethodName, "120S")
@@ -76,7 +69,7 @@ func TestARequestOfATransactionIsDroppedBeforeItsAnswerWaits(t *testing.T) {
 				return h.receiving.beside.bytes() == 0
 			})
 		}
-		if more := heap() - before; more > large {
+		if more := liveHeap() - before; more > int64(large) {
 			t.Errorf("%d clients take %d bytes with requests of %d", clients, more, large)
 		}
 		runtime.KeepAlive(last)

@@ -1,4 +1,5 @@
-// Package testseed shifts the seeds of tests that run a fixed number of seeded rounds, and says whether the race detector makes them slow.
+// Package testseed shifts the seeds of tests that run a fixed number of seeded rounds, says whether the race detector makes them slow, and counts how
+// often others run beside a goroutine.
 //
 // A normal run uses the seeds 0, 1, 2 ..., so that it is the same every time. With EPOCHKV_SEED=N in the environment the
 // rounds use N, N+1, N+2 ...: `make crash` sets it from the clock, and each test prints the command that repeats its run.

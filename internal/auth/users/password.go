@@ -315,6 +315,19 @@ type attempter struct {
 	all          bool
 }
 
+// attemptersOf are those of which an attempt counts.
+func attemptersOf(name, client string) [2]attempter {
+	return [...]attempter{{name: name, client: client}, {name: name, all: true}}
+}
+
+// most is how many attempts may fail in a minute.
+func (a *attempter) most() int {
+	if a.all {
+		return attemptsOfAll
+	}
+	return attemptsMax
+}
+
 type attemptCount struct{ failed, running int }
 
 // begin counts an attempt, or refuses it. Those under way may fail, too: while they are too many, another one may come soon.
@@ -325,9 +338,8 @@ func (a *attempts) begin(name, client string) error {
 	if a.count == nil || now-a.since >= attemptsTime {
 		a.count, a.since = map[attempter]attemptCount{}, now
 	}
-	one, all := attempter{name: name, client: client}, attempter{name: name, all: true}
-	for i, who := range []attempter{one, all} {
-		most := [...]int{attemptsMax, attemptsOfAll}[i]
+	for _, who := range attemptersOf(name, client) {
+		most := who.most()
 		n, known := a.count[who]
 		if n.failed+n.running < most && (known || len(a.count) < attemptedNames) {
 			continue
@@ -338,8 +350,7 @@ func (a *attempts) begin(name, client string) error {
 		}
 		return &auth.LimitError{What: "attempts to log in a minute", Limit: uint64(most), Retry: retry}
 	}
-	a.add(one, attemptCount{running: 1})
-	a.add(all, attemptCount{running: 1})
+	a.add(name, client, attemptCount{running: 1})
 	return nil
 }
 
@@ -351,17 +362,18 @@ func (a *attempts) end(name, client string, failed bool) {
 	if failed {
 		more.failed = 1
 	}
-	a.add(attempter{name: name, client: client}, more)
-	a.add(attempter{name: name, all: true}, more)
+	a.add(name, client, more)
 }
 
-// add changes a count. An attempt may end in the minute after the one in which it has begun.
-func (a *attempts) add(who attempter, more attemptCount) {
-	n := a.count[who]
-	n.failed, n.running = n.failed+more.failed, max(n.running+more.running, 0)
-	if n == (attemptCount{}) {
-		delete(a.count, who)
-		return
+// add changes the counts. An attempt may end in the minute after the one in which it has begun.
+func (a *attempts) add(name, client string, more attemptCount) {
+	for _, who := range attemptersOf(name, client) {
+		n := a.count[who]
+		n.failed, n.running = n.failed+more.failed, max(n.running+more.running, 0)
+		if n == (attemptCount{}) {
+			delete(a.count, who)
+		} else {
+			a.count[who] = n
+		}
 	}
-	a.count[who] = n
 }
