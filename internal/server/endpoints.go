@@ -183,6 +183,7 @@ func (s *Server) newHTTP() {
 		Requests: &s.observer.requests, Server: s.stats, Engine: s.store.Stats, Failed: func() bool { return s.store.Err() != nil },
 		IO: s.ioStats, Conditions: s.observe,
 	})
+	s.endpoints.metrics = transport.YieldingListener{Listener: s.endpoints.metrics}
 	if s.endpoints.tls.source != nil {
 		s.endpoints.metrics = newSecureListener(s.endpoints.metrics, s.endpoints.tls.http)
 	}

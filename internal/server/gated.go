@@ -10,6 +10,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // The functions in this file check the requests that handlers serve, on both transports. What the direct transport executes
@@ -181,6 +182,7 @@ type gatedStream struct {
 	access  *access
 	ctx     context.Context
 	release func() // of its message
+	yielder transport.Yielder
 
 	library *libraryStream // nil with the direct transport
 
@@ -194,6 +196,7 @@ func (g *gatedStream) Context() context.Context { return g.ctx }
 func (g *gatedStream) RecvMsg(m any) error {
 	g.received = streamMessage{ctx: g.ctx, request: m}
 	err := g.ServerStream.RecvMsg(&g.received)
+	g.yielder.Did(transport.MessageFrames)
 	gaveUp := g.received.gaveUp
 	if err == nil {
 		g.library.took(g.received.bytes)

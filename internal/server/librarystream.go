@@ -3,11 +3,12 @@ package server
 import (
 	"bufio"
 	"context"
-	"runtime"
 
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // libraryStream is a stream of the gRPC library that a handler serves. The library says neither when it has decoded a message, except by windows of 64
@@ -38,16 +39,11 @@ type libraryConn struct {
 	*countedConn
 	buffered *bufio.Reader
 	at       frames
-
-	turnFrames, turnBytes int // since others ran
+	yielder  transport.Yielder
 }
 
-// A connection whose client always has more lets others run after so many frames or bytes, as with the direct transport. Otherwise they would wait until
-// the scheduler ends its turn, which is after 10 ms, and that for each connection that does the same.
-const (
-	libraryTurnFrames = 64
-	libraryTurnBytes  = readBufBytes
-)
+// frameBytes is how many bytes count as a frame.
+const frameBytes = 512
 
 func newLibraryConn(c *countedConn) *libraryConn {
 	l := &libraryConn{countedConn: c, buffered: bufio.NewReaderSize(c, readBufBytes), at: frames{skip: prefaceBytes}}
@@ -58,17 +54,21 @@ func newLibraryConn(c *countedConn) *libraryConn {
 // Read implements net.Conn.
 func (l *libraryConn) Read(b []byte) (int, error) {
 	n, err := l.buffered.Read(b)
+	per, count := frameBytes, 0
+	if kind := l.at.kind(); kind == frameHeaders || kind == frameContinued {
+		per = transport.HeaderBytes
+	}
+	if n < len(b) { // over TLS, a record may have a byte
+		count = 1
+	}
 	for rest := b[:n]; len(rest) > 0; {
 		var begins bool
 		if rest, begins = l.at.next(rest); begins {
 			l.at.skip = l.at.length()
-			l.turnFrames++
+			count++
 		}
 	}
-	if l.turnBytes += n; l.turnFrames >= libraryTurnFrames || l.turnBytes >= libraryTurnBytes {
-		l.turnFrames, l.turnBytes = 0, 0
-		runtime.Gosched()
-	}
+	l.yielder.Did(count + n/per)
 	return n, err
 }
 

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // scriptedListener returns errors, and then a connection.
@@ -48,9 +50,12 @@ func TestAcceptGoesOnAfterAShortage(t *testing.T) {
 // TestAcceptEndsWhenItsListenerIsClosed: of both listeners, and also while it pauses.
 func TestAcceptEndsWhenItsListenerIsClosed(t *testing.T) {
 	h := mustStart(t)
-	for _, l := range []net.Listener{h.endpoints.listener, h.endpoints.metrics} {
+	for i, l := range []net.Listener{h.endpoints.listener, h.endpoints.metrics} {
 		if secured, ok := l.(*secureListener); ok {
 			l = secured.Listener
+		}
+		if i == 1 {
+			l = l.(transport.YieldingListener).Listener
 		}
 		if _, ok := l.(*patientListener); !ok {
 			t.Errorf("%T is not patient", l)

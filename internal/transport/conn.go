@@ -100,10 +100,6 @@ const (
 	// burstMax is how many requests are executed before answers are sent although more requests have come, so
 	// that a client with a single connection works on answers while the server works on requests.
 	burstMax = 32
-
-	// turnFrames is after how many frames, of whatever kind, a reader whose client always has more lets others run. Without it they wait until
-	// its buffer is empty, or the scheduler ends its turn after 10 ms, and that for each connection that does the same.
-	turnFrames = 2 * burstMax
 )
 
 var (
@@ -172,10 +168,14 @@ func (c *Conn) start() {
 func (c *Conn) serve() {
 	lane := laneHolder{client: c.client}
 	defer lane.rest()
-	for executed, frames := 0, 0; ; {
+	var yielder Yielder
+	for executed := 0; ; {
 		f, complete, err := c.in.next()
+		frames := 1
 		if complete {
-			frames++
+			if f.kind != http2.FrameData {
+				frames += len(f.payload) / HeaderBytes
+			}
 			var work execution
 			if work, err = c.handle(f); err == nil && work.request.stream != nil {
 				if !c.execute(lane.take(), work) {
@@ -193,9 +193,8 @@ func (c *Conn) serve() {
 				return
 			}
 		}
-		if err == nil && frames >= turnFrames {
-			frames = 0
-			runtime.Gosched()
+		if err == nil {
+			yielder.Did(frames)
 		}
 		if err == nil && !complete {
 			if half := c.in.r < c.in.w; half != c.halfFrame.Load() {
@@ -310,7 +309,7 @@ const lingerTime = 500 * time.Millisecond
 func linger(raw net.Conn) {
 	const bytesMax = 1 << 20
 	if closeWrite(raw) == nil && raw.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
-		_, _ = io.CopyN(io.Discard, raw, bytesMax) // whatever ends it, the connection is closed next
+		_, _ = io.CopyN(io.Discard, YieldingConn{raw}, bytesMax) // whatever ends it, the connection is closed next
 	}
 }
 

@@ -40,7 +40,11 @@ type headerList struct {
 
 func (h *headers) init(maxBytes int) {
 	h.max, h.decoded.max = maxBytes, maxBytes
-	h.decoder = hpack.NewDecoder(headerTableBytes, h.decoded.add)
+	h.decoder = hpack.NewDecoder(headerTableBytes, func(f hpack.HeaderField) {
+		if h.decoded.add(f); h.decoded.tooLarge() {
+			h.decoder.SetEmitEnabled(false) // until the end of the block: see forget
+		}
+	})
 	// What is too large ends its request and not the connection. The block bounds a string, whose
 	// Huffman code has at least 5 bits a byte.
 	h.decoder.SetMaxStringLength(2 * h.blockBytesMax())

@@ -84,6 +84,7 @@ func isWhole(b []byte) bool {
 // executeMessages executes a message, unless it is nil, and all that are complete after it.
 func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 	m, reserved := s.messages, 0
+	var yielder Yielder
 	sent := time.Time{} // long ago: whole may take long, and what is ready is sent after it
 	if whole == nil {
 		sent = time.Now()
@@ -118,6 +119,7 @@ func (c *Conn) executeMessages(l Lane, s *stream, whole []byte) {
 		c.consumedLocked(s, len(whole))
 		c.mu.Unlock()
 		whole = nil
+		yielder.Did(MessageFrames)
 	}
 }
 
