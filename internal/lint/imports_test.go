@@ -19,6 +19,7 @@ var mayImport = map[string][]string{
 	// Leaves.
 	"internal/ablation":   {},
 	"internal/clock":      {},
+	"internal/fairqueue":  {},
 	"internal/invariants": {},
 	"internal/keys":       {},
 	"internal/lint":       {},
@@ -97,11 +98,11 @@ var mayImport = map[string][]string{
 	"internal/health":     {},
 	"internal/console":    {},
 	"internal/certs":      {},
-	"internal/transport":  {},
+	"internal/transport":  {"internal/fairqueue"},
 	"internal/tracing":    {},
 	"internal/lease":      {"internal/mvcc", "internal/keys", "internal/metadata", "internal/storage/batch"},
 	"internal/auth":       {"internal/keys"},
-	"internal/auth/users": {"internal/auth", "internal/keys", "internal/mvcc", "internal/storage", "internal/vfs"},
+	"internal/auth/users": {"internal/auth", "internal/fairqueue", "internal/keys", "internal/mvcc", "internal/storage", "internal/vfs"},
 	"internal/telemetry":  {"internal/archive", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/tracing", "internal/wal", "internal/vfs"},
 	"internal/server": {
 		"api/proto/epochkv/v1", "internal/archive", "internal/audit", "internal/objectstore", "internal/auth", "internal/auth/users", "internal/backup", "internal/certs", "internal/clock", "internal/config", "internal/console", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/restore", "internal/storage", "internal/storage/inspect",

@@ -1,75 +1,46 @@
 package transport
 
 import (
-	"container/list"
 	"net"
 	"net/netip"
 	"os"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
 // computeTurns gives handshakes their turns to compute: to the networks in turn, and to the oldest of a network first. However many handshakes of a
 // network wait, and however long each computes, one of another network waits for a turn of each network at most. It is guarded by Handshakes.mu.
 type computeTurns struct {
-	free     int
-	networks list.List                      // of *waiting, those that have any, in the order of their next turns
-	of       map[netip.Prefix]*list.Element // the same
+	free    int
+	waiting fairqueue.Queue[netip.Prefix, chan struct{}] // closed when it is the handshake's turn
 }
 
-// waiting are the handshakes of a network that wait for their turn.
-type waiting struct {
-	from netip.Prefix
-	all  list.List // of chan struct{}, closed when it is the handshake's turn
-}
+// turnPlace is that of a handshake that waits for its turn.
+type turnPlace = fairqueue.Place[netip.Prefix, chan struct{}]
 
 // ask begins the wait for a turn.
-func (t *computeTurns) ask(from netip.Prefix) *list.Element {
-	e := t.of[from]
-	if e == nil {
-		e = t.networks.PushBack(&waiting{from: from})
-		t.of[from] = e
-	}
-	place := waitingOf(e).all.PushBack(make(chan struct{}))
+func (t *computeTurns) ask(from netip.Prefix) *turnPlace {
+	place := t.waiting.Push(from, make(chan struct{}))
 	t.give()
 	return place
 }
 
 // give gives the turns that are free.
 func (t *computeTurns) give() {
-	for t.free > 0 && t.networks.Len() > 0 {
-		e := t.networks.Front()
-		network := waitingOf(e)
+	for t.free > 0 && t.waiting.Len() > 0 {
 		t.free--
-		close(network.all.Remove(network.all.Front()).(chan struct{})) //nolint:forcetypeassert // there is nothing else
-		t.networks.MoveToBack(e)
-		t.forget(e)
-	}
-}
-
-// forget removes a network of which nothing waits any more.
-func (t *computeTurns) forget(e *list.Element) {
-	if network := waitingOf(e); network.all.Len() == 0 {
-		t.networks.Remove(e)
-		delete(t.of, network.from)
+		close(t.waiting.Pop())
 	}
 }
 
 // leave ends a wait, and the turn if it has been given meanwhile.
-func (t *computeTurns) leave(from netip.Prefix, place *list.Element) {
-	select {
-	case <-grantOf(place):
+func (t *computeTurns) leave(place *turnPlace) {
+	if !t.waiting.Remove(place) {
 		t.free++
 		t.give()
-	default:
-		e := t.of[from]
-		waitingOf(e).all.Remove(place)
-		t.forget(e)
 	}
 }
-
-func waitingOf(e *list.Element) *waiting { return e.Value.(*waiting) } //nolint:forcetypeassert // there is nothing else
-
-func grantOf(place *list.Element) chan struct{} { return place.Value.(chan struct{}) } //nolint:forcetypeassert // there is nothing else
 
 // turn is the right of a handshake to compute. It has it from when its client's bytes have come until it waits for the client again. A signature takes
 // up to milliseconds, and the chain of a client's certificate tens of them; a client can ask for the one with bytes that it has recorded, and for the
@@ -94,13 +65,13 @@ func (t *turn) begin() error {
 	h.mu.Unlock()
 	err := net.ErrClosed
 	select {
-	case <-grantOf(place):
+	case <-place.Value:
 		t.held = true
 		return nil
 	default:
 	}
 	select {
-	case <-grantOf(place):
+	case <-place.Value:
 		t.held = true
 		return h.renew(t.of)
 	case <-t.of.ended:
@@ -109,7 +80,7 @@ func (t *turn) begin() error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.turns.leave(t.of.from, place)
+	h.turns.leave(place)
 	return err
 }
 

@@ -111,7 +111,7 @@ var ciphers12 = []uint16{
 func NewHandshakes(o HandshakeOptions) *Handshakes {
 	return &Handshakes{
 		options: o, from: make(map[netip.Prefix]int),
-		turns: computeTurns{free: max(runtime.GOMAXPROCS(0)/2, 1), of: make(map[netip.Prefix]*list.Element)},
+		turns: computeTurns{free: max(runtime.GOMAXPROCS(0)/2, 1)},
 	}
 }
 

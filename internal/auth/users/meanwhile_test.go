@@ -14,7 +14,7 @@ import (
 func (h *harness) hold() (release func()) {
 	held, begun := make(chan struct{}), make(chan struct{})
 	for range h.hasher.count {
-		h.hasher.queue <- func() { begun <- struct{}{}; <-held }
+		go func() { _ = h.hasher.do(context.Background(), func() { begun <- struct{}{}; <-held }) }()
 	}
 	for range h.hasher.count {
 		<-begun
@@ -22,14 +22,26 @@ func (h *harness) hold() (release func()) {
 	return func() { close(held) }
 }
 
+// awaitWaiting returns when so many jobs wait.
+func (h *hasher) awaitWaiting(n int) {
+	for h.waiting() != n {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// waiting is how many jobs wait.
+func (h *hasher) waiting() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.queue.Len()
+}
+
 // whileHashed calls do while the password of a request waits for its hash, and returns the error of the request.
 func (h *harness) whileHashed(request func() error, do func()) error {
 	h.t.Helper()
 	release, done := h.hold(), make(chan error, 1)
 	go func() { done <- request() }()
-	for len(h.hasher.queue) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	h.hasher.awaitWaiting(1)
 	do()
 	release()
 	return <-done

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/argon2"
 
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/fairqueue"
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
@@ -37,7 +38,7 @@ const (
 
 	// hashersMax is how many goroutines hash: a flood of logins takes 128 MiB, and no more.
 	hashersMax = 2
-	// hashQueue is how many passwords wait: about three seconds' worth.
+	// hashQueue is how many passwords wait: three to six seconds' worth.
 	hashQueue = 64
 )
 
@@ -89,8 +90,8 @@ func (p *passwordHash) matches(password string) bool {
 
 // hasher computes hashes outside of the goroutines of requests.
 type hasher struct {
-	queue  chan func()
 	count  int           // goroutines
+	added  chan struct{} // wakes a goroutine; has room for all
 	ended  chan struct{} // closed when nothing is hashed any more
 	cost   HashCost
 	dummy  passwordHash                 // that no password has
@@ -101,14 +102,21 @@ type hasher struct {
 	ran      atomic.Int64  // nanoseconds from began to the end of the last one
 	began    time.Time
 
-	mu      sync.Mutex     // a leaf
-	waiting map[string]int // jobs of each client in the queue
+	mu    sync.Mutex // a leaf
+	queue fairqueue.Queue[string, *hashJob]
+}
+
+// hashJob is a password that waits, or is hashed.
+type hashJob struct {
+	ctx     context.Context
+	execute func()
+	done    chan error // has room for the outcome
 }
 
 func newHasher(cost HashCost) *hasher {
 	h := &hasher{
-		queue: make(chan func(), hashQueue), count: hashersOn(runtime.GOMAXPROCS(0)), ended: make(chan struct{}),
-		cost: cost, client: func(context.Context) string { return "" }, began: time.Now(), waiting: map[string]int{},
+		count: hashersOn(runtime.GOMAXPROCS(0)), added: make(chan struct{}, hashersMax), ended: make(chan struct{}),
+		cost: cost, client: func(context.Context) string { return "" }, began: time.Now(),
 	}
 	h.dummy = passwordHash{cost: cost, salt: newSalt(), hash: make([]byte, hashBytes)}
 	return h
@@ -119,22 +127,43 @@ func (h *hasher) run(ctx context.Context, other func()) {
 	defer close(h.ended)
 	var running sync.WaitGroup
 	for range h.count {
-		running.Go(func() {
-			for {
-				select {
-				case job := <-h.queue:
-					h.busy.Add(1)
-					job()
-					h.ran.Store(int64(time.Since(h.began)))
-					h.busy.Add(-1)
-				case <-ctx.Done():
-					return
-				}
-			}
-		})
+		running.Go(func() { h.work(ctx) })
 	}
 	other()
 	running.Wait()
+}
+
+// work executes jobs until ctx ends.
+func (h *hasher) work(ctx context.Context) {
+	for ctx.Err() == nil {
+		if j := h.take(); j != nil {
+			h.busy.Add(1)
+			h.computed.Add(1)
+			j.execute()
+			h.ran.Store(int64(time.Since(h.began)))
+			h.busy.Add(-1)
+			j.done <- nil
+			continue
+		}
+		select {
+		case <-h.added:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// take removes the job whose turn it is from the queue; nil if none waits. A job whose client has left takes no turn.
+func (h *hasher) take() *hashJob {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.queue.Len() > 0 {
+		next := h.queue.Next()
+		if next.Value.ctx.Err() == nil {
+			return h.queue.Pop()
+		}
+		h.queue.Remove(next)
+	}
+	return nil
 }
 
 // heapKept is how long the memory of a hash counts after it: others mostly follow.
@@ -151,25 +180,21 @@ func (h *hasher) heapBytes() int64 {
 // retryHash is the advice to a client whose password found a full queue.
 const retryHash = time.Second
 
-// do executes a job on a hasher's goroutine. A job whose client has left meanwhile is not executed. After the end of run the error is
+// do executes a job on a hasher's goroutine. A job whose client leaves before is not executed, and leaves the queue. After the end of run the error is
 // mvcc.ErrClosed.
-func (h *hasher) do(ctx context.Context, job func()) error {
-	done := make(chan struct{})
-	if !h.join(h.client(ctx), func() {
-		if ctx.Err() == nil {
-			h.computed.Add(1)
-			job()
-		}
-		close(done)
-	}) {
-		return &auth.LimitError{What: "passwords that wait to be checked", Limit: hashQueue, Retry: retryHash}
+func (h *hasher) do(ctx context.Context, execute func()) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	j := &hashJob{ctx: ctx, execute: execute, done: make(chan error, 1)}
+	place := h.join(h.client(ctx), j)
+	if place == nil {
+		return errHashQueue()
+	}
+	defer h.leave(place)
 	select {
-	case <-done:
-		if ctx.Err() != nil { // the job may not have been executed
-			return context.Cause(ctx)
-		}
-		return nil
+	case err := <-j.done:
+		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-h.ended:
@@ -177,29 +202,41 @@ func (h *hasher) do(ctx context.Context, job func()) error {
 	}
 }
 
-// join adds a job of a client to the queue, or reports false. A client with jobs in it gets another one only if afterwards at least as many places
-// are free as it has: a flood leaves room for the passwords of others.
-func (h *hasher) join(client string, job func()) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if n := h.waiting[client]; client != "" && n > 0 && n+1 > hashQueue-len(h.queue)-1 {
-		return false
-	}
-	select {
-	case h.queue <- func() { h.leave(client); job() }:
-		h.waiting[client]++
-		return true
-	default:
-		return false
-	}
+// errHashQueue is the end of a job that has no place in the queue.
+func errHashQueue() error {
+	return &auth.LimitError{What: "passwords that wait to be checked", Limit: hashQueue, Retry: retryHash}
 }
 
-func (h *hasher) leave(client string) {
+// hashPlace is that of a job in the queue.
+type hashPlace = fairqueue.Place[string, *hashJob]
+
+// join adds a job of a client to the queue. If all places are taken, the job gets that of the newest job of a client that has more of them than this
+// client will have then; the other job is refused. So floods leave each client its part of the places, and while no other client needs them
+// the logins of one have all: many users may share an address. Without such a job join returns nil.
+func (h *hasher) join(client string, j *hashJob) *hashPlace {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.waiting[client]--; h.waiting[client] == 0 {
-		delete(h.waiting, client)
+	if h.queue.Len() >= hashQueue {
+		newest, most := h.queue.Longest()
+		if h.queue.Of(client)+1 >= most {
+			return nil
+		}
+		h.queue.Remove(newest)
+		newest.Value.done <- errHashQueue()
 	}
+	place := h.queue.Push(client, j)
+	select {
+	case h.added <- struct{}{}:
+	default: // all are woken
+	}
+	return place
+}
+
+// leave removes a job from the queue, if it still waits.
+func (h *hasher) leave(place *hashPlace) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.queue.Remove(place)
 }
 
 func newSalt() []byte {

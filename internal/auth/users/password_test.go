@@ -170,96 +170,25 @@ func TestOnlyComparedPasswordsAreAttempts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	started, let := make(chan struct{}, h.hasher.count), make(chan struct{})
-	release := sync.OnceFunc(func() { close(let) })
+	release := sync.OnceFunc(h.hold())
 	t.Cleanup(release)
-	for len(h.hasher.queue) > 0 { // of clients that have left
-		time.Sleep(time.Millisecond)
-	}
-	for range h.hasher.count {
-		h.hasher.queue <- func() { started <- struct{}{}; <-let }
-		<-started
-	}
 	for range hashQueue {
-		h.hasher.queue <- func() {}
+		go func() { _ = h.hasher.do(ctx, func() {}) }()
 	}
+	h.hasher.awaitWaiting(hashQueue)
 	for range 2 * attemptsMax {
 		if limit, ok := errors.AsType[*auth.LimitError](second(h.Password(ctx, "ann", "ann's secret"))); !ok || limit.Limit != hashQueue {
 			t.Fatalf("the queue is full: %+v", limit)
 		}
 	}
 	release()
-	for len(h.hasher.queue) > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	h.hasher.awaitWaiting(0)
 	if _, err := h.Password(ctx, "ann", "ann's secret"); err != nil {
 		t.Errorf("after the flood: %v", err)
 	}
 }
 
 func second[A any](_ A, err error) error { return err }
-
-// TestHashesWaitInABoundedQueue, and leave it when their client does.
-func TestHashesWaitInABoundedQueue(t *testing.T) {
-	x := newHasher(cheap) // no goroutine hashes
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, hashQueue)
-	executed := false
-	for range hashQueue {
-		go func() { ended <- x.do(ctx, func() { executed = true }) }()
-	}
-	for len(x.queue) < hashQueue {
-		time.Sleep(time.Millisecond)
-	}
-	if err := x.do(ctx, func() {}); err == nil {
-		t.Error("the queue has no bound")
-	} else if _, ok := errors.AsType[*auth.LimitError](err); !ok {
-		t.Error(err)
-	}
-	cancel()
-	for range hashQueue {
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	}
-	running, stop := context.WithCancel(context.Background())
-	x.run(running, func() {
-		for len(x.queue) > 0 {
-			time.Sleep(time.Millisecond)
-		}
-		stop()
-	})
-	if executed {
-		t.Error("a hash was computed for a client that has left")
-	}
-}
-
-// TestAClientLeavesRoomInTheQueueOfPasswords: a flood of one, whose requests may have been given up, lets those of others be checked.
-func TestAClientLeavesRoomInTheQueueOfPasswords(t *testing.T) {
-	type key struct{}
-	x := newHasher(cheap) // no goroutine hashes
-	x.client = func(ctx context.Context) string { return ctx.Value(key{}).(string) }
-	of := func(client string) error {
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, client))
-		cancel()
-		return x.do(ctx, func() {})
-	}
-	for range 2 * hashQueue {
-		_ = of("a flood")
-	}
-	if len(x.queue) != hashQueue/2 {
-		t.Errorf("a client has %d of %d places", len(x.queue), hashQueue)
-	}
-	if err := of("another"); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	for len(x.queue) > 0 {
-		(<-x.queue)()
-	}
-	if len(x.waiting) != 0 {
-		t.Errorf("clients whose passwords were checked are known: %v", x.waiting)
-	}
-}
 
 // TestHashesAreKept: the form of stored hashes, computed by another program (argon2 of the reference implementation).
 func TestHashesAreKept(t *testing.T) {

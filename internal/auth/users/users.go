@@ -1,6 +1,6 @@
 // Package users keeps users, roles and tokens as records of the store, and authenticates clients.
 //
-//	name, password ─► hasher (one or two goroutines, bounded queue) ─► token, stored as its SHA-256
+//	name, password ─► hasher (one or two goroutines, bounded queue, clients in turn) ─► token, stored as its SHA-256
 //	token ─► SHA-256 ─► auth.Table ─► auth.Identity             nothing is read or written
 //	certificate ─► rule ─► name ─► auth.Table ─► auth.Identity
 //
@@ -26,7 +26,7 @@
 //   - A wrong password, an unknown user and a disabled one have the same answer, after the same work.
 //   - Neither passwords nor tokens are stored, logged, or part of an error.
 //
-// Locks: Manager.turn orders changes, and is held during their commits. Attempts and the line have mutexes of their own, leaves.
+// Locks: Manager.turn orders changes, and is held during their commits. Attempts, the line and the hasher have mutexes of their own, leaves.
 package users
 
 import (
