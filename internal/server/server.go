@@ -325,6 +325,9 @@ func Run(ctx context.Context, signals Signals, c config.Config, log *slog.Logger
 	if r.TornFile != "" {
 		log.Warn("cut a torn tail that a crash had left", "file", r.TornFile, "offset", r.TornAt, "bytes", r.TornSize)
 	}
+	if r.SegmentBytes != 0 {
+		log.Warn("the disk has no room for log segments of the configured size: this run goes on with those of an earlier one; restart the server when the disk has space", "segment_bytes", r.SegmentBytes)
+	}
 	for _, what := range r.Repaired {
 		log.Error("repaired damage of the data file; nothing is lost, but distrust the device", "repair", what)
 	}

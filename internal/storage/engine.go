@@ -131,8 +131,13 @@ func Open(ctx context.Context, o Options, registry *pin.Registry) (*Engine, Reco
 	if err != nil {
 		return nil, Recovery{}, err
 	}
+	kept, err := o.keepSegmentBytes() // before a file is removed
+	if err != nil {
+		return nil, Recovery{}, errors.Join(err, lock.Close())
+	}
 	e := newEngine(&o, registry, lock)
 	recovery, err := e.recover(ctx)
+	recovery.SegmentBytes = kept
 	if err != nil {
 		return nil, recovery, errors.Join(err, e.release())
 	}

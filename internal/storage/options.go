@@ -126,6 +126,26 @@ func (o *Options) setReserve() {
 	}
 }
 
+// keepSegmentBytes keeps the size that the segments of an earlier run have, if that is smaller and the disk has no room for the reserve and one more
+// segment of the size in the options. Otherwise the log would give up the files of its reserve, because they have another size, before it can make
+// others, and deletions would be refused. It returns the size, or 0 if that of the options is used.
+func (o *Options) keepSegmentBytes() (kept int64, err error) {
+	if o.DiskReserve == 0 {
+		return 0, nil
+	}
+	kept, err = wal.SmallerSegmentBytes(o.FS, o.Dir, o.SegmentBytes, o.logReserve())
+	if kept == 0 || err != nil {
+		return 0, err
+	}
+	free, unknown := o.FS.Free(wal.Dir(o.Dir))
+	if full := unknown == nil && free < (reserveSegments+1)*o.SegmentBytes; !full {
+		return 0, nil
+	}
+	o.DiskReserve = max(o.DiskReserve-reserveSegments*(o.SegmentBytes-kept), 1) // without the difference: the data file keeps as much
+	o.SegmentBytes = kept
+	return kept, nil
+}
+
 // logReserve is how many segments the log keeps in reserve.
 func (o *Options) logReserve() int {
 	if o.DiskReserve == 0 {

@@ -56,6 +56,8 @@ type Recovery struct {
 	Repaired   []string // what was damaged and could be made anew, with the reason
 	Incomplete []string // what was damaged and could be made anew only in part, because the device failed reads: the next start makes it anew again
 
+	SegmentBytes int64 // of one log segment in this run: that of an earlier run, because the disk has no room for those of the options; 0 if it has
+
 	Checkpoints  int   // made during the replay, because the log held more than memory
 	MemtablePeak int64 // most bytes that memtables took meanwhile
 }

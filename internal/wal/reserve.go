@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	iofs "io/fs"
 	"math"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +32,65 @@ type reserve struct {
 	taken   int      // files that became segments, or made room for one
 }
 
+// parseReserveName is the number in the name of a file that holds no record any more.
+func parseReserveName(name string) (number int, ok bool) {
+	digits, found := strings.CutPrefix(name, reservePrefix)
+	number, err := strconv.Atoi(digits)
+	return number, found && err == nil
+}
+
+// SmallerSegmentBytes is the size of the segments of an earlier run, if Open with segments of size bytes would remove its reserve because that
+// has smaller files, and has fewer of this size than a reserve has; otherwise 0. Without a reserve, the newest segment of the log tells
+// whether its files are smaller. Of several sizes it is the smallest: a record may have had a segment of its own, and each file that has the size, or
+// more, gives a segment room.
+func SmallerSegmentBytes(fs vfs.FS, dataDir string, size int64, reserve int) (int64, error) {
+	ofReserve, ofLog, err := earlierSizes(fs, Dir(dataDir))
+	if err != nil {
+		return 0, err
+	}
+	ready := 0
+	for _, found := range ofReserve {
+		if found == size {
+			ready++
+		}
+	}
+	smallest := size
+	switch n := len(ofLog); {
+	case len(ofReserve) > 0 && ready < reserve:
+		smallest = slices.Min(ofReserve)
+	case len(ofReserve) == 0 && n > 0 && ofLog[n-1] < size:
+		smallest = slices.Min(ofLog)
+	}
+	if smallest >= size {
+		return 0, nil
+	}
+	return smallest, nil
+}
+
+// earlierSizes are the sizes of the files that hold no record, and of the segments, by number. It leaves out files that are not as large as any
+// segment, for instance because a torn tail was cut. Without the directory there are none.
+func earlierSizes(fs vfs.FS, dir string) (ofReserve, ofLog []int64, err error) {
+	names, err := fs.List(dir)
+	if errors.Is(err, iofs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("wal: %w", err)
+	}
+	for _, name := range names {
+		size, err := fs.Size(path.Join(dir, name))
+		if err != nil || size < SegmentBytesMin || size%pageSize != 0 {
+			continue
+		}
+		if _, ours := parseReserveName(name); ours {
+			ofReserve = append(ofReserve, size)
+		} else if _, ours := parseFileName(name); ours {
+			ofLog = append(ofLog, size)
+		}
+	}
+	return ofReserve, ofLog, nil
+}
+
 // adoptReserve finds the reserve files of an earlier run, and what it had recycled. It removes files beyond the target and what may be
 // recycled, files of another size, and those for which the device has no blocks.
 func (p *preallocator) adoptReserve(want int) error {
@@ -39,9 +100,8 @@ func (p *preallocator) adoptReserve(want int) error {
 		return fmt.Errorf("wal: %w", err)
 	}
 	for _, name := range names {
-		digits, ours := strings.CutPrefix(name, reservePrefix)
-		n, err := strconv.Atoi(digits)
-		if !ours || err != nil {
+		n, ours := parseReserveName(name)
+		if !ours {
 			continue
 		}
 		p.reserve.last = max(p.reserve.last, n)

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -176,4 +177,54 @@ func sparseCopy(t *testing.T, from *vfs.Mem) *vfs.Mem {
 		t.Fatal(err)
 	}
 	return to
+}
+
+// TestSmallerSegmentBytes: what tells the size of an earlier run are files whose size a segment can have, those of the reserve first.
+func TestSmallerSegmentBytes(t *testing.T) {
+	const reserve, size = 2, 64 << 10
+	for name, c := range map[string]struct {
+		sizes []int64 // of the reserve
+		log   []int64 // of segments, the newest last
+		want  int64
+	}{
+		"no directory":                     {},
+		"smaller":                          {sizes: []int64{32 << 10, 32 << 10}, log: []int64{32 << 10}, want: 32 << 10},
+		"the same":                         {sizes: []int64{size, size}, log: []int64{32 << 10}},
+		"larger":                           {sizes: []int64{2 * size}, log: []int64{32 << 10}},
+		"of several runs":                  {sizes: []int64{32 << 10, 2 * size, 16 << 10}, want: 16 << 10},
+		"a start that was killed":          {sizes: []int64{32 << 10, size}, want: 32 << 10},
+		"a start with a reserve":           {sizes: []int64{32 << 10, size, size}},
+		"smallest":                         {sizes: []int64{SegmentBytesMin}, want: SegmentBytesMin},
+		"no segment can have it":           {sizes: []int64{0, 4096, SegmentBytesMin + 1}},
+		"cut by a crash":                   {sizes: []int64{0, 32 << 10}, want: 32 << 10},
+		"only segments":                    {log: []int64{32 << 10, 32 << 10, 5000}, want: 32 << 10},
+		"a segment of a large record":      {log: []int64{32 << 10, 48 << 10}, want: 32 << 10},
+		"segments of before, and the same": {log: []int64{32 << 10, size}},
+	} {
+		fs := vfs.NewMem()
+		write := func(name string, size int64) {
+			f, err := fs.Open(path.Join(Dir(testDir), name), vfs.Create)
+			if err == nil {
+				err = errors.Join(f.Truncate(size), f.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(c.sizes)+len(c.log) > 0 {
+			if err := fs.MkdirAll(Dir(testDir)); err != nil {
+				t.Fatal(err)
+			}
+			write("other", SegmentBytesMin)
+		}
+		for i, size := range c.sizes {
+			write(fmt.Sprint(reservePrefix, i+1), size)
+		}
+		for i, size := range c.log {
+			write(FileName(uint64(i+1)), size)
+		}
+		if got, err := SmallerSegmentBytes(fs, testDir, size, reserve); got != c.want || err != nil {
+			t.Errorf("%s: %d, %v; want %d", name, got, err, c.want)
+		}
+	}
 }
