@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -324,6 +325,56 @@ func TestSalvageRestoresNothingOfABulkLoadWhoseNumberWasUsedAgain(t *testing.T) 
 		got, report := mustSalvage(t, o.Storage.FS)
 		if err := equalMaps(want, got); err != nil {
 			t.Fatalf("crash at operation %d: %v; report %+v", op, err, report)
+		}
+	}
+}
+
+// TestSalvageSaysThatKeysOfAFailedBulkLoadMayComeBack: without the allocation map, leaves of a bulk load that was refused are like leaves of the
+// state, once a later epoch than that of the load is in it.
+func TestSalvageSaysThatKeysOfAFailedBulkLoadMayComeBack(t *testing.T) {
+	for _, damage := range []string{"map and inner pages", "superblocks"} {
+		o := modelOptions(vfs.NewMem())
+		s := mustReopen(t, o)
+		later := map[string]string{}
+		for i := range 100 {
+			mustPut(t, s, fmt.Sprintf("k%03d", i), fmt.Sprint("committed ", i))
+			later[fmt.Sprintf("z%03d", i)] = "loaded"
+		}
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l, err := s.BeginBulkLoad()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 100 {
+			if err := l.Add(fmt.Appendf(nil, "k%03d", i), fmt.Appendf(nil, "refused %d", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused := errors.New("refused")
+		l.Permit(func() error { return refused })
+		if _, err := l.Commit(t.Context()); !errors.Is(err, refused) {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		mustLoad(t, s, later)
+		mustClose(t, s)
+		damageKind(t, nil, o.Storage.FS, o.Storage.PageSize, damage)
+		got, report := mustSalvage(t, o.Storage.FS)
+		brought := 0
+		for _, v := range got {
+			if strings.HasPrefix(v, "refused") {
+				brought++
+			}
+		}
+		if brought == 0 {
+			t.Errorf("%s: the test needs a value of the bulk load", damage)
+		}
+		if !strings.Contains(strings.Join(report.Notes, "\n"), "deleted keys, or keys of a bulk load that failed, may have come back") {
+			t.Errorf("%s: notes %q", damage, report.Notes)
 		}
 	}
 }

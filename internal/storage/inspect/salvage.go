@@ -30,7 +30,8 @@ import (
 //	log                          every record that can be read
 //
 // The allocation map tells whether a leaf belongs to the newest state. Without it, the contents of
-// leaves that were freed and not overwritten may come back. A leaf of a newer checkpoint that
+// leaves that were freed and not overwritten may come back, and those of a bulk load that was refused
+// or given up, unless its epoch is newer than the state's. A leaf of a newer checkpoint that
 // covers a key overrules them, but only if that leaf is intact, has a version of theirs (else it may
 // be left of a repair tree that was given back), and only if there is no repair tree, whose leaves
 // have few keys of their ranges. Of the versions that are left the newest counts.
@@ -196,7 +197,7 @@ func (s *salvager) readTree() error {
 		return nil
 	}
 	if !s.mapped && !s.raw() {
-		s.note("below damaged inner pages every intact leaf of the file was read, and deleted keys may have come back")
+		s.note("below damaged inner pages every intact leaf of the file was read, and deleted keys, or keys of a bulk load that failed, may have come back")
 	}
 	return s.scan()
 }

@@ -65,7 +65,8 @@ func (s *salvager) scan() error {
 //
 // Where the newest state is known, pages of a newer checkpoint that was not finished, for instance
 // of a bulk load that a crash ended, do not count as intact. The next checkpoint has the same number,
-// and may leave such pages in the file. They have versions after the epoch of the state.
+// and may leave such pages in the file. They have versions after the epoch of the state. Once a state has a later epoch than a bulk load
+// that was refused or given up, leaves of that load are like others: the report says so.
 func (s *salvager) findLeaves() (leaves []foundLeaf, repaired bool, err error) {
 	err = s.eachPage(func(id page.ID, buf []byte) {
 		if !page.IsTree(buf, 0) {
