@@ -152,7 +152,7 @@ func (s *kvService) receiveBulk(
 			if err := stream.RecvMsg(&m); err != nil {
 				m.err = err
 			}
-			if m.size > pooledBytesMax {
+			if m.size >= receivedBytesMin {
 				m.added = make(chan struct{})
 			}
 			select {
@@ -168,6 +168,7 @@ func (s *kvService) receiveBulk(
 			}
 			select {
 			case <-m.added:
+				messageDropped(ctx)
 			case <-ctx.Done():
 				return
 			}

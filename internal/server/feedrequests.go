@@ -16,7 +16,7 @@ type watchRequest struct {
 }
 
 // receive hands the client's requests to the sender. It ends when the client has ended its half of the stream, and closes the
-// channel then, or with the stream.
+// channel then, or with the stream. After another error of Recv the transport has ended the stream, whose context ends then.
 func (w *watchStream) receive(ctx context.Context) {
 	for {
 		req, err := w.stream.Recv()
@@ -45,6 +45,7 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 		defer ticker.Stop()
 		look = ticker.C
 	}
+	messageDropped(w.stream.Context()) // it counts in the share of watches, or is about to be refused
 	for {
 		if look != nil && w.sending.Load() != 0 {
 			r, look = r.withoutRoom(), nil

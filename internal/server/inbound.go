@@ -171,6 +171,11 @@ func (in *inbound) widened(stream uint32, bytes int64) {
 // answer records that the server has answered on a stream: what it took before is not counted any more. It may not have taken all that has come.
 func (in *inbound) answer(m *receivedStream) {
 	m.answered = true
+	in.drop(m)
+}
+
+// drop records that the server keeps nothing of what it has taken. What it has not taken counts on.
+func (in *inbound) drop(m *receivedStream) {
 	keep, beside := int64(0), false
 	count := func(bytes int64, placed bool) {
 		if placed {
@@ -191,7 +196,7 @@ func (in *inbound) answer(m *receivedStream) {
 	m.large = keep
 }
 
-// took records that the server has taken a message of so many bytes. A large one counts until the next answer.
+// took records that the server has taken a message of so many bytes. A large one counts until the next answer, or until it is dropped.
 func (in *inbound) took(stream uint32, bytes int64) {
 	in.change(stream, func(m *receivedStream) {
 		if bytes < receivedBytesMin {

@@ -299,6 +299,8 @@ type rawClient struct {
 	t      testing.TB
 	frames frames
 	framer *http2.Framer // of reasonOf
+
+	windows map[uint32]int // of sendWhole
 }
 
 func (h *harness) dialRaw(t testing.TB) *rawClient {

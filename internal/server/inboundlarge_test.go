@@ -114,6 +114,46 @@ func TestAnAnswerLeavesThePlaceOfAMessageThatFoundNoRoom(t *testing.T) {
 	}
 }
 
+// TestADroppedMessageLeavesTheRoomOfTheNext: the server keeps nothing of what it has taken before it has answered. What it has not taken, and what arrives,
+// counts on; and the client must still end its request.
+func TestADroppedMessageLeavesTheRoomOfTheNext(t *testing.T) {
+	const first, next = 3 * receivedBytesMin, 2 * receivedBytesMin
+	for _, placed := range []bool{false, true} {
+		for _, part := range []int{0, next / 2, grpcPrefixBytes + next} {
+			r := newReceiving(16 * 4 * receivedBytesMin)
+			in := newFollowed(t, r)
+			others := r.large.limit - receivedBytesMin
+			if placed {
+				r.large.reserved.Add(others)
+			}
+			in.mustFollow(t, prefixed(first))
+			if placed {
+				r.large.reserved.Add(-others)
+			}
+			if got := r.beside.bytes() > 0; got != placed {
+				t.Fatalf("beside the share: %v, want %v", got, placed)
+			}
+			in.mustFollow(t, prefixed(next)[:part])
+			in.change(1, in.drop)
+			if got := in.large + r.beside.bytes(); got < first {
+				t.Errorf("%d bytes are counted for a message of %d that was not taken", got, first)
+			}
+			in.took(1, first)
+			in.change(1, in.drop)
+			want := int64(0)
+			if part > 0 {
+				want = next
+			}
+			if got := in.large; got != want || r.beside.bytes() != 0 {
+				t.Errorf("%d bytes of the next one have come: %d are counted, and %d beside the share", part, got, r.beside.bytes())
+			}
+			if m := in.open[1]; !m.incomplete() {
+				t.Error("the request counts as answered")
+			}
+		}
+	}
+}
+
 // TestSmallFramesOfAPrefixAreTaken: a frame that has only a part of the prefix counts with the small message that has begun in it.
 func TestSmallFramesOfAPrefixAreTaken(t *testing.T) {
 	r := newReceiving(4 << 20)

@@ -18,7 +18,6 @@ import (
 	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
-	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // leaseService implements LeaseService. Its requests are not refused for overload: a keep-alive that is refused would
@@ -174,7 +173,7 @@ func (s *leaseService) keepAlives(stream grpc.BidiStreamingServer[pb.KeepAliveRe
 		if err != nil {
 			return err
 		}
-		transport.Dropped(stream.Context())
+		messageDropped(stream.Context())
 		if err := stream.SendMsg(held.of(out)); err != nil {
 			held.release()
 			return err

@@ -116,6 +116,25 @@ func (s *libraryStream) took(bytes int) {
 	}
 }
 
+// dropped says that the handler keeps nothing of the messages that it has received.
+func (s *libraryStream) dropped() {
+	if s == nil {
+		return
+	}
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	if in := s.conn.inbound; in != nil {
+		in.change(s.id, in.drop)
+	}
+}
+
+// messageDropped says that the handler with this context keeps nothing of the message that it received last, before it waits for its client: otherwise
+// the client could keep the room of others by not taking what it is sent. No other goroutine may receive meanwhile: see transport.Dropped.
+func messageDropped(ctx context.Context) {
+	transport.Dropped(ctx)
+	libraryStreamOf(ctx).dropped()
+}
+
 // tookAll says that the handler has received all that the client has sent.
 func (s *libraryStream) tookAll() {
 	if s == nil {

@@ -13,8 +13,8 @@ import (
 // ends with RESOURCE_EXHAUSTED, and the other requests of the connection continue.
 //
 // A stream counts in two shares, from its first message until it ends:
-//   - the largest of its large messages that wait for their handler, or that the server has taken since it last answered: gRPC takes the next
-//     message from the window only after it has decoded the one before;
+//   - the largest of its large messages that wait for their handler, or that the server has taken since it last answered, or last said that it keeps
+//     none of them: gRPC takes the next message from the window only after it has decoded the one before;
 //   - all its small messages that the server has not taken, with their declared lengths and the
 //     overhead of small frames. Their handler says which it has taken: see libraryStream.
 //

@@ -18,7 +18,6 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
-	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // txnService implements TransactionService.
@@ -374,7 +373,7 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 	} else {
 		c.access.operation.sent(out)
 	}
-	transport.Dropped(c.stream.Context())
+	messageDropped(c.stream.Context())
 	if err := c.stream.SendMsg(held.of(out)); err != nil {
 		held.release()
 		return err

@@ -26,21 +26,29 @@ func (c *rawClient) sendWhole(messages ...proto.Message) {
 		}
 		b = append(append(b, binary.BigEndian.AppendUint32([]byte{0}, uint32(len(encoded)))...), encoded...)
 	}
+	if c.windows == nil {
+		c.windows = map[uint32]int{0: connWindowFirst, 1: streamWindowBytes}
+	}
 	framer := http2.NewFramer(io.Discard, c.Conn)
-	for windows := map[uint32]int{0: connWindowFirst, 1: streamWindowBytes}; len(b) > 0; {
-		n := min(len(b), 16<<10, windows[0], windows[1])
+	for len(b) > 0 {
+		n := min(len(b), 16<<10, c.windows[0], c.windows[1])
 		if n > 0 {
 			c.send(frame(frameData, 0, 1, b[:n]))
-			windows[0], windows[1], b = windows[0]-n, windows[1]-n, b[n:]
+			c.windows[0], c.windows[1], b = c.windows[0]-n, c.windows[1]-n, b[n:]
 			continue
 		}
 		f, err := framer.ReadFrame()
 		if err != nil {
 			c.t.Fatal(err)
 		}
-		if w, ok := f.(*http2.WindowUpdateFrame); ok {
-			windows[w.StreamID] += int(w.Increment)
-		}
+		c.noteWindow(f)
+	}
+}
+
+// noteWindow notes that a frame has widened a window of sendWhole.
+func (c *rawClient) noteWindow(f http2.Frame) {
+	if w, ok := f.(*http2.WindowUpdateFrame); ok {
+		c.windows[w.StreamID] += int(w.Increment)
 	}
 }
 
