@@ -198,8 +198,11 @@ func (g *gatedStream) RecvMsg(m any) error {
 	err := g.ServerStream.RecvMsg(&g.received)
 	g.yielder.Did(transport.MessageFrames)
 	gaveUp := g.received.gaveUp
-	if err == nil {
+	if err == nil || g.received.bytes > 0 {
 		g.library.took(g.received.bytes)
+	}
+	if err != nil && g.received.bytes > 0 { // the codec has refused it
+		g.library.dropped()
 	}
 	g.received = streamMessage{} // the message is its receiver's
 	if gaveUp != nil {

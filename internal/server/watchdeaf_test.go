@@ -2,6 +2,7 @@ package server
 
 import (
 	"io"
+	"slices"
 	"testing"
 	"time"
 
@@ -62,6 +63,44 @@ func TestADeafWatchKeepsNoRoomOfMessages(t *testing.T) {
 		eventually(t, "it keeps no room of messages", func() bool { return h.receiving.reserved() == 0 })
 		if n := h.feed.streams.Load(); n != 1 {
 			t.Errorf("%d streams are left", n)
+		}
+	})
+}
+
+// TestARequestThatIsRefusedEndsADeafWatch: it is larger than the codec takes. It leaves the place beside the share, although the end of its stream is sent
+// after the events, which wait for the client.
+func TestARequestThatIsRefusedEndsADeafWatch(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		c := h.deafWatchAtItsWindow(t, "w")
+		c.sendWhole(padded(progressRequest(), int(h.receiving.large.limit/2)+1<<20))
+		eventually(t, "the place is free", func() bool { return h.receiving.beside.bytes() == 0 })
+		eventually(t, "the stream has ended", func() bool { return h.feed.streams.Load() == 0 })
+		c.send(slices.Concat(windowOf(0, 1<<20), windowOf(1, 1<<20)))
+		c.awaitEnd(1)
+	})
+}
+
+// TestARequestOfATransactionLeavesThePlaceOfADeafClient, whether it is executed or refused: its answer, or the end of its stream, waits for a client that
+// takes nothing of the answer before it.
+func TestARequestOfATransactionLeavesThePlaceOfADeafClient(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		h.put(t, "k", string(make([]byte, 200<<10)))
+		for name, rest := range map[string][]byte{
+			"executed": nil,
+			"refused":  protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), []byte{0xff}), // no message
+		} {
+			last := padded(&pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: &pb.RollbackRequest{}}}, int(h.receiving.large.limit/2)+1<<20)
+			last.ProtoReflect().SetUnknown(append(last.ProtoReflect().GetUnknown(), rest...))
+			c := h.dialRaw(t)
+			c.begin(1, pb.TransactionService_Transact_FullMethodName, "120S")
+			c.sendWhole(
+				&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{}}},
+				&pb.TransactRequest{Request: &pb.TransactRequest_Get{Get: &pb.KeyReadRequest{Key: []byte("k")}}},
+				last,
+			)
+			eventually(t, "the place is free of one that is "+name, func() bool { return h.receiving.beside.bytes() == 0 })
 		}
 	})
 }
