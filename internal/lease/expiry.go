@@ -218,8 +218,8 @@ func (m *Manager) record(ctx context.Context) {
 // The error is ErrNotFound, why ctx ended, mvcc.ErrFailed if the store takes no writes, or *mvcc.OutcomeUnknownError if it has failed
 // meanwhile. A lease of which the record could not be read can be revoked.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
-	e, err := m.find(id)
-	if err != nil && !m.isUnread(id) {
+	e, err := m.findRevocable(id)
+	if err != nil {
 		return err
 	}
 	if err := m.store.Err(); err != nil {

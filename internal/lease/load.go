@@ -35,11 +35,15 @@ func (m *Manager) hasUnread() bool {
 	return len(m.unread.ranges) > 0
 }
 
-// isUnread reports whether the record of a lease could not be read.
-func (m *Manager) isUnread(id ID) bool {
+// findRevocable is find, and returns nil for a lease of which the record could not be read. It looks for both at once: readUnread enters the lease, and then
+// forgets that it could not be read, at any time.
+func (m *Manager) findRevocable(id ID) (*entry, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.unread.has(id)
+	if e := m.leases[id]; e != nil || m.unread.has(id) {
+		return e, nil
+	}
+	return nil, &Error{ID: id, Err: ErrNotFound}
 }
 
 func (u *unreadLeases) has(id ID) bool {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,5 +95,38 @@ func TestAGrantReplacesWhatWasReadOfIt(t *testing.T) {
 	defer h.mu.Unlock()
 	if n := len(h.deadlines); n != 1 || h.deadlines[0] != h.leases[id] {
 		t.Errorf("%d deadlines", n)
+	}
+}
+
+// TestALeaseIsRevokedWhileItIsReadAgain: at any time it is in memory, or known as one that could not be read.
+func TestALeaseIsRevokedWhileItIsReadAgain(t *testing.T) {
+	const rounds = 500
+	h := mustOpen(t, vfs.NewMem(), Options{})
+	defer func() { h.stop() }()
+	for id := ID(1); id <= rounds; id++ {
+		h.mustGrant(id, time.Hour)
+		h.mu.Lock()
+		e := h.leases[id]
+		delete(h.leases, id)
+		h.unread.ranges = []unreadRange{{from: id, to: id + 1}}
+		var both sync.WaitGroup
+		both.Go(func() {
+			if err := h.Revoke(context.Background(), id); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Go(func() { // as readUnread does, at the end
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.leases[id], h.unread.ranges = e, nil
+		})
+		for range id % 8 { // so that sometimes both wait for the mutex, and have it in turn
+			runtime.Gosched()
+		}
+		h.mu.Unlock()
+		both.Wait()
+		if t.Failed() {
+			return
+		}
 	}
 }
