@@ -130,6 +130,9 @@ func (x *Session) executeOnce(ctx context.Context, e *Execution) (Executed, erro
 func (t *Txn) allHold(ctx context.Context, e *Execution) (bool, error) {
 	all := true
 	for i := range e.Write.Conditions {
+		if i%conditionsPerTurn == conditionsPerTurn-1 {
+			letOthersRun()
+		}
 		holds, err := t.conditionHolds(&e.Write.Conditions[i])
 		if err = cmp.Or(err, endOf(ctx)); err != nil {
 			return false, err

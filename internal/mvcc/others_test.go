@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -41,6 +42,34 @@ func TestWalksOverManyKeysLetOthersRun(t *testing.T) {
 				t.Fatalf("%d keys, %v", count, c.Err())
 			}
 			return c.guardEntries
+		},
+		"pages": func() int {
+			c, err := x.Scan(ScanOptions{KeysOnly: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			count := 0
+			for c.Next() {
+				if count++; count%100 == 0 {
+					c.Pause()
+				}
+			}
+			if count != n || c.Err() != nil {
+				t.Fatalf("%d keys, %v", count, c.Err())
+			}
+			return n / 100
+		},
+		"conditions": func() int {
+			var w Write
+			for _, key := range list {
+				w.Conditions = append(w.Conditions, Condition{Kind: KeyPresent, Key: key})
+			}
+			out, err := x.Execute(t.Context(), &Execution{Write: &w, Operate: func(context.Context, *Txn, bool) error { return nil }})
+			if err != nil || !out.Holds {
+				t.Fatalf("%+v, %v", out, err)
+			}
+			return n / conditionsPerTurn
 		},
 		"list": func() int {
 			if err := x.ReadAll(t.Context(), list, func(int, Value) error { return nil }); err != nil {

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/epochkv/epochkv/internal/invariants"
@@ -21,6 +22,9 @@ type ScanOptions struct {
 
 	// Admit is asked before a value is read, with the bytes of it and its key. Its error ends the scan. nil: all are admitted.
 	Admit func(bytes int) error
+
+	// Steps is how many keys are visited before others run; 4,096. A caller that does much with each entry wants fewer.
+	Steps int
 }
 
 // Cursor walks a range of keys in a session's snapshot. A session has one cursor. It is not for
@@ -129,7 +133,7 @@ const stepsPerGuard = 4096
 
 // full reports whether the cursor has done enough inside one guard.
 func (c *Cursor) full() bool {
-	return c.inner.Full() || c.steps >= stepsPerGuard
+	return c.inner.Full() || c.steps >= cmp.Or(c.options.Steps, stepsPerGuard)
 }
 
 // enter enters a guard, after leaving the one that it is in, and positions on the first key not yet
@@ -137,6 +141,8 @@ func (c *Cursor) full() bool {
 func (c *Cursor) enter() bool {
 	if c.inside {
 		c.Pause()
+	}
+	if c.guardEntries > 0 { // also after a page: a client may take pages without end
 		letOthersRun()
 	}
 	if ctx := c.options.Context; ctx != nil && ctx.Err() != nil {

@@ -45,7 +45,7 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 		defer ticker.Stop()
 		look = ticker.C
 	}
-	messageDropped(w.stream.Context()) // it counts in the share of watches, or is about to be refused
+	messageDropped(ctx) // it counts in the share of watches, or is about to be refused
 	for {
 		if look != nil && w.sending.Load() != 0 {
 			r, look = r.withoutRoom(), nil

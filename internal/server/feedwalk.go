@@ -247,6 +247,7 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	k.pause()
 	k.snapshot.wait()
 	err = w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes)
+	k.part = walkPart{} // other walks of the stream have their turns before this one makes the next part
 	w.release()
 	if err != nil {
 		return false, err

@@ -196,7 +196,7 @@ func (g *gatedStream) Context() context.Context { return g.ctx }
 func (g *gatedStream) RecvMsg(m any) error {
 	g.received = streamMessage{ctx: g.ctx, request: m}
 	err := g.ServerStream.RecvMsg(&g.received)
-	g.yielder.Did(transport.MessageFrames)
+	g.yielder.Did(transport.MessageFrames + g.received.bytes/frameBytes)
 	gaveUp := g.received.gaveUp
 	if err == nil || g.received.bytes > 0 {
 		g.library.took(g.received.bytes)

@@ -9,6 +9,7 @@ import (
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // Execute implements Transactions. mvcc evaluates it; the functions here convert.
@@ -165,10 +166,15 @@ func toRangeCondition(r *pb.RangeCondition, i int) (c mvcc.RangeCondition, err e
 	return c, nil
 }
 
+// operationFrames is what an operation of a transaction counts before others run, in frames: it may walk a range. A key that is read, or written, counts
+// as one.
+const operationFrames = 4
+
 // operate does the operations of a list in the transaction and appends their results. What these take in memory counts as the answer: a scan of short
 // keys has hundreds of bytes for an entry that is encoded in ten.
 func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list []*pb.Operation, name string, out *pb.ExecuteResponse) error {
 	size := 0
+	var yielder transport.Yielder
 	admit := func(bytes int) error {
 		if bytes += size; bytes > s.limits.BatchBytes {
 			return &mvcc.LimitError{What: "batch bytes", Limit: s.limits.BatchBytes, Got: bytes}
@@ -179,6 +185,7 @@ func (s *txnService) operate(ctx context.Context, c *executor, t *mvcc.Txn, list
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		yielder.Did(operationFrames)
 		before := t.Size()
 		r, err := executeOperation(ctx, t, o, name, i, admit)
 		if err == nil && (o.GetDeleteRange() != nil || o.GetInvoke() != nil) { // which makes more than the request has

@@ -6,6 +6,7 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // The functions in this file are the operations that Transact and Execute share. Each executes one
@@ -29,7 +30,9 @@ func txnBatchGet(ctx context.Context, t *mvcc.Txn, req *pb.BatchReadRequest, lim
 	}
 	out := &pb.BatchGetResponse{ReadEpoch: uint64(t.At()), Results: make([]*pb.BatchGetResult, 0, len(req.Keys))}
 	size := 0
+	var yielder transport.Yielder
 	for i, key := range req.Keys {
+		yielder.Did(1)
 		if size >= batchGetBytesMax {
 			out.Results = append(out.Results, &pb.BatchGetResult{Unread: true})
 			continue
@@ -57,6 +60,9 @@ func txnBatchGet(ctx context.Context, t *mvcc.Txn, req *pb.BatchReadRequest, lim
 // entryMemory is what an entry of a page takes in memory beside its key and value.
 const entryMemory = 192
 
+// txnScanSteps is how many entries of a page are made before others run.
+const txnScanSteps = 512
+
 // txnScan returns one page. It reads no further than the page's last entry, so that later keys do
 // not count as read.
 func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest, admit func(bytes int) error) (*pb.RangeReadResponse, error) {
@@ -71,7 +77,7 @@ func txnScan(ctx context.Context, t *mvcc.Txn, req *pb.RangeReadRequest, admit f
 	out, size := new(pb.RangeReadResponse), 0
 	c, err := t.Scan(mvcc.ScanOptions{
 		Lower: b.lower, Upper: b.upper, Reverse: req.Reverse, KeysOnly: req.KeysOnly, Limit: scanLimit(req.Limit), Context: ctx,
-		Admit: func(bytes int) error { return admit(size + bytes + (len(out.Entries)+1)*entryMemory) },
+		Admit: func(bytes int) error { return admit(size + bytes + (len(out.Entries)+1)*entryMemory) }, Steps: txnScanSteps,
 	})
 	if err != nil {
 		return nil, err
@@ -125,7 +131,9 @@ func txnWriteAll(t *mvcc.Txn, req *pb.WriteRequest) (*pb.WriteResponse, error) {
 	if len(req.GetMutations()) == 0 {
 		return nil, mvcc.ErrEmptyBatch
 	}
+	var yielder transport.Yielder
 	for i, m := range req.Mutations {
+		yielder.Did(1)
 		if err := txnWrite(t, m, fmt.Sprintf("mutations[%d]", i)); err != nil {
 			return nil, err
 		}

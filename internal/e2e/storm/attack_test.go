@@ -175,6 +175,7 @@ func TestMemoryUnderAttackStaysInItsBound(t *testing.T) {
 			a.watches(a.times(100, 900), 1, &pb.CreateWatch{Start: &pb.CreateWatch_Snapshot{Snapshot: new(pb.WatchSnapshot)}})
 			time.Sleep(a.look())
 		}},
+		{"watches of snapshots that are read", func(a *attacker) { a.readSnapshots(100, 6) }},
 		{"pipelines without a window", func(a *attacker) { a.closedWindows(a.times(4, 40), 25) }},
 	} {
 		t.Run(kind.name, func(t *testing.T) { kind.against(t, binary) })

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -119,5 +121,40 @@ func (r *rawClient) awaitHeaders(n int) {
 	defer r.mu.Unlock()
 	for r.headers < n && !r.over {
 		r.changed.Wait()
+	}
+}
+
+// readSnapshots opens streams of several watches each, which begin with a snapshot of everything, and takes what comes for a while. Each watch has a large
+// value in turn, and is to keep it no longer than that.
+func (a *attacker) readSnapshots(streams, each int) {
+	a.bound = boundWithWatches(attackMemory)
+	ctx, cancel := context.WithTimeout(a.ctx, 10*a.look())
+	defer cancel()
+	for i := range 4 {
+		mustPut(a.T, pb.NewKVServiceClient(a.dial()), largeKey(i), 15<<20)
+	}
+	create := &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}, Start: &pb.CreateWatch_Snapshot{Snapshot: new(pb.WatchSnapshot)}}
+	var all sync.WaitGroup
+	defer all.Wait()
+	for range streams {
+		stream, err := pb.NewFeedServiceClient(a.dial(grpc.WithStaticStreamWindowSize(16<<20), grpc.WithStaticConnWindowSize(16<<20))).Watch(ctx, grpc.MaxCallRecvMsgSize(64<<20))
+		if err != nil {
+			a.Fatal(err)
+		}
+		for i := range each {
+			c := proto.CloneOf(create)
+			c.WatchId = uint64(1 + i)
+			if err := stream.Send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: c}}); err != nil {
+				a.Fatal(err)
+			}
+		}
+		all.Go(func() {
+			for {
+				if _, err := stream.Recv(); err != nil {
+					return
+				}
+				a.done.Add(1)
+			}
+		})
 	}
 }
