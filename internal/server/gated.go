@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -169,8 +170,9 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, hand
 			return s.refuse(ctx, a, row, errTooManyStreams)
 		}
 	}
-	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx), release: nothingHeld}
-	defer func() { g.release() }()
+	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx)}
+	g.held.release = nothingHeld
+	defer g.held.end()
 	return handler(srv, g)
 }
 
@@ -181,7 +183,7 @@ type gatedStream struct {
 	row     *rpcRow
 	access  *access
 	ctx     context.Context
-	release func() // of its message
+	held    heldMessage
 	yielder transport.Yielder
 
 	library *libraryStream // nil with the direct transport
@@ -217,10 +219,34 @@ func (g *gatedStream) RecvMsg(m any) error {
 		if err != nil {
 			return g.server.refuse(g.ctx, g.access, g.row, err)
 		}
-		g.release() // of a message before; the handler's goroutine receives them
-		g.release = release
+		g.held.replace(release)
 	}
 	return err
+}
+
+// heldMessage is the message that a stream has received last. A goroutine of the handler may receive one more when the handler has returned.
+type heldMessage struct {
+	mu      sync.Mutex // a leaf
+	release func()
+	ended   bool
+}
+
+// replace releases the message before.
+func (h *heldMessage) replace(release func()) {
+	h.mu.Lock()
+	if !h.ended {
+		release, h.release = h.release, release
+	}
+	h.mu.Unlock()
+	release()
+}
+
+// end releases the last message, and those that come.
+func (h *heldMessage) end() {
+	h.mu.Lock()
+	h.ended = true
+	h.mu.Unlock()
+	h.release()
 }
 
 // SendMsg implements grpc.ServerStream.
