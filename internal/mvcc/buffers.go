@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/storage"
@@ -27,6 +28,7 @@ type sessionBuffers struct {
 	last    []byte // of a ScanReadable
 
 	aloneBytes int // of alone
+	kept       int // bytes that keptBytes counts
 }
 
 // forgetAlone drops the values that are in memory of their own.
@@ -38,7 +40,7 @@ func (b *sessionBuffers) forgetAlone() {
 // memoryBytes is about how much memory the session's buffers take.
 func (x *Session) memoryBytes() int {
 	b := &x.buffers
-	return b.txn.write.MemoryBytes() + b.txn.reads.held() + cap(b.txn.old) + cap(b.txn.fresh) +
+	return b.txn.write.MemoryBytes() + b.txn.own.held() + b.txn.reads.held() + cap(b.txn.old) + cap(b.txn.fresh) +
 		b.ranged.write.MemoryBytes() + b.ranged.reads.held() + cap(b.invoked) + cap(b.before)*int(unsafe.Sizeof(readVersion{})) +
 		cap(b.cursor.long) + b.batch.memoryBytes() + cap(x.committing.writer.Scratch)
 }
@@ -53,8 +55,46 @@ func (b *sessionBuffers) inUse() bool { return b.txn.open || b.cursor.open }
 // it. Close does so, too. A caller that keeps a session calls Trim after each request.
 func (x *Session) Trim() {
 	x.reader.Flush()
-	if x.memoryBytes() > pooledBytesMax && !x.buffers.inUse() {
+	if x.buffers.inUse() {
+		return
+	}
+	counts := &x.store.sessions.kept
+	if bytes := x.memoryBytes(); bytes > pooledBytesMax || !counts.keep(&x.buffers.kept, bytes) {
+		counts.keep(&x.buffers.kept, 0)
 		x.buffers = sessionBuffers{txn: Txn{session: x}}
 		x.committing.writer.Scratch = nil
 	}
+}
+
+// keptBytes bounds what the buffers of all sessions take together between their requests, beside what each may keep. A session may wait for its next
+// request for ever, in the pool or with its stream, and one that is taken for something small keeps what it has.
+type keptBytes struct {
+	total atomic.Int64 // of the sessions that keep more than keptUncounted
+	most  int64
+}
+
+const (
+	// keptUncounted is what any session may keep: more than requests for a few keys need.
+	keptUncounted = 2 << 10
+	keptBytesMin  = 8 << 20
+	keptPart      = 64 // of the memory
+)
+
+func (k *keptBytes) init(memory int64) { k.most = max(keptBytesMin, memory/keptPart) }
+
+// keep counts what a session keeps, of which so much is counted already. It reports false if that is too much.
+func (k *keptBytes) keep(counted *int, bytes int) bool {
+	if bytes <= keptUncounted {
+		bytes = 0
+	}
+	more := bytes - *counted
+	if more == 0 {
+		return true
+	}
+	if k.total.Add(int64(more)) > k.most && more > 0 {
+		k.total.Add(-int64(more))
+		return false
+	}
+	*counted = bytes
+	return true
 }

@@ -132,3 +132,64 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 		t.Errorf("the value has %d bytes", len(got))
 	}
 }
+
+// TestSessionsTogetherKeepLittle: each may keep something, all of them only so much. A session that has been given up keeps its count of nothing.
+func TestSessionsTogetherKeepLittle(t *testing.T) {
+	testseed.SkipUnderRace(t)
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	const count = 64
+	var all []*Session
+	for range count {
+		all = append(all, mustSession(t, s))
+	}
+	kept := func() (sum int64) {
+		counted := int64(0)
+		for _, x := range all {
+			sum += int64(x.memoryBytes())
+			counted += int64(x.buffers.kept)
+			if x.buffers.kept > x.memoryBytes() {
+				t.Errorf("%d bytes of a session are counted that keeps %d", x.buffers.kept, x.memoryBytes())
+			}
+		}
+		if counted != s.sessions.kept.total.Load() {
+			t.Errorf("%d bytes are counted of all, and %d of each", s.sessions.kept.total.Load(), counted)
+		}
+		return sum
+	}
+	request := func(x *Session, reads int) {
+		tx, err := x.Begin(TxnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range reads {
+			if _, err := tx.Get(nil, fmt.Appendf(nil, "%010d", i)); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Set(fmt.Appendf(nil, "%010d", i), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if x.Trim(); reads > 0 && x.memoryBytes() < keptBytesMin/count*2 {
+			t.Fatalf("a session keeps %d bytes: the test tests nothing", x.memoryBytes())
+		}
+		tx.Rollback()
+		x.Trim()
+	}
+	for _, reads := range []int{5_000, 8_000} {
+		for _, x := range all {
+			request(x, reads)
+			request(x, 0) // which takes what the one before has left
+		}
+		if n := kept(); n > keptBytesMin+count*keptUncounted || n < keptBytesMin/2 {
+			t.Errorf("all sessions keep %d bytes", n)
+		}
+	}
+	for _, x := range all {
+		x.buffers = sessionBuffers{txn: Txn{session: x}, kept: x.buffers.kept}
+		x.Trim()
+		x.Close()
+	}
+	if n := s.sessions.kept.total.Load(); n != 0 {
+		t.Errorf("%d bytes are counted of sessions that keep nothing", n)
+	}
+}

@@ -8,6 +8,8 @@ import (
 // sessionPool is the pool of a store's sessions, and its limit. The session that was closed last is taken first: its
 // buffers are the ones most likely to be in the processor's cache.
 type sessionPool struct {
+	kept keptBytes
+
 	mu     sync.Mutex
 	idle   []*Session
 	open   int  // in use; the limit counts them

@@ -56,6 +56,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	}
 	s := &Store{latches: newLatches(o.Storage.Ablation), executeTurn: make(chan struct{}, 1), options: o}
 	s.bulk.turn = make(chan struct{}, 1)
+	s.sessions.kept.init(o.Storage.MemoryBytes)
 	s.registry = pin.NewRegistry(&s.watermark.visible)
 	engine, recovery, err := storage.Open(ctx, o.Storage, s.registry)
 	if err != nil {

@@ -84,6 +84,17 @@ const ackQueueMax = 4096
 // is empty.
 const ackQueueBytesMax = 1 << 20
 
+// ackQueueKept is how many answers the lists of a queue keep room for while nothing waits.
+const ackQueueKept = 64
+
+// unlessLarge is an empty list, unless that is large.
+func unlessLarge(list []answer) []answer {
+	if cap(list) > ackQueueKept {
+		return nil
+	}
+	return list
+}
+
 // ackQueue hands answers from a pipeline's receiver to its acker, in order. The acker swaps out the
 // whole list.
 type ackQueue struct {
@@ -153,6 +164,7 @@ func (q *ackQueue) take(ctx context.Context, waiting []answer, stop <-chan struc
 	q.mu.Lock()
 	if len(waiting) == 0 && len(q.list) == 0 && !q.closed {
 		q.sleeping = true
+		waiting, q.list = unlessLarge(waiting), unlessLarge(q.list) // the stream may be idle for ever
 		q.mu.Unlock()
 		select {
 		case <-q.wake:

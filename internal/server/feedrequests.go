@@ -29,11 +29,13 @@ func (w *watchStream) receive(ctx context.Context) {
 	}
 }
 
-// hand waits until the sender takes a request. It reports false if the stream ends first. A sender that does not wait for its client takes it
-// at once. The other may take it in minutes: so it counts in the share of watches, and if that has no room the watch is refused.
+// hand waits until the sender takes a request. It reports false if the stream ends first. A sender that does not wait for its client takes it soon, unless
+// it walks over very many keys. The other may take it in minutes: so it counts in the share of watches. If that has no room, the watch is refused once the
+// sender waits for its client, or after a moment: a client has many streams.
 func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 	r, line, bytes := watchRequest{WatchRequest: req}, &w.server.admission.watches, watchRequestBytes(req)
 	var look <-chan time.Time // whether the sender waits for its client; nil: there is room
+	began := time.Now()
 	if line.hold(w.conn, bytes) {
 		w.turn.request.Store(bytes >= countedBytesMin)
 		defer func() {
@@ -45,11 +47,13 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 		defer ticker.Stop()
 		look = ticker.C
 	}
-	messageDropped(ctx) // it counts in the share of watches, or is about to be refused
 	for {
-		if look != nil && w.sending.Load() != 0 {
+		if look != nil && (w.sending.Load() != 0 || time.Since(began) >= watchRequestPatience) {
 			r, look = r.withoutRoom(), nil
 			w.server.admission.refused.Add(1)
+		}
+		if look == nil {
+			messageDropped(ctx) // it counts in the share of watches, or is refused
 		}
 		select {
 		case w.requests <- r:
@@ -61,7 +65,10 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 	}
 }
 
-const watchRequestLook = time.Millisecond
+const (
+	watchRequestLook     = time.Millisecond
+	watchRequestPatience = 20 * time.Millisecond
+)
 
 // watchRequestBytes is about what a request takes that was decoded. The names of events and origins have a byte each before.
 func watchRequestBytes(req *pb.WatchRequest) int {

@@ -66,8 +66,8 @@ func TestAResponseIsSentBeforeTheNextIsTaken(t *testing.T) {
 	}
 }
 
-// TestRequestsThatWaitForTheSenderAreCounted, in the share of watches. What finds no room there waits only for a sender that does not wait for its
-// client.
+// TestRequestsThatWaitForTheSenderAreCounted, in the share of watches. What finds no room there waits only for a moment, and for a sender that does not
+// wait for its client.
 func TestRequestsThatWaitForTheSenderAreCounted(t *testing.T) {
 	large := &pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{
 		WatchId: 7, Kinds: slices.Repeat([]pb.EventKind{pb.EventKind_EVENT_KIND_SET}, 10<<10),
@@ -136,9 +136,14 @@ func TestRequestsThatWaitForTheSenderAreCounted(t *testing.T) {
 	run("without room, for a sender that works", func(t *testing.T) {
 		w, hand := begin(t, 16<<10, 0)
 		hand(large)
-		time.Sleep(time.Second)
+		time.Sleep(watchRequestPatience / 2)
 		if r := <-w.requests; r.WatchRequest != large || r.refused != nil {
 			t.Errorf("refused: %v", r.refused)
+		}
+		hand(large)
+		time.Sleep(2 * watchRequestPatience) // a sender may walk over very many keys
+		if r := <-w.requests; r.refused == nil || len(r.GetCreate().Kinds) > 0 {
+			t.Error("a request without room waits for as long as the sender works")
 		}
 		handed := hand(large)
 		w.sending.Store(1)
