@@ -177,7 +177,11 @@ func (p *pipeline) acknowledge(ctx context.Context, received <-chan error) error
 	stop := (<-chan struct{})(p.server.drain.begun)
 	for {
 		var open bool
-		waiting, open = p.acks.take(ctx, waiting, stop)
+		list := waiting
+		if len(list) == 0 {
+			waiting = nil // take may give it up while it sleeps
+		}
+		waiting, open = p.acks.take(ctx, list, stop)
 		if len(waiting) == 0 {
 			switch {
 			case !open:
