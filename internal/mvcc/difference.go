@@ -171,11 +171,17 @@ func (d *Difference) Await() keys.Epoch {
 // Err is what ended the walk early, or nil.
 func (d *Difference) Err() error { return d.err }
 
-// Pause gives up a large value while the caller blocks. Value becomes invalid.
+// Pause gives up a large value and the candidates while the caller blocks. Value becomes invalid. The next call of Next looks for the candidates
+// again, from the first one on that has not been read.
 func (d *Difference) Pause() {
 	if cap(d.value) > pausedBytesMax {
 		d.value = nil
 	}
+	if d.next < len(d.found) {
+		d.lower, d.more = append(d.lower[:0], d.found[d.next]...), true
+	}
+	d.found, d.next = nil, 0
+	d.walk.Release()
 }
 
 // Close ends the walk and the snapshot at Since. Closing twice is harmless.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ func scanAll(t *testing.T, x *Session, lower, upper []byte) map[string]versionAt
 }
 
 // checkDifference compares the difference between two snapshots with full scans at both of them. Every part of the walk
-// begins a new one after the last key, with a small probability.
+// begins a new one after the last key, with a small probability, and the walk may pause before and after any of them.
 func checkDifference(t *testing.T, from, to *Session, lower, upper []byte, rng *rand.Rand) {
 	t.Helper()
 	before, after := scanAll(t, from, lower, upper), scanAll(t, to, lower, upper)
@@ -61,8 +62,20 @@ func checkDifference(t *testing.T, from, to *Session, lower, upper []byte, rng *
 		}
 		defer d.Close()
 		if rng.IntN(2) == 0 { // many small parts
-			d.walk.Bounds = storage.ChangedBounds{Pages: 8, Steps: 1 + rng.IntN(5), Bytes: 1 + rng.IntN(100)}
+			d.walk.Bounds = storage.ChangedBounds{Pages: 8, Steps: 1 + rng.IntN(5), Bytes: 1 + rng.IntN(500)}
 		}
+		pauses := []int{0, 1, 2, 20}[rng.IntN(4)] // never, after each key, after some of them
+		pause := func() {
+			for pauses > 0 && rng.IntN(pauses) == 0 { // once or more
+				if d.Pause(); len(d.found) > 0 {
+					t.Fatal("a paused difference keeps candidates")
+				}
+				if pauses == 1 {
+					break
+				}
+			}
+		}
+		pause()
 		for ended = true; d.Next(); {
 			key, v := string(d.Key()), d.Version()
 			if last != nil && key <= string(last) {
@@ -79,10 +92,14 @@ func checkDifference(t *testing.T, from, to *Session, lower, upper []byte, rng *
 				t.Fatalf("%.20q: epoch %d, a value of %d bytes; want %d, %d", key, v.Epoch, len(d.Value()), w.epoch, len(w.value))
 			}
 			delete(want, key)
+			pause()
 			if rng.IntN(50) == 0 {
 				resume, ended = append(bytes.Clone(d.Key()), 0), false
 				break
 			}
+		}
+		if pause(); ended && d.Next() {
+			t.Fatalf("%q after the end", d.Key())
 		}
 		d.Close()
 		if d.Err() != nil {
@@ -277,5 +294,48 @@ func TestDifferenceReadsOnlyWhatChanged(t *testing.T) {
 	}
 	if d.Err() != nil || n != 1 || parts != 1 {
 		t.Fatalf("%d keys in %d parts, %v; want one in one part: the tree has hundreds of leaves", n, parts, d.Err())
+	}
+}
+
+// TestAPausedDifferenceKeepsNoCandidates: the caller may wait for a client for minutes. What is collected at once takes little, however short the keys are.
+func TestAPausedDifferenceKeepsNoCandidates(t *testing.T) {
+	const n = 20_000
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x := mustSession(t, s)
+	defer x.Close()
+	w := Write{Durability: DurabilityAsync}
+	for i := range n {
+		w.Set(fmt.Appendf(nil, "%05d", i), nil)
+	}
+	if _, err := commitAndWait(x, &w); err != nil {
+		t.Fatal(err)
+	}
+	mustCheckpoint(t, s)
+	mustSnapshot(t, x)
+	d, err := x.Difference(DifferenceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	d.walk.Bounds.Pages = 1000
+	for i := range n {
+		if !d.Next() || string(d.Key()) != fmt.Sprintf("%05d", i) {
+			t.Fatalf("%q, %v; want key %d", d.Key(), d.Err(), i)
+		}
+		if most := d.walk.Bounds.Bytes / 48; len(d.found) > most {
+			t.Fatalf("%d candidates, want at most %d", len(d.found), most)
+		}
+		if i%1000 == 999 {
+			if len(d.found) == 0 {
+				t.Fatal("there are no candidates: the test tests nothing")
+			}
+			walk := reflect.ValueOf(&d.walk).Elem()
+			if d.Pause(); len(d.found) > 0 || walk.FieldByName("found").Cap()+walk.FieldByName("bytes").Cap()+walk.FieldByName("keys").Cap() > 0 {
+				t.Fatal("a paused difference keeps candidates")
+			}
+		}
+	}
+	if d.Next() || d.Err() != nil {
+		t.Fatalf("%q, %v; want the end", d.Key(), d.Err())
 	}
 }

@@ -34,11 +34,15 @@ type foundKey struct{ from, to int }
 type ChangedBounds struct {
 	Pages int // of a tree; more than its levels and two leaves
 	Steps int // over keys of a memtable
-	Bytes int // of keys
+	Bytes int // of keys, and of what each of them takes beside its bytes
 }
 
-// DefaultChangedBounds are some tenths of a millisecond.
-var DefaultChangedBounds = ChangedBounds{Pages: 2 * LeavesMax, Steps: skippedMax, Bytes: 256 << 10}
+// changedKeyBytes is what a key takes beside its bytes: foundKey, a slice, and what the slices of these have allocated ahead.
+const changedKeyBytes = 48
+
+// DefaultChangedBounds are some tenths of a millisecond. Of short keys they give about what one response of a watch has: the rest is collected again when
+// its client has taken the response.
+var DefaultChangedBounds = ChangedBounds{Pages: 2 * LeavesMax, Steps: skippedMax, Bytes: 64 << 10}
 
 // Next collects the next keys of [lower, upper) in order, and reports where the walk continues, or nil at its end. There may
 // be no keys although it continues. The keys are valid until the next call. The caller is inside its slot's protection, and
@@ -71,11 +75,11 @@ func (c *ChangedKeys) inTable(t *memtable.Table, lower, upper []byte) {
 	if t.Empty() {
 		return
 	}
-	it, from := &c.memory, len(c.bytes)
+	it, from := &c.memory, c.size()
 	it.Init(t)
 	steps := 0
 	for ok := it.SeekGE(lower); ok && bytes.Compare(it.Key(), upper) < 0; ok = it.NextKey() {
-		if steps++; steps > c.Bounds.Steps || len(c.bytes)-from > c.Bounds.Bytes {
+		if steps++; steps > c.Bounds.Steps || c.size()-from > c.Bounds.Bytes {
 			c.stopAt(it.Key())
 			return
 		}
@@ -108,10 +112,10 @@ func (c *ChangedKeys) inTrees(r *Reader, v *view, lower, upper []byte) error {
 }
 
 func (c *ChangedKeys) inTree(source btree.Source, root btree.Root) error {
-	from := len(c.bytes)
+	from := c.size()
 	resume, err := c.tree.Visit(source, root, func(key []byte) bool {
 		c.add(key)
-		return len(c.bytes)-from <= c.Bounds.Bytes
+		return c.size()-from <= c.Bounds.Bytes
 	})
 	if resume != nil {
 		c.stopAt(resume)
@@ -124,6 +128,12 @@ func (c *ChangedKeys) add(key []byte) {
 	c.bytes = append(c.bytes, key...)
 	c.found = append(c.found, foundKey{from, len(c.bytes)})
 }
+
+// size is what the keys take that were found.
+func (c *ChangedKeys) size() int { return len(c.bytes) + changedKeyBytes*len(c.found) }
+
+// Release gives up the memory of the keys, which become invalid.
+func (c *ChangedKeys) Release() { c.found, c.bytes, c.keys = nil, nil, nil }
 
 // stopAt records that keys from this one on have not been looked for everywhere.
 func (c *ChangedKeys) stopAt(key []byte) {
