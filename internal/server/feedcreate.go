@@ -146,7 +146,7 @@ func (w *watchStream) created(ctx context.Context, sw *streamWatch, start feed.P
 	return w.respond(ctx, sw, &pb.WatchResponse{
 		Body:        &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(start.Epoch)}},
 		ResumeToken: w.token(sw, start),
-	}, 0)
+	})
 }
 
 func (w *watchStream) token(sw *streamWatch, p feed.Position) []byte {
@@ -179,7 +179,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 		}
 		body.Error = statusOf(w.server.conceal(err)).Proto()
 	}
-	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Ended{Ended: body}}, 0)
+	return w.respond(ctx, sw, &pb.WatchResponse{Body: &pb.WatchResponse_Ended{Ended: body}})
 }
 
 // forget takes the watch out of those of the stream.

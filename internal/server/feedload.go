@@ -63,7 +63,7 @@ func (w *watchStream) resumeLoad(ctx context.Context, sw *streamWatch, start wat
 	err := w.respond(ctx, sw, &pb.WatchResponse{
 		Body:        &pb.WatchResponse_Created{Created: &pb.WatchCreated{AfterEpoch: uint64(start.after.Epoch)}},
 		ResumeToken: (&watchWalk{kind: walkLoad, since: start.after.Epoch, at: start.at, last: start.last}).token(w, sw),
-	}, 0)
+	})
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (w *watchStream) sendUnread(ctx context.Context, sw *streamWatch, loaded *k
 		Body:        loadCommit(loaded.Epoch, loadedEvents(sw.options.ranges, &rest), true),
 		ResumeToken: w.token(sw, feed.Position{Epoch: loaded.Epoch}),
 	}
-	if err := w.respond(ctx, sw, out, 0); err != nil {
+	if err := w.respond(ctx, sw, out); err != nil {
 		return err
 	}
 	return w.open(ctx, sw, false, feed.Position{Epoch: loaded.Epoch})

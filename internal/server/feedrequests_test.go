@@ -44,7 +44,7 @@ func TestAResponseIsSentBeforeTheNextIsTaken(t *testing.T) {
 			stream, results := &keepingWatch{ctx: ctx}, make(chan error, 1)
 			w := &watchStream{server: server, stream: stream}
 			send := func() {
-				results <- w.respond(ctx, new(streamWatch), &pb.WatchResponse{ResumeToken: make([]byte, size)}, 0)
+				results <- w.respond(ctx, new(streamWatch), &pb.WatchResponse{ResumeToken: make([]byte, size)})
 			}
 			for range 2 {
 				go send()

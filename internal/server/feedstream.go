@@ -258,7 +258,7 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 				if err := w.respond(ctx, sw, &pb.WatchResponse{
 					Body:        &pb.WatchResponse_Progress{Progress: &pb.WatchProgress{Epoch: uint64(p.Epoch)}},
 					ResumeToken: w.token(sw, p),
-				}, 0); err != nil {
+				}); err != nil {
 					return err
 				}
 				due = sw.sent.Add(sw.options.progressInterval)
@@ -272,10 +272,10 @@ func (w *watchStream) sendProgress(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// respond sends a response with about so many bytes of keys and values.
-func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.WatchResponse, size int) error {
+// respond sends a response that has no keys and values, or few.
+func (w *watchStream) respond(ctx context.Context, sw *streamWatch, out *pb.WatchResponse) error {
 	out.WatchId = sw.id
-	return w.sendMessage(ctx, sw, out, size)
+	return w.sendMessage(ctx, sw, out, 0)
 }
 
 // sendMessage sends an encoder of a response, and returns when the client's windows have taken it: before the feed is asked for more.

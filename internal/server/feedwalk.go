@@ -55,6 +55,21 @@ type walkPart struct {
 	bytes   int
 }
 
+// walkResponse is a response with the part of a walk. Marshalling releases the part, so that nothing but encoded bytes waits for a client.
+type walkResponse struct {
+	pb.WatchResponse
+	part *walkPart
+}
+
+// MarshalToSizedBufferVT encodes the response, once, and releases the part.
+func (r *walkResponse) MarshalToSizedBufferVT(buf []byte) (int, error) {
+	defer func() {
+		r.WatchResponse.Reset()
+		*r.part = walkPart{}
+	}()
+	return r.WatchResponse.MarshalToSizedBufferVT(buf)
+}
+
 // walkHoldLifetime is how long the log is kept for a walk after its last part was begun.
 const walkHoldLifetime = 10 * time.Minute
 
@@ -71,7 +86,7 @@ func (w *watchStream) beginWalk(ctx context.Context, sw *streamWatch, start watc
 	if walk.kind == walkDifference {
 		out.ResumeToken = walk.token(w, sw)
 	}
-	return w.respond(ctx, sw, out, 0)
+	return w.respond(ctx, sw, out)
 }
 
 // beginDifference lets a watch cross a gap.
@@ -246,8 +261,7 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 	}
 	k.pause()
 	k.snapshot.wait()
-	err = w.respond(ctx, sw, k.response(w, sw, more), k.part.bytes)
-	k.part = walkPart{} // other walks of the stream have their turns before this one makes the next part
+	err = w.sendMessage(ctx, sw, k.response(w, sw, more), k.part.bytes) // which releases the part
 	w.release()
 	if err != nil {
 		return false, err
@@ -313,8 +327,9 @@ func (k *watchWalk) admit(bytes int) error {
 }
 
 // response is the part that was filled.
-func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *pb.WatchResponse {
-	out := &pb.WatchResponse{ResumeToken: k.token(w, sw)}
+func (k *watchWalk) response(w *watchStream, sw *streamWatch, more bool) *walkResponse {
+	out := &walkResponse{part: &k.part}
+	out.WatchId, out.ResumeToken = sw.id, k.token(w, sw)
 	if !more {
 		out.ResumeToken = w.token(sw, feed.Position{Epoch: k.at})
 	}
