@@ -54,6 +54,9 @@ func TestAPartOfAWalkIsReleasedWhenItIsEncoded(t *testing.T) {
 					t.Errorf("kind %d: %d entries and %d events are in memory while the client takes watch %d", kind, len(p.entries), len(p.events), m.WatchId)
 				}
 			}}}
+			if a := h.authorized(t, pb.FeedService_Watch_FullMethodName); a != nil {
+				w.rights.access = access{gate: a.gate, header: a.header}
+			}
 			must(t, w.openWalk(t.Context(), sw, &watchWalk{kind: kind}))
 			more, err := w.sendWalk(t.Context(), sw)
 			if err != nil || !more || sent != watchEventsMax {
