@@ -27,39 +27,26 @@ func TestWalksOverManyKeysLetOthersRun(t *testing.T) {
 	for i := range n {
 		list = append(list, fmt.Appendf(nil, "key-%07d", i))
 	}
+	scan := func(page int) (guards int) {
+		c, err := x.Scan(ScanOptions{KeysOnly: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		count := 0
+		for c.Next() {
+			if count++; count%page == 0 {
+				c.Pause()
+			}
+		}
+		if count != n || c.Err() != nil {
+			t.Fatalf("%d keys, %v", count, c.Err())
+		}
+		return c.guardEntries
+	}
 	for name, walk := range map[string]func() int{
-		"scan": func() int {
-			c, err := x.Scan(ScanOptions{KeysOnly: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			count := 0
-			for c.Next() {
-				count++
-			}
-			if count != n || c.Err() != nil {
-				t.Fatalf("%d keys, %v", count, c.Err())
-			}
-			return c.guardEntries
-		},
-		"pages": func() int {
-			c, err := x.Scan(ScanOptions{KeysOnly: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			count := 0
-			for c.Next() {
-				if count++; count%100 == 0 {
-					c.Pause()
-				}
-			}
-			if count != n || c.Err() != nil {
-				t.Fatalf("%d keys, %v", count, c.Err())
-			}
-			return n / 100
-		},
+		"scan":  func() int { return scan(2 * n) },
+		"pages": func() int { scan(100); return n / 100 },
 		"conditions": func() int {
 			var w Write
 			for _, key := range list {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -61,8 +60,7 @@ func TestARequestOfATransactionIsDroppedBeforeItsAnswerWaits(t *testing.T) {
 		h := mustStart(t, with)
 		h.put(t, "k", string(make([]byte, 200<<10)))
 		large := int(h.receiving.large.limit/2) + 1<<20
-		last := &pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: &pb.RollbackRequest{}}}
-		last.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, large)))
+		last := padded(&pb.TransactRequest{Request: &pb.TransactRequest_Rollback{Rollback: &pb.RollbackRequest{}}}, large)
 		before := liveHeap()
 		for range clients {
 			c := h.dialRaw(t)
