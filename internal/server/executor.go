@@ -45,7 +45,7 @@ func (s *Server) takeExecutor() (*executor, error) {
 	}
 	c, ok := session.Attachment.(*executor)
 	if !ok {
-		c = &executor{session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
+		c = &executor{ctx: context.Background(), session: session, admission: &s.admission, now: s.store.Clock().Now, keyBytes: s.config.SlowRequests.KeyBytes}
 		c.admit, c.permit, c.touches = c.admitLarge, c.checkAgain, c.hasNamed
 		c.made.admitted = c.admitMade
 		c.gate = &s.gate

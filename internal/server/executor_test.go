@@ -60,3 +60,16 @@ func TestExecutorIsPooledWithItsSession(t *testing.T) {
 		t.Error("the session came back without its executor")
 	}
 }
+
+// TestEachExecutorHasAContext: also one that no request has had yet.
+func TestEachExecutorHasAContext(t *testing.T) {
+	h := mustStart(t)
+	for range 16 { // more than the pool has
+		c, err := h.takeExecutor()
+		must(t, err)
+		defer c.release()
+		if c.ctx == nil {
+			t.Fatal("an executor has no context")
+		}
+	}
+}
