@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"math/bits"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +37,7 @@ type feedState struct {
 	gaps        watchGaps
 
 	units        watchUnits
+	responses    responseShare
 	aheadTimeout time.Duration // constant, but for tests
 	clients      watchClients
 
@@ -72,8 +72,8 @@ const (
 	watchResponsesBytes = int64(config.WatchResponseBytes)
 	// watchResponseRest is what a response has beside its commits.
 	watchResponseRest = 128
-	// watchResponseBytesMin is the least that a response may have: 4,096 streams fill the bound with it.
-	watchResponseBytesMin = 16 << 10
+	// watchResponseBytesMin is the least that a response may have: see responseShare.
+	watchResponseBytesMin = int64(8 << 10)
 
 	progressIntervalDefault = 10 * time.Second
 	progressIntervalMin     = 100 * time.Millisecond
@@ -102,12 +102,6 @@ func (f *feedState) conditions() []health.Condition {
 		Message: "the log is damaged where it was read for watches; its commits are safe in the data file, and watches are sent the difference or end; distrust the device",
 		Cause:   err.Error(),
 	}}
-}
-
-// responseBytes is how large a response may become now: what fills a buffer, whose sizes are powers of two.
-func (f *feedState) responseBytes() int {
-	share := min(max(watchResponsesBytes/max(f.streams.Load(), 1), watchResponseBytesMin), watchResponseBytes)
-	return 1<<(bits.Len64(uint64(share))-1) - watchResponseRest
 }
 
 var (

@@ -103,6 +103,7 @@ func TestPreviousValuesOfACommitAreReadWithinABound(t *testing.T) {
 		list = append(list, m.Key)
 	}
 	ws, read := &watchStream{server: h.Server}, make([]*previousValue, values)
+	defer ws.giveResponse()
 	for i := range read {
 		read[i] = &previousValue{unread: true}
 	}
@@ -202,6 +203,7 @@ func TestALargePreviousValueIsReadWhenThereIsMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	ws, read := &watchStream{server: h.Server}, &previousValue{unread: true}
+	defer ws.giveResponse()
 	if _, err := ws.readPrevious(testContext(t), keys.Epoch(at), [][]byte{[]byte("k")}, []*previousValue{read}); err != nil {
 		t.Fatal(err)
 	}

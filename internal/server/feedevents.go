@@ -69,7 +69,7 @@ type delivering struct {
 	sw       *streamWatch
 	out      *changesResponse
 	lagging  bool
-	limit    int
+	limit    int             // of the response at hand
 	previous *previousValues // those of the part at hand that were read last; none while a response waits for the client
 }
 
@@ -77,7 +77,7 @@ type delivering struct {
 func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.Delivery) error {
 	sw.unsent = true
 	defer func() { sw.unsent = false }()
-	s := delivering{watchStream: w, sw: sw, out: newChangesResponse(), lagging: d.State == feed.StateLagging, limit: w.server.feed.responseBytes()}
+	s := delivering{watchStream: w, sw: sw, out: newChangesResponse(), lagging: d.State == feed.StateLagging}
 	for i := range d.Parts {
 		p := &d.Parts[i]
 		loaded := p.Commit.Loaded
@@ -113,6 +113,7 @@ func (s *delivering) begin(c *feed.Commit) {
 	if s.out == nil {
 		s.out = newChangesResponse()
 	}
+	s.limit = s.responseLimit()
 	s.out.begin(c, s.lagging)
 }
 

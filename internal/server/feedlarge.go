@@ -47,6 +47,7 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 // sends progress, and checks the rights to the watches. It reports false if the watch has ended: then the stream has no room.
 func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (ok bool, err error) {
 	w.release() // a stream that waits for room has none
+	w.giveResponse()
 	w.room = w.server.admission.watches.enter(w.conn, bytes, &w.turn.holds)
 	defer func() {
 		if !ok {

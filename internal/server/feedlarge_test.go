@@ -232,8 +232,8 @@ func TestLargeChangesAreNotOvertakenByReads(t *testing.T) {
 func TestManyStreamsTakeNoLargeValuesUncounted(t *testing.T) {
 	h := mustStart(t)
 	e := h.put(t, "a", string(make([]byte, 100<<10)))
-	h.feed.streams.Add(4096)
-	defer h.feed.streams.Add(-4096)
+	h.feed.responses.used.Add(watchResponsesMore)
+	defer h.feed.responses.used.Add(-watchResponsesMore)
 	held := h.fillWatches()
 	for _, start := range []*pb.CreateWatch{
 		{Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e - 1}}, {Start: &pb.CreateWatch_Snapshot{Snapshot: &pb.WatchSnapshot{}}},

@@ -119,7 +119,7 @@ func (w *watchStream) readPrevious(ctx context.Context, at keys.Epoch, list [][]
 	if _, err := x.OpenSnapshot(at); err != nil {
 		return 0, err
 	}
-	large, most := false, w.server.feed.responseBytes()/2
+	large, most := false, w.responseLimit()/2
 	x.AdmitLarge(func(bytes int) error {
 		if large = bytes > most; large {
 			return mvcc.ErrNotCopied

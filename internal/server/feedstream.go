@@ -37,17 +37,18 @@ type watchStream struct {
 	turn    watchTurn
 
 	// The sender's own.
-	watches map[uint64]*streamWatch // by the client's id
-	walks   []*streamWatch          // of these, those with a walk; they take turns
-	walking int                     // open walks
-	later   []laterWalk             // that wait until another walk of the stream has ended
-	ahead   aheadWatches            // that wait for the epoch at which they begin
-	rights  watchRights
-	timer   *time.Timer
-	room    *watchRoom // for the large response at hand, or its place in the line; nil: there is none
-	asked   bool       // the client waits for progress of some watch
-	due     time.Time  // before it no watch has to send progress, but for those that were asked
-	looked  time.Time  // when that was looked at last
+	watches  map[uint64]*streamWatch // by the client's id
+	walks    []*streamWatch          // of these, those with a walk; they take turns
+	walking  int                     // open walks
+	later    []laterWalk             // that wait until another walk of the stream has ended
+	ahead    aheadWatches            // that wait for the epoch at which they begin
+	rights   watchRights
+	timer    *time.Timer
+	response int64      // what it has of the share of responses; 0: nothing
+	room     *watchRoom // for the large response at hand, or its place in the line; nil: there is none
+	asked    bool       // the client waits for progress of some watch
+	due      time.Time  // before it no watch has to send progress, but for those that were asked
+	looked   time.Time  // when that was looked at last
 }
 
 // watchTurn says that the stream has room: see watchLine.
@@ -80,6 +81,7 @@ type laterWalk struct {
 func (w *watchStream) send(ctx context.Context) error {
 	defer w.close()
 	defer w.release()
+	defer w.giveResponse()
 	w.timer = time.NewTimer(progressIntervalMin)
 	defer w.timer.Stop()
 	for {
@@ -188,12 +190,13 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 		}
 		worked = true
 	}
-	bytes := w.server.feed.responseBytes()
+	bytes := w.responseLimit()
 	limit := feed.Limit{
 		Events: watchEventsMax, Bytes: bytes, Large: bytes, EventBytes: eventBytes, CommitBytes: commitBytes,
 	}
 	d, ok := w.consumer.Next(limit)
 	if !ok {
+		w.giveResponse()
 		return worked, nil
 	}
 	if d.Large > 0 { // it stays where it is until there is room for it
@@ -287,12 +290,17 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 	}
 	w.sending.Store(now)
 	defer w.sending.Store(0)
-	if w.turn.holds.Load() && size > w.server.feed.responseBytes() {
+	defer w.giveResponse()
+	if w.turn.holds.Load() && size > w.responseLimit() {
+		w.giveResponse() // the large one has its room
 		if err := w.sendLarge(ctx, out, size); err != nil {
 			return err
 		}
-	} else if err := w.sendSmall(out); err != nil {
-		return err
+	} else {
+		w.response = w.server.feed.responses.keep(w.response, int64(size+watchResponseRest))
+		if err := w.sendSmall(out); err != nil {
+			return err
+		}
 	}
 	sw.sent = time.Now()
 	return nil

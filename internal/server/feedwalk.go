@@ -290,9 +290,8 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 // fillCharged makes the next part. A large value ends the part before it. Then it waits for room, and is read once there is: nothing
 // is in memory meanwhile. It reports false if the watch has ended, or the stream has to.
 func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watchWalk) (more, ok bool, err error) {
-	limit := w.server.feed.responseBytes()
-	for k.room = limit; ; k.room = w.room.bytes {
-		more, err = k.fill(sw, limit)
+	for k.room = w.responseLimit(); ; k.room = w.room.bytes {
+		more, err = k.fill(sw, w.responseLimit())
 		switch {
 		case err == nil:
 			return more, true, nil
