@@ -23,6 +23,7 @@ type commitState struct {
 	memory        time.Duration    // waited for memory, a segment or the throttle, since TakeWaits
 	madeLongChain bool             // the current commit has made long chains; see finish
 	small         int              // bytes of the current commit that are not admitted yet; see admitSmall
+	turn          bool             // the current commit has one of the turns
 	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
 }
@@ -108,6 +109,7 @@ func (x *Session) commitDurably(ctx context.Context, w *Write) (keys.Epoch, erro
 // permission is asked once more. What has happened is told nevertheless: that the request was executed before, or what became of a bulk load.
 func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	epoch, err := x.tryCommit(ctx, w)
+	x.LeaveTurn()
 	if err == nil || w.load != nil || errors.As(err, new(*AppliedError)) || errors.As(err, new(*NotPermittedError)) {
 		return epoch, err
 	}
@@ -123,6 +125,9 @@ func (x *Session) commit(ctx context.Context, w *Write) (keys.Epoch, error) {
 func (x *Session) tryCommit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if w.request != nil {
 		x.expectRecord(w.request)
+	}
+	if err := x.turnOf(ctx, w); err != nil {
+		return 0, err
 	}
 	if err := x.prepare(w); err != nil {
 		return 0, err
@@ -148,6 +153,7 @@ func (x *Session) tryCommit(ctx context.Context, w *Write) (keys.Epoch, error) {
 		x.assertAlone(false)
 	}
 	x.unlock()
+	x.LeaveTurn()
 	if w.derived.under != nil {
 		w.derived.released = time.Now()
 	}
@@ -450,6 +456,7 @@ func (x *Session) rotateUntilReserved(ctx context.Context, w *Write) (epoch keys
 // here; for others, and for one whose validation has to look at the tree again, it returns zero, and they try again.
 func (x *Session) rotateAndReserve(ctx context.Context, w *Write, validated keys.Epoch) (keys.Epoch, error) {
 	x.slot.Leave()
+	x.LeaveTurn()
 	start := time.Now()
 	err := x.store.awaitSpace(ctx, &x.committing.writer, w) // the disk may have become full since prepare
 	reserved := false

@@ -82,7 +82,7 @@ func (x *Session) executeDirect(ctx context.Context, e *Execution) (out Executed
 }
 
 func (x *Session) executeTransaction(ctx context.Context, e *Execution) (Executed, error) {
-	turn := x.store.executeTurn
+	turn := x.store.turns.execute
 	for attempt := 1; ; attempt++ {
 		out, err := x.executeOnce(ctx, e)
 		if !errors.As(err, new(*ConflictError)) || attempt == executeAttempts {

@@ -37,6 +37,9 @@ func mustOpen(t testing.TB, o Options) *Store {
 	}
 	t.Cleanup(func() {
 		err := closeInTime(s)
+		if err == nil && len(s.turns.large) > 0 {
+			t.Errorf("%d turns are taken for ever", len(s.turns.large))
+		}
 		switch {
 		case err == nil:
 			verifyFiles(t, o)

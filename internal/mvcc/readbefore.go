@@ -37,6 +37,7 @@ func (x *Session) readBefore(ctx context.Context, w *Write) (opened bool, _ erro
 	if len(list) < readBeforeMin {
 		return false, nil
 	}
+	x.LeaveTurn()
 	if !x.hasSnapshot { // without one, a pause could be the end of what a leaf that was read refers to
 		_, _ = x.OpenSnapshot(0) // which is there
 		opened = true

@@ -25,6 +25,9 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 		need = x.demand(w)
 	}
 	for try := 1; ; try++ {
+		if w.reads != nil || w.Batch.WithMetadata() > 0 || need != nil && !x.store.engine.HasRoom(need) {
+			x.LeaveTurn()
+		}
 		if err := x.awaitRoom(ctx, need); err != nil {
 			return err
 		}
@@ -32,6 +35,9 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 			return err
 		}
 		if err := x.countUnattached(ctx, w); err != nil {
+			return err
+		}
+		if err := x.turnOf(ctx, w); err != nil {
 			return err
 		}
 		if err := x.lock(ctx, w); err != nil {

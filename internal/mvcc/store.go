@@ -28,7 +28,7 @@ type Store struct {
 	watermark     watermark
 	_             [64]byte
 	counters      commitCounters
-	executeTurn   chan struct{}         // holds a token of the Execute that lost too often
+	turns         turns                 // constant
 	checkpointErr atomic.Pointer[error] // of the last background checkpoint
 	bulk          bulkLoads
 	sessions      sessionPool
@@ -54,7 +54,7 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Limits.check(o.Storage.PageSize); err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
-	s := &Store{latches: newLatches(o.Storage.Ablation), executeTurn: make(chan struct{}, 1), options: o}
+	s := &Store{latches: newLatches(o.Storage.Ablation), turns: newTurns(), options: o}
 	s.bulk.turn = make(chan struct{}, 1)
 	s.sessions.kept.init(o.Storage.MemoryBytes)
 	s.registry = pin.NewRegistry(&s.watermark.visible)

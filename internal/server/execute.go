@@ -133,6 +133,10 @@ func (c *executor) batchWrite(ctx context.Context, req *pb.BatchWriteRequest) (a
 	if err := c.identify(req, recordBatchWrite); err != nil {
 		return ackWait{}, err
 	}
+	if err := c.session.TakeTurn(ctx, len(req.Mutations)); err != nil {
+		return ackWait{}, err
+	}
+	defer c.session.LeaveTurn()
 	for i, m := range req.Mutations {
 		if i == 0 {
 			c.named(m.GetKey())
