@@ -12,6 +12,7 @@ import (
 
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/inspect"
 	"github.com/epochkv/epochkv/internal/wal"
 )
@@ -66,6 +67,15 @@ func TestJSONIsAllThatIsPrinted(t *testing.T) {
 			t.Errorf("repair-log: %s", &out)
 		}
 	}
+	a.format = formatTable
+	for from, says := range map[keys.Epoch]bool{7: false, 8: true} {
+		out.Reset()
+		check := a.printRepaired(inspect.RepairedLog{Cause: &wal.CorruptionError{File: "f", Offset: 1, Epoch: 7}, From: from})
+		if check != nil || strings.Contains(out.String(), "the data file has the commits of epochs 7 to 7:") != says {
+			t.Errorf("repair-log: %v, %s", check, &out)
+		}
+	}
+	a.format = formatJSON
 	if out.Reset(); a.printPruned(&kvpb.PruneBackupsResponse{}, false) != nil || !strings.Contains(out.String(), `"removed": []`) {
 		t.Errorf("prune: %s", &out)
 	}

@@ -21,7 +21,8 @@ func (a *app) repairLogCommand() *cobra.Command {
 		Use:   "repair-log --data-dir DIR",
 		Short: "Truncate a damaged log so that the server can start; loses commits",
 		Long: `Truncate the log of a server that is not running at the first record that cannot be read, and remove all later records. All commits
-from there on are lost, also acknowledged ones. If there is a backup, restore it instead. Make a copy of the data directory before in any case.
+from there on that the data file does not have are lost, also acknowledged ones. Those that it has stay; but the log does not have them any more, so that watches
+which come back before them are told of a gap, and the archive has one. If there is a backup, restore it instead. Make a copy of the data directory before in any case.
 
 An incomplete record at the end of the log is no damage and needs no repair: the server truncates it at its start.`,
 		Example: `  kvctl verify --data-dir /var/lib/epochkv
@@ -32,7 +33,7 @@ An incomplete record at the end of the log is no damage and needs no repair: the
 			if dataDir == "" {
 				return usageError{errors.New("repair-log: give --data-dir")}
 			}
-			if !yes && !a.confirm("Every commit after the damage will be lost. Continue? [y/N] ") {
+			if !yes && !a.confirm("Every commit after the damage that the data file does not have will be lost. Continue? [y/N] ") {
 				return errDeclined
 			}
 			return a.repairLog(dataDir)
@@ -92,6 +93,12 @@ func (a *app) printRepaired(dropped inspect.RepairedLog) error {
 	if err := a.print("dropped every epoch from %d on: %s cut from %s, which was damaged at offset %d\n",
 		dropped.From, size(uint64(dropped.Bytes)), dropped.Cause.File, dropped.Cause.Offset); err != nil {
 		return err
+	}
+	if first := dropped.Cause.Epoch; first < dropped.From {
+		if err := a.print("the data file has the commits of epochs %d to %d: they stay, but watches and the archive do not find them in the log any more\n",
+			first, dropped.From-1); err != nil {
+			return err
+		}
 	}
 	if dropped.Parts != 0 {
 		if err := a.print("the data file holds parts of the dropped commits of epochs %d to %d, because a merge in steps was interrupted; these parts stay\n",

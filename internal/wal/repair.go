@@ -14,7 +14,7 @@ import (
 // Dropped is what a repair removed.
 type Dropped struct {
 	Cause *CorruptionError // the damage; nil if there was none, and then nothing was dropped
-	From  keys.Epoch       // every epoch from here on is gone
+	From  keys.Epoch       // every epoch from here on is gone; after that of Cause if the data file has the commits between
 	Parts keys.Epoch       // of the dropped commits up to this epoch, the tree has parts; zero if it has none
 	Bytes int64            // truncated from the damaged file, with old contents of a recycled file
 	Files []string         // removed files
@@ -23,6 +23,9 @@ type Dropped struct {
 // Repair truncates a corrupt log at the first record that cannot be read, and removes the segments after it.
 // It loses commits that were acknowledged as durable, so that only an operator may decide on it. It does not
 // change a log that Replay accepts, or a log of a newer version.
+//
+// What the data file has is not lost: the epochs up to after, of which records may be removed, too. They are not skipped, because that
+// would mean that they name no commit. They are missing: a reader of the log fails there.
 //
 // A new segment replaces the dropped ones. It skips every epoch that the dropped segments can have held, so
 // that no epoch is given out again. Its number is not less than the one that the data file knows. Repair removes the damage last: after an interrupted repair, the log is either still known to be
@@ -33,12 +36,15 @@ func Repair(fs vfs.FS, dataDir string, after keys.Epoch, proof Proof) (Dropped, 
 	if !errors.As(err, &cause) {
 		return Dropped{}, err
 	}
-	r := repair{fs: fs, dir: Dir(dataDir), version: version1, Dropped: Dropped{Cause: cause, From: cause.Epoch}}
-	if proof.Durable >= cause.Epoch {
+	r := repair{fs: fs, dir: Dir(dataDir), version: version1, Dropped: Dropped{Cause: cause, From: max(cause.Epoch, after+1)}}
+	if proof.Durable >= r.From {
 		r.Parts = proof.Durable
 	}
 	if proof.known() {
 		r.version, r.history = version2, history{term: rec.terms.last(), previousTerm: rec.terms.of(r.From - 1), lineage: prefixOf(proof.Lineage)}
+		if r.From == after+1 { // a term record may be among what cannot be read
+			r.history.term, r.history.previousTerm = max(r.history.term, proof.Term), proof.Term
+		}
 	}
 	err = r.confirm(&rec)
 	if err == nil {

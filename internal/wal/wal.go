@@ -82,7 +82,7 @@ type CorruptionError struct {
 	Remedy string
 }
 
-const remedy = "restore a backup, or repair the log, which drops this epoch and everything after it"
+const remedy = "restore a backup, or repair the log, which drops this epoch and everything after it, as far as the data file does not have it"
 
 func (e *CorruptionError) Error() string {
 	return fmt.Sprintf("%v: %s at offset %d, epoch %d: %s (%s)", ErrCorrupt, e.File, e.Offset, e.Epoch, e.Reason, e.Remedy)
