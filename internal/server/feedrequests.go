@@ -57,6 +57,9 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 		}
 		select {
 		case w.requests <- r:
+			if look != nil {
+				messageDropped(ctx) // the sender has it, and may send nothing for hours
+			}
 			return true
 		case <-look:
 		case <-ctx.Done():

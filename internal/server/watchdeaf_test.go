@@ -67,6 +67,24 @@ func TestADeafWatchKeepsNoRoomOfMessages(t *testing.T) {
 	})
 }
 
+// TestARequestThatIsTakenAtOnceKeepsNoRoomOfMessages although the share of watches had none for it, and its stream sends nothing afterwards.
+func TestARequestThatIsTakenAtOnceKeepsNoRoomOfMessages(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		held := h.fillWatches()
+		defer held.leave()
+		c := h.dialRaw(t)
+		c.begin(1, pb.FeedService_Watch_FullMethodName, "120S")
+		for i := range 8 { // each is more than the windows: the server counts it before all of it is sent
+			c.sendWhole(padded(&pb.WatchRequest{Request: &pb.WatchRequest_Cancel{Cancel: &pb.CancelWatch{WatchId: uint64(i)}}}, 400<<10))
+			eventually(t, "it keeps no room of messages", func() bool { return h.receiving.reserved() == 0 })
+		}
+		if n := h.admission.refused.Load(); n > 0 {
+			t.Errorf("%d requests are refused although the sender waits for nothing", n)
+		}
+	})
+}
+
 // TestARequestThatIsRefusedEndsADeafWatch: it is larger than the codec takes. It leaves the place beside the share, although the end of its stream is sent
 // after the events, which wait for the client.
 func TestARequestThatIsRefusedEndsADeafWatch(t *testing.T) {
