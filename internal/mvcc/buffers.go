@@ -53,20 +53,26 @@ func (b *sessionBuffers) inUse() bool { return b.txn.open || b.cursor.open }
 
 // Trim publishes what the session has counted, and gives up its buffers if they have become large and nothing is open in
 // it. Close does so, too. A caller that keeps a session calls Trim after each request.
-func (x *Session) Trim() {
+func (x *Session) Trim() { x.TrimBeside(0) }
+
+// TrimBeside is Trim for a caller that has buffers of so many bytes of its own from one request to the next. They count with those of the session
+// until the next Trim. It reports false if the caller has to give them up.
+func (x *Session) TrimBeside(bytes int) bool {
 	x.reader.Flush()
 	if x.buffers.inUse() {
-		return
+		return true
 	}
-	counts := &x.store.sessions.kept
-	if bytes := x.memoryBytes(); bytes > pooledBytesMax || !counts.keep(&x.buffers.kept, bytes) {
-		counts.keep(&x.buffers.kept, 0)
-		x.buffers = sessionBuffers{txn: Txn{session: x}}
-		x.committing.writer.Scratch = nil
+	counts, own := &x.store.sessions.kept, x.memoryBytes()
+	if own <= pooledBytesMax && counts.keep(&x.buffers.kept, own+bytes) {
+		return true
 	}
+	counts.keep(&x.buffers.kept, 0)
+	x.buffers = sessionBuffers{txn: Txn{session: x}}
+	x.committing.writer.Scratch = nil
+	return false
 }
 
-// keptBytes bounds what the buffers of all sessions take together between their requests, beside what each may keep. A session may wait for its next
+// keptBytes bounds what the buffers of all sessions, and those beside them, take together between their requests, beside what each may keep. A session may wait for its next
 // request for ever, in the pool or with its stream, and one that is taken for something small keeps what it has.
 type keptBytes struct {
 	total atomic.Int64 // of the sessions that keep more than keptUncounted

@@ -133,6 +133,34 @@ func TestPooledSessionKeepsNoHugeBuffers(t *testing.T) {
 	}
 }
 
+// TestBuffersBesideASessionCount with its own until the next Trim, or until it is closed.
+func TestBuffersBesideASessionCount(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	x, y := mustSession(t, s), mustSession(t, s)
+	wantKept := func(want int64) {
+		t.Helper()
+		if n := s.sessions.kept.total.Load(); n < want || n > want+100<<10 {
+			t.Errorf("%d bytes are counted, want %d", n, want)
+		}
+	}
+	const most = keptBytesMin
+	if !x.TrimBeside(most * 3 / 4) {
+		t.Error("there is no room for the first")
+	}
+	if y.TrimBeside(most / 2) {
+		t.Error("there is room for more than all may keep")
+	}
+	wantKept(most * 3 / 4)
+	if !y.TrimBeside(most / 8) {
+		t.Error("there is no room for what is left")
+	}
+	wantKept(most * 7 / 8)
+	y.Trim()
+	wantKept(most * 3 / 4)
+	x.Close()
+	wantKept(0)
+}
+
 // TestSessionsTogetherKeepLittle: each may keep something, all of them only so much. A session that has been given up keeps its count of nothing.
 func TestSessionsTogetherKeepLittle(t *testing.T) {
 	testseed.SkipUnderRace(t)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"unsafe"
 
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -286,6 +287,19 @@ func (c *executor) release() {
 	c.forgetWrite()
 	c.session.Close()
 }
+
+// memoryBytes is about what an executor keeps from one request to the next beside its session.
+func (c *executor) memoryBytes() int {
+	c.forgetWrite()
+	c.request = mvcc.Request{} // as release does
+	return c.write.MemoryBytes() + cap(c.scratch) + cap(c.invoked.ops)*invocationBytes
+}
+
+// invocationBytes is what each place of invocations takes.
+const invocationBytes = int(unsafe.Sizeof(mvcc.Invoke{}) + unsafe.Sizeof(mvcc.Invoked{}))
+
+// forgetBuffers gives up what memoryBytes counts.
+func (c *executor) forgetBuffers() { c.write, c.scratch, c.invoked = mvcc.Write{}, nil, invocations{} }
 
 // forgetWrite empties the write, and keeps no large buffers of it.
 func (c *executor) forgetWrite() {

@@ -20,6 +20,7 @@ type pipelineRequest struct {
 	size     int   // that the message is admitted with
 	failed   error // why the message could not be decoded
 	received int   // bytes decoded since the messages were last reset as a whole
+	extra    int   // of these, about what messages keep beside the keys and values of single gets, puts and deletes
 
 	get         pb.PipelineRequest_Get
 	put         pb.PipelineRequest_Put
@@ -40,9 +41,15 @@ func (r *pipelineRequest) init() {
 
 // reset drops the current request.
 func (r *pipelineRequest) reset() {
-	r.size, r.received = 0, 0
+	r.size, r.received, r.extra = 0, 0, 0
 	r.msg.Reset()
 	r.init()
+}
+
+// memoryBytes is about what the messages keep until the next request, and for it.
+func (r *pipelineRequest) memoryBytes() int {
+	put, del := r.put.Put, r.delete.Delete
+	return cap(r.get.Get.Key) + cap(put.Key) + cap(put.Value) + cap(put.RequestId) + cap(del.Key) + cap(del.RequestId) + r.extra
 }
 
 // resetEvery bounds the memory that a client can make a reused message collect: buffers of its largest messages, and unknown fields
@@ -66,33 +73,65 @@ func (r *pipelineRequest) UnmarshalVT(data []byte) error {
 func (r *pipelineRequest) decode(data []byte, size int) error {
 	r.size = size
 	r.received += len(data)
-	whole := r.received > resetEvery
-	if whole {
-		r.received = 0
-		r.msg.Reset()
-		r.batchWrite.BatchWrite = new(pb.BatchWriteRequest) // each of its mutations has the buffers of the largest one that was in its place
+	if r.received > resetEvery {
+		r.resetExtra()
 	}
 	r.msg.Id, r.msg.Request = 0, nil
-	r.choose(peekKind(data), whole)
-	return r.msg.UnmarshalVT(data)
+	r.choose(peekKind(data))
+	err := r.msg.UnmarshalVT(data)
+	r.extra += r.extraBytes(len(data))
+	return err
 }
 
+// resetExtra drops all but the keys and values of single gets, puts and deletes. Each mutation of a batch has the buffers of the largest one that was in
+// its place.
+func (r *pipelineRequest) resetExtra() {
+	get, put, del := r.get.Get, r.put.Put, r.delete.Delete
+	r.msg.Reset()
+	r.init()
+	r.get.Get.Key, r.delete.Delete.Key, r.delete.Delete.RequestId = get.Key, del.Key, del.RequestId
+	r.put.Put.Key, r.put.Put.Value, r.put.Put.RequestId = put.Key, put.Value, put.RequestId
+	r.received, r.extra = 0, 0
+}
+
+// extraBytes is about what the request at hand, of an encoding of so many bytes, keeps beside a key and a value.
+func (r *pipelineRequest) extraBytes(encoded int) int {
+	elements, rest := 0, encoded
+	switch m := r.msg.Request.(type) {
+	case *pb.PipelineRequest_Get:
+		rest -= len(m.Get.Key)
+	case *pb.PipelineRequest_Put:
+		elements, rest = len(m.Put.Preconditions), rest-len(m.Put.Key)-len(m.Put.Value)-len(m.Put.RequestId)
+	case *pb.PipelineRequest_Delete:
+		elements, rest = len(m.Delete.Preconditions), rest-len(m.Delete.Key)-len(m.Delete.RequestId)
+	case *pb.PipelineRequest_BatchGet:
+		elements = len(m.BatchGet.Keys)
+	case *pb.PipelineRequest_BatchWrite:
+		elements = len(m.BatchWrite.Mutations) + len(m.BatchWrite.Preconditions)
+	case *pb.PipelineRequest_DeleteRange:
+		elements = len(m.DeleteRange.Preconditions)
+	case *pb.PipelineRequest_InvokeAll:
+		elements = len(m.InvokeAll.Invocations)
+	}
+	if elements == 0 && rest <= extraUncounted {
+		return 0
+	}
+	return elements*extraElementBytes + rest
+}
+
+const (
+	extraUncounted    = 128 // more than the numbers of a request take
+	extraElementBytes = 160 // about a message of a list
+)
+
 // choose empties the message of the kind that is received next and sets it in the request.
-func (r *pipelineRequest) choose(kind int, whole bool) {
+func (r *pipelineRequest) choose(kind int) {
 	switch kind {
 	case 2:
-		if m := r.get.Get; whole {
-			m.ResetVT()
-		} else {
-			reuseGet(m)
-		}
+		reuseGet(r.get.Get)
 		r.msg.Request = &r.get
 	case 3:
-		if m := r.put.Put; whole {
-			m.ResetVT()
-		} else {
-			reusePut(m)
-		}
+		reusePut(r.put.Put)
 		r.msg.Request = &r.put
 	case 4:
 		r.delete.Delete.ResetVT()

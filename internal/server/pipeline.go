@@ -130,7 +130,7 @@ func (p *pipeline) rest() {
 func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: p.server.clock.now()}
 	w, _ := p.executeOne(&a) // which is not tried: this goroutine may wait
-	p.executor.session.Trim()
+	p.trim()
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
@@ -151,6 +151,15 @@ func (p *pipeline) serve() error {
 		return err
 	}
 	return nil
+}
+
+// trim gives up the buffers if those of all sessions and pipelines are too much. Each pipeline may wait for its next request for ever.
+func (p *pipeline) trim() {
+	if !p.executor.session.TrimBeside(cap(p.value) + p.in.memoryBytes() + p.executor.memoryBytes()) {
+		p.value = nil
+		p.in.reset()
+		p.executor.forgetBuffers()
+	}
 }
 
 // awaitVisible gives the commits before an ASYNC write, which are being installed, the moment that
