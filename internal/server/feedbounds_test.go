@@ -156,6 +156,7 @@ func TestPreviousValuesTakeNoMemoryForWhatIsNotWanted(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	ws := &watchStream{server: h.Server}
+	defer ws.giveResponse()
 	read, err := ws.previousOf(testContext(t), &d.Parts[0], 0)
 	if err != nil {
 		t.Fatal(err)
