@@ -76,7 +76,7 @@ func (t *lockTable) waitedFor(lower, upper string) (names []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name, q := range t.queues {
-		if len(q.waiters) > 0 && name >= lower && (upper == "" || name < upper) {
+		if q.waiters.Len() > 0 && name >= lower && (upper == "" || name < upper) {
 			names = append(names, name)
 		}
 	}
@@ -91,8 +91,8 @@ func (t *lockTable) waiting(name string) (count int, first []ID) {
 	if q == nil {
 		return 0, nil
 	}
-	for _, w := range q.waiters[:min(len(q.waiters), WaitingShown)] {
-		first = append(first, w.attempt.lease)
+	for at := q.waiters.Front(); at != nil && len(first) < WaitingShown; at = at.Next() {
+		first = append(first, waiterAt(at).attempt.lease)
 	}
-	return len(q.waiters), first
+	return q.waiters.Len(), first
 }

@@ -71,7 +71,7 @@ func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID
 	ended := e.endedLocked()
 	e.mu.Unlock()
 	for { // even if it is not its turn: the lease may hold the lock already
-		held, err := m.tryAcquire(ctx, w.attempt, name, e, value, m.locks.first(name, w))
+		held, err := m.tryAcquire(ctx, w, name, e, value, m.locks.first(name, w))
 		if err != nil || held.Lease == id {
 			return held, err
 		}
@@ -100,8 +100,8 @@ func lockWrite(name []byte) (w *mvcc.Write, key, internal []byte) {
 	return w, key, internal
 }
 
-// tryAcquire acquires the lock if it is not held and take is set, and returns the holder.
-func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
+// tryAcquire acquires the lock for an attempt if it is not held and take is set, and returns the holder.
+func (m *Manager) tryAcquire(ctx context.Context, waiter *lockWaiter, name []byte, e *entry, value []byte, take bool) (held Held, err error) {
 	x, err := m.store.SessionOf(ctx)
 	if err != nil {
 		return Held{}, err
@@ -117,13 +117,13 @@ func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *ent
 		if err != nil {
 			return err
 		}
-		if m.locks.isUndone(a) {
+		if m.locks.isUndone(waiter) {
 			return ErrUndone
 		}
 		if n.Found {
 			held = Held{Token: n.Epoch, Lease: ID(n.Metadata.Lease), Value: slices.Clone(n.Value)}
 			if held.Lease == e.id { // the token is worth nothing once the revocation is committed
-				return errors.Join(m.checkLive(e.id), tellToken(l, uint64(e.id), internal, a.number))
+				return errors.Join(m.checkLive(e.id), tellToken(l, uint64(e.id), internal, waiter.attempt.number))
 			}
 			return nil
 		}
@@ -135,7 +135,7 @@ func (m *Manager) tryAcquire(ctx context.Context, a attempt, name []byte, e *ent
 		}
 		taken = true
 		l.Write().Batch.SetMetadataShared(keys.SpaceSystem, key, &metadata.Fields{Lease: uint64(e.id)}, value)
-		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{a.number}))
+		l.Write().Batch.SetRecord(keys.SpaceSystem, lockAttachment(uint64(e.id), internal), encodeAttempts([]uint64{waiter.attempt.number}))
 		return nil
 	})
 	epoch, err := x.Commit(ctx, w)

@@ -1,7 +1,7 @@
 package lease
 
 import (
-	"slices"
+	"container/list"
 	"sync"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -31,10 +31,11 @@ const undoneMax = 1 << 16
 
 // lockQueue is what waits for one lock, and what is known of its holder. It exists while something waits for the lock, or observes
 // it, so that a change wakes only what it concerns: the first waiter when the lock is free, the others of a lease that has become the
-// holder, and observers with what they yield.
+// holder, and observers with what they yield. All locks have one mutex, so nothing here walks over waiters that it does not wake.
 type lockQueue struct {
-	waiters   []*lockWaiter // the first one may acquire the lock
-	leases    map[ID]int    // how many of the waiters each lease has
+	waiters   list.List          // of *lockWaiter; the first one may acquire the lock
+	leases    waitersOf[ID]      // those of each lease
+	attempts  waitersOf[attempt] // those of each attempt, until it is undone
 	observers map[*lockWaiter]struct{}
 	holder    Held
 	at        keys.Epoch // of the commit that made it the holder, or the lock free; zero if nothing is known
@@ -44,7 +45,43 @@ type lockQueue struct {
 type lockWaiter struct {
 	look    chan struct{}
 	attempt attempt // zero of observers
+	undone  bool    // of lockTable.mu
+
+	inQueue, inLease, inAttempt *list.Element
 }
+
+// waitersOf are the waiters of a queue that have something in common.
+type waitersOf[K comparable] map[K]*list.List
+
+func (s waitersOf[K]) add(k K, w *lockWaiter) *list.Element {
+	if s[k] == nil {
+		s[k] = list.New()
+	}
+	return s[k].PushBack(w)
+}
+
+// remove does nothing if the waiter is not among them any more.
+func (s waitersOf[K]) remove(k K, at *list.Element) {
+	l := s[k]
+	if l == nil {
+		return
+	}
+	if l.Remove(at); l.Len() == 0 {
+		delete(s, k)
+	}
+}
+
+func (s waitersOf[K]) signal(k K) {
+	l := s[k]
+	if l == nil {
+		return
+	}
+	for at := l.Front(); at != nil; at = at.Next() {
+		waiterAt(at).signal()
+	}
+}
+
+func waiterAt(at *list.Element) *lockWaiter { return at.Value.(*lockWaiter) } //nolint:forcetypeassert // the lists have nothing else
 
 func (w *lockWaiter) signal() {
 	select {
@@ -58,28 +95,18 @@ func (q *lockQueue) free() bool { return q.holder.Token == 0 }
 
 // wakeFirst wakes the waiter whose turn it is, if it may acquire the lock.
 func (q *lockQueue) wakeFirst() {
-	if len(q.waiters) > 0 && q.free() {
-		q.waiters[0].signal()
+	if at := q.waiters.Front(); at != nil && q.free() {
+		waiterAt(at).signal()
 	}
 }
 
 // wakeOthers wakes the waiters of the holder's lease: they have the lock as well.
-func (q *lockQueue) wakeOthers() {
-	if q.leases[q.holder.Lease] < 2 { // what has acquired the lock is one of them
-		return
-	}
-	for _, w := range q.waiters {
-		if w.attempt.lease == q.holder.Lease {
-			w.signal()
-		}
-	}
-}
+func (q *lockQueue) wakeOthers() { q.leases.signal(q.holder.Lease) }
 
 // wait enters an attempt into the queue of a lock.
 func (t *lockTable) wait(name []byte, a attempt) (*lockWaiter, error) {
 	return t.join(name, a, func(q *lockQueue, w *lockWaiter) {
-		q.waiters = append(q.waiters, w)
-		q.leases[a.lease]++
+		w.inQueue, w.inLease, w.inAttempt = q.waiters.PushBack(w), q.leases.add(a.lease, w), q.attempts.add(a, w)
 	})
 }
 
@@ -96,7 +123,7 @@ func (t *lockTable) join(name []byte, a attempt, enter func(*lockQueue, *lockWai
 	}
 	q := t.queues[string(name)]
 	if q == nil {
-		q = &lockQueue{leases: map[ID]int{}, observers: map[*lockWaiter]struct{}{}}
+		q = &lockQueue{leases: waitersOf[ID]{}, attempts: waitersOf[attempt]{}, observers: map[*lockWaiter]struct{}{}}
 		t.queues[string(name)] = q
 	}
 	w := &lockWaiter{look: make(chan struct{}, 1), attempt: a}
@@ -116,23 +143,18 @@ func (t *lockTable) leave(name []byte, w *lockWaiter) {
 	} else {
 		q.remove(w)
 	}
-	if len(q.waiters)+len(q.observers) == 0 {
+	if q.waiters.Len()+len(q.observers) == 0 {
 		delete(t.queues, string(name))
 	}
 }
 
 func (q *lockQueue) remove(w *lockWaiter) {
-	if q.leases[w.attempt.lease]--; q.leases[w.attempt.lease] == 0 {
-		delete(q.leases, w.attempt.lease)
-	}
-	for i := range q.waiters {
-		if q.waiters[i] == w {
-			q.waiters = append(q.waiters[:i], q.waiters[i+1:]...)
-			if i == 0 {
-				q.wakeFirst()
-			}
-			break
-		}
+	first := q.waiters.Front() == w.inQueue
+	q.waiters.Remove(w.inQueue)
+	q.leases.remove(w.attempt.lease, w.inLease)
+	q.attempts.remove(w.attempt, w.inAttempt)
+	if first {
+		q.wakeFirst()
 	}
 }
 
@@ -140,7 +162,7 @@ func (q *lockQueue) remove(w *lockWaiter) {
 func (t *lockTable) first(name []byte, w *lockWaiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.queues[string(name)].waiters[0] == w
+	return t.queues[string(name)].waiters.Front() == w.inQueue
 }
 
 // changed notes the holder that a commit at an epoch has made, none if it made the lock free, and wakes what that concerns. Calls may
@@ -168,21 +190,22 @@ func (t *lockTable) holder(name []byte) (Held, keys.Epoch) {
 	return q.holder, q.at
 }
 
-// undo remembers attempts of a lease as undone, and wakes those that wait.
+// undo remembers attempts of a lease as undone, and wakes those that wait. They are woken once: what looks finds that it is undone.
 func (t *lockTable) undo(name []byte, lease ID, numbers []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, number := range numbers {
-		t.rememberLocked(attempt{lease, number})
-	}
 	q := t.queues[string(name)]
-	if q == nil || q.leases[lease] == 0 {
-		return
-	}
-	for _, w := range q.waiters {
-		if w.attempt.lease == lease && slices.Contains(numbers, w.attempt.number) {
-			w.signal()
+	for _, number := range numbers {
+		a := attempt{lease, number}
+		t.rememberLocked(a)
+		if q == nil || q.attempts[a] == nil {
+			continue
 		}
+		for at := q.attempts[a].Front(); at != nil; at = at.Next() {
+			waiterAt(at).undone = true
+		}
+		q.attempts.signal(a)
+		delete(q.attempts, a)
 	}
 }
 
@@ -205,9 +228,9 @@ func (t *lockTable) rememberLocked(a attempt) {
 }
 
 // isUndone reports whether an attempt was undone before it was executed.
-func (t *lockTable) isUndone(a attempt) bool {
+func (t *lockTable) isUndone(w *lockWaiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, gone := t.undone[a]
-	return gone
+	_, gone := t.undone[w.attempt]
+	return gone || w.undone
 }
