@@ -33,7 +33,8 @@
 // Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
 // Manager.revoker.mu is before all of them.
 //
-// The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts.
+// The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts. Of clients it knows
+// what Options.Client tells: each leaves as many places to wait free as it has. Only what waits for a lock, or observes one, needs a place.
 package lease
 
 import (
@@ -85,14 +86,15 @@ const longStepKeys = 128
 
 // Options configure a Manager. Zero fields take the default named beside them.
 type Options struct {
-	Leases    int                  // that exist at once; 1,000,000
-	Keys      int                  // attached to a lease; KeysMax
-	Waiters   int                  // requests that wait for locks or observe them, at once; 100,000
-	StepBytes int                  // of attachments that one commit of a revocation deletes; 16 MiB
-	StepKeys  int                  // attachments that it deletes, if it deletes all; 1,000. See longStepKeys
-	Grace     time.Duration        // by which leases are prolonged at a start; 1 s
-	Elapsed   func() time.Duration // the monotonic clock; since Open
-	Now       func() time.Time     // what grants show as their time; time.Now
+	Leases    int                          // that exist at once; 1,000,000
+	Keys      int                          // attached to a lease; KeysMax
+	Waiters   int                          // requests that wait for locks or observe them, at once; 100,000
+	StepBytes int                          // of attachments that one commit of a revocation deletes; 16 MiB
+	StepKeys  int                          // attachments that it deletes, if it deletes all; 1,000. See longStepKeys
+	Grace     time.Duration                // by which leases are prolonged at a start; 1 s
+	Elapsed   func() time.Duration         // the monotonic clock; since Open
+	Client    func(context.Context) string // of a request: it leaves as many places to wait free as it has; nil if all have any
+	Now       func() time.Time             // what grants show as their time; time.Now
 
 	unreadEvery time.Duration // 10 s; see readUnread
 }
@@ -146,7 +148,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
 	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
-	m.locks.queues, m.locks.max = map[string]*lockQueue{}, o.Waiters
+	m.locks.queues, m.locks.clients, m.locks.max = map[string]*lockQueue{}, map[string]int{}, o.Waiters
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("read the leases: %w", err)
 	}

@@ -51,7 +51,7 @@ func (m *Manager) checkLock(name, value []byte) error {
 // Acquire makes a lease the holder of a lock, and returns its token; the caller answers once Held.Await is durable. If the
 // lease holds the lock already, it is the token of then. If another one does, Acquire waits for its turn until ctx ends, or
 // without wait returns ErrHeld and the holder. If the lease ends meanwhile, the error is ErrNotFound or ErrRevoking; if the attempt
-// was undone, it is ErrUndone; if the store takes no writes any more, it is mvcc.ErrFailed.
+// was undone, it is ErrUndone; if the store takes no writes any more, it is mvcc.ErrFailed; if the client may not wait, it is ErrWaiters.
 //
 // The caller undoes the attempt if it cannot answer with the token.
 func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID, value []byte, wait bool) (Held, error) {
@@ -62,9 +62,9 @@ func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID
 	if err != nil {
 		return Held{}, err
 	}
-	w, err := m.locks.wait(name, attempt{id, number})
+	w, err := m.locks.wait(m.clientOf(ctx), name, attempt{id, number})
 	if err != nil {
-		return Held{}, err
+		return m.acquireAtOnce(ctx, attempt{id, number}, name, e, value, wait)
 	}
 	defer m.locks.leave(name, w)
 	e.mu.Lock()
@@ -88,6 +88,26 @@ func (m *Manager) Acquire(ctx context.Context, number uint64, name []byte, id ID
 			return Held{}, context.Cause(ctx)
 		}
 	}
+}
+
+// acquireAtOnce is Acquire without a place to wait: others that wait for the lock are before it.
+func (m *Manager) acquireAtOnce(ctx context.Context, a attempt, name []byte, e *entry, value []byte, wait bool) (Held, error) {
+	held, err := m.tryAcquire(ctx, &lockWaiter{attempt: a}, name, e, value, !m.locks.waits(name))
+	switch {
+	case err != nil || held.Lease == e.id:
+		return held, err
+	case wait:
+		return Held{}, ErrWaiters
+	}
+	return held, ErrHeld
+}
+
+// clientOf is the client of a request; none if they are not told apart.
+func (m *Manager) clientOf(ctx context.Context) string {
+	if m.options.Client == nil {
+		return ""
+	}
+	return m.options.Client(ctx)
 }
 
 // lockWrite is a write that holds the latch of a lock, with the lock's key in SpaceSystem, and its internal key.
@@ -221,7 +241,7 @@ func (m *Manager) Observe(ctx context.Context, name []byte, yield func(held Held
 	if err := m.checkLock(name, nil); err != nil {
 		return err
 	}
-	w, err := m.locks.observe(name)
+	w, err := m.locks.observe(m.clientOf(ctx), name)
 	if err != nil {
 		return err
 	}

@@ -333,7 +333,7 @@ func TestAListOfLocksCopiesNoNamesThatItDoesNotHave(t *testing.T) {
 	const waiting, nameBytes = 1000, 2000
 	for i := range waiting {
 		name := append(make([]byte, nameBytes), fmt.Sprintf("%04d", i)...)
-		w, err := h.locks.wait(name, attempt{lease: 1, number: 1})
+		w, err := h.locks.wait("", name, attempt{lease: 1, number: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

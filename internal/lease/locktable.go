@@ -9,10 +9,11 @@ import (
 
 // lockTable has the requests that wait for locks, those that observe them, and the attempts that were undone.
 type lockTable struct {
-	mu     sync.Mutex
-	queues map[string]*lockQueue
-	count  int // of waiters and observers
-	max    int
+	mu      sync.Mutex
+	queues  map[string]*lockQueue
+	count   int            // of waiters and observers
+	clients map[string]int // those of each client
+	max     int
 
 	undone      map[attempt]struct{}
 	undoneOrder []attempt // the same, as a ring
@@ -45,6 +46,7 @@ type lockQueue struct {
 type lockWaiter struct {
 	look    chan struct{}
 	attempt attempt // zero of observers
+	client  string  // that has the place
 	undone  bool    // of lockTable.mu
 
 	inQueue, inLease, inAttempt *list.Element
@@ -103,22 +105,22 @@ func (q *lockQueue) wakeFirst() {
 // wakeOthers wakes the waiters of the holder's lease: they have the lock as well.
 func (q *lockQueue) wakeOthers() { q.leases.signal(q.holder.Lease) }
 
-// wait enters an attempt into the queue of a lock.
-func (t *lockTable) wait(name []byte, a attempt) (*lockWaiter, error) {
-	return t.join(name, a, func(q *lockQueue, w *lockWaiter) {
+// wait enters an attempt of a client into the queue of a lock.
+func (t *lockTable) wait(client string, name []byte, a attempt) (*lockWaiter, error) {
+	return t.join(client, name, a, func(q *lockQueue, w *lockWaiter) {
 		w.inQueue, w.inLease, w.inAttempt = q.waiters.PushBack(w), q.leases.add(a.lease, w), q.attempts.add(a, w)
 	})
 }
 
-// observe enters a request among the observers of a lock.
-func (t *lockTable) observe(name []byte) (*lockWaiter, error) {
-	return t.join(name, attempt{}, func(q *lockQueue, w *lockWaiter) { q.observers[w] = struct{}{} })
+// observe enters a request of a client among the observers of a lock.
+func (t *lockTable) observe(client string, name []byte) (*lockWaiter, error) {
+	return t.join(client, name, attempt{}, func(q *lockQueue, w *lockWaiter) { q.observers[w] = struct{}{} })
 }
 
-func (t *lockTable) join(name []byte, a attempt, enter func(*lockQueue, *lockWaiter)) (*lockWaiter, error) {
+func (t *lockTable) join(client string, name []byte, a attempt, enter func(*lockQueue, *lockWaiter)) (*lockWaiter, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.count >= t.max {
+	if !t.leavesLocked(client) {
 		return nil, ErrWaiters
 	}
 	q := t.queues[string(name)]
@@ -126,10 +128,17 @@ func (t *lockTable) join(name []byte, a attempt, enter func(*lockQueue, *lockWai
 		q = &lockQueue{leases: waitersOf[ID]{}, attempts: waitersOf[attempt]{}, observers: map[*lockWaiter]struct{}{}}
 		t.queues[string(name)] = q
 	}
-	w := &lockWaiter{look: make(chan struct{}, 1), attempt: a}
+	w := &lockWaiter{look: make(chan struct{}, 1), attempt: a, client: client}
 	enter(q, w)
 	t.count++
+	t.clients[client]++
 	return w, nil
+}
+
+// leavesLocked reports whether there is a place for one more request of a client. It leaves as many free as it then has, but for its only one.
+func (t *lockTable) leavesLocked(client string) bool {
+	free, has := t.max-t.count-1, t.clients[client]+1
+	return free >= 0 && (client == "" || has == 1 || has <= free)
 }
 
 // leave removes a request. If it was its turn, it is now that of the next one in the queue.
@@ -138,6 +147,9 @@ func (t *lockTable) leave(name []byte, w *lockWaiter) {
 	defer t.mu.Unlock()
 	q := t.queues[string(name)]
 	t.count--
+	if t.clients[w.client]--; t.clients[w.client] == 0 {
+		delete(t.clients, w.client)
+	}
 	if _, observes := q.observers[w]; observes {
 		delete(q.observers, w)
 	} else {
@@ -163,6 +175,14 @@ func (t *lockTable) first(name []byte, w *lockWaiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.queues[string(name)].waiters.Front() == w.inQueue
+}
+
+// waits reports whether an attempt waits for a lock.
+func (t *lockTable) waits(name []byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	q := t.queues[string(name)]
+	return q != nil && q.waiters.Len() > 0
 }
 
 // changed notes the holder that a commit at an epoch has made, none if it made the lock free, and wakes what that concerns. Calls may

@@ -148,10 +148,10 @@ func TestLeaseWhoseRecordIsBeingRemovedIsNotRecorded(t *testing.T) {
 
 // TestWaiterThatLeavesPassesItsTurnOn: the release has woken it, and its client has gone at that moment.
 func TestWaiterThatLeavesPassesItsTurnOn(t *testing.T) {
-	table := lockTable{queues: map[string]*lockQueue{}, max: 2}
+	table := lockTable{queues: map[string]*lockQueue{}, clients: map[string]int{}, max: 2}
 	var waiters [2]*lockWaiter
 	for i := range waiters {
-		w, err := table.wait(lock, attempt{ID(i + 1), 1})
+		w, err := table.wait("", lock, attempt{ID(i + 1), 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -256,7 +256,7 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 func leaseOptions(c *config.Config) lease.Options {
 	const stepBytesMax = 16 << 20
 	return lease.Options{
-		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters,
+		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters, Client: networkOf,
 		StepBytes: min(stepBytesMax, int(c.Limits.BatchSize)), StepKeys: min(lease.StepKeysMax, c.Limits.BatchOps),
 	}
 }
