@@ -43,6 +43,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -97,6 +98,7 @@ type Options struct {
 	Now       func() time.Time             // what grants show as their time; time.Now
 
 	unreadEvery time.Duration // 10 s; see readUnread
+	yield       func()        // lets others run; runtime.Gosched
 }
 
 // Manager has the leases and locks of a store.
@@ -137,6 +139,9 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 	orDefault(&o.StepKeys, StepKeysMax)
 	orDefault(&o.Grace, time.Second)
 	orDefault(&o.unreadEvery, unreadEvery)
+	if o.yield == nil {
+		o.yield = runtime.Gosched
+	}
 	if o.Elapsed == nil {
 		o.Elapsed = func() time.Duration { return time.Since(started) }
 	}

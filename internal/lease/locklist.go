@@ -51,7 +51,10 @@ func (m *Manager) ListLocks(ctx context.Context, lower, upper []byte, limit int)
 		names = slices.DeleteFunc(names, func(name string) bool { return name > last })
 	}
 	size = 0
-	for _, name := range names {
+	for i, name := range names {
+		if i%keysPerTurn == keysPerTurn-1 { // what is in memory is read without a wait
+			m.options.yield()
+		}
 		if len(found) == limit || size >= keysBytesMax {
 			return found, true, x.Await(), nil
 		}

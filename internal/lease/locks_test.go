@@ -350,3 +350,20 @@ func TestAListOfLocksCopiesNoNamesThatItDoesNotHave(t *testing.T) {
 		t.Errorf("a list of 2 locks took %d bytes, where requests wait for %d with %d bytes of names", took, waiting, waiting*nameBytes)
 	}
 }
+
+// TestAListOfLocksLetsOthersRun, however many locks it has: what is in memory is read without a wait.
+func TestAListOfLocksLetsOthersRun(t *testing.T) {
+	const count = 3 * keysPerTurn
+	yields := 0
+	h := openAlone(t, Options{yield: func() { yields++ }})
+	h.mustGrant(1, time.Hour)
+	for i := range count {
+		if _, err := h.Acquire(t.Context(), NewAttempt(), fmt.Append(nil, i), 1, nil, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	yields = 0
+	if found, _, _, err := h.ListLocks(t.Context(), nil, nil, count); err != nil || len(found) != count || yields != count/keysPerTurn {
+		t.Errorf("%d locks, of %d, and others ran %d times: %v", len(found), count, yields, err)
+	}
+}

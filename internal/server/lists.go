@@ -25,19 +25,23 @@ const (
 	notListed  listKind = iota // not a list
 	listMemory                 // made of what is in memory, in less than a second
 	listUsers                  // of users, roles and tokens, of which there are very many, and which any user may ask for
+	listLeases                 // of all leases, of which there may be a million
+	listLocks                  // of locks, of which there may be very many, and which any user may ask for
 	listStored                 // made of what is in the store: it may wait for the device
 	listTarget                 // of backups in a target, which may not answer
 	listKinds
 )
 
-// listTurns are how many lists of each kind are made at once (of users: see init): a few MiB each, but for the watches of a server that has very many.
+// listTurns are how many lists of each kind are made at once (of users, leases and locks: see init): a few MiB each, but for the watches of a server that has very many.
 var listTurns = [listKinds]int{listMemory: 4, listStored: 32, listTarget: 32}
 
 func (l *lists) init() {
 	for kind := range l.turns {
 		l.turns[kind] = make(chan struct{}, listTurns[kind])
 	}
-	l.turns[listUsers] = make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)) // what all of them compute leaves processors to others
+	for _, kind := range []listKind{listUsers, listLeases, listLocks} { // what all of a kind compute leaves processors to others
+		l.turns[kind] = make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1))
+	}
 }
 
 // enter waits for a turn, if the method makes a list. After nil the caller calls leave.

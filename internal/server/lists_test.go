@@ -176,7 +176,7 @@ func TestListsTakeTurns(t *testing.T) {
 	}
 	answered := make(chan error, 1)
 	go func() {
-		_, err := leases.ListLeases(testContext(t), new(pb.ListLeasesRequest))
+		_, err := h.admin.ListSnapshots(testContext(t), new(pb.ListSnapshotsRequest))
 		answered <- err
 	}()
 	<-turns
@@ -203,7 +203,7 @@ func TestListsTakeTurns(t *testing.T) {
 	eventually(t, "many more wait for it", func() bool { return len(stored)+len(ofTarget) == cap(stored) })
 	soon, cancel := context.WithTimeout(testContext(t), 5*time.Second)
 	defer cancel()
-	if _, err := locks.ListLocks(soon, new(pb.ListLocksRequest)); err != nil {
+	if _, err := leases.GetLease(soon, &pb.GetLeaseRequest{Id: 1}); status.Code(err) != codes.NotFound {
 		t.Errorf("beside lists of a target: %v", err)
 	}
 }
@@ -236,5 +236,37 @@ func TestListsOfUsersLeaveProcessorsToOthers(t *testing.T) {
 	}
 	if _, err := pb.NewLockServiceClient(h.conn).ListLocks(testContext(t), new(pb.ListLocksRequest)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestListsOfLeasesAndLocksLeaveProcessorsToOthers: there may be very many of both, and each list takes milliseconds. What waits for its turn waits
+// for no other list.
+func TestListsOfLeasesAndLocksLeaveProcessorsToOthers(t *testing.T) {
+	h := mustStart(t)
+	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
+	ofLeases := func(ctx context.Context) error {
+		_, err := leases.ListLeases(ctx, new(pb.ListLeasesRequest))
+		return err
+	}
+	ofLocks := func(ctx context.Context) error { _, err := locks.ListLocks(ctx, new(pb.ListLocksRequest)); return err }
+	for kind, list := range map[listKind]struct{ waits, passes func(context.Context) error }{listLeases: {ofLeases, ofLocks}, listLocks: {ofLocks, ofLeases}} {
+		turns := h.lists.turns[kind]
+		if most := max(runtime.GOMAXPROCS(0)/2, 1); cap(turns) != most {
+			t.Errorf("kind %d: %d lists are made at once, want %d", kind, cap(turns), most)
+		}
+		for range cap(turns) {
+			turns <- struct{}{}
+		}
+		late, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
+		if err := list.waits(late); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("kind %d without a turn: %v", kind, err)
+		}
+		cancel()
+		if err := list.passes(testContext(t)); err != nil {
+			t.Errorf("beside lists of kind %d: %v", kind, err)
+		}
+		for range cap(turns) {
+			<-turns
+		}
 	}
 }

@@ -148,13 +148,17 @@ func TestRequestsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) 
 func TestListsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) {
 	onBothTransports(t, func(t *testing.T, h *harness) {
 		whileRevoked(t, h, map[string]func(context.Context, *clients) error{"locks": locksListed, "keys of lease": keysOfLease}, func() func() {
-			turns := h.lists.turns[listStored]
-			for range cap(turns) {
-				turns <- struct{}{}
+			kinds := []chan struct{}{h.lists.turns[listStored], h.lists.turns[listLocks]}
+			for _, turns := range kinds {
+				for range cap(turns) {
+					turns <- struct{}{}
+				}
 			}
 			return func() {
-				for range cap(turns) {
-					<-turns
+				for _, turns := range kinds {
+					for range cap(turns) {
+						<-turns
+					}
 				}
 			}
 		})

@@ -74,13 +74,13 @@ var rpcTable = []rpcRow{
 	{method: pb.LeaseService_RevokeLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; write every key of the lease, and lease the names of its locks"},
 	{method: pb.LeaseService_KeepAlive_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
 	{method: pb.LeaseService_GetLease_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},
-	{method: pb.LeaseService_ListLeases_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
+	{method: pb.LeaseService_ListLeases_FullMethodName, lists: listLeases, class: audit.ClassRead, actions: auth.ActionObserve},
 
 	{method: pb.LockService_AcquireLock_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: of(footprintOfAcquireLock), needs: "lease the name, as if it were a key"},
 	{method: pb.LockService_ReleaseLock_FullMethodName, class: audit.ClassWrite, footprint: of(footprintOfReleaseLock), needs: "lease the name"},
 	{method: pb.LockService_GetLock_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfGetLock), needs: "read the name"},
 	{method: pb.LockService_ObserveLock_FullMethodName, lasts: true, class: audit.ClassRead, footprint: of(footprintOfObserveLock), needs: "read the name"},
-	{method: pb.LockService_ListLocks_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
+	{method: pb.LockService_ListLocks_FullMethodName, lists: listLocks, class: audit.ClassRead, footprint: of(footprintOfListLocks), needs: "read the whole range of names, as if they were keys"},
 
 	{method: pb.AdminService_Status_FullMethodName, class: audit.ClassRead, actions: auth.ActionObserve},
 	{method: pb.AdminService_ListTransactions_FullMethodName, lists: listMemory, class: audit.ClassRead, actions: auth.ActionObserve},
