@@ -350,11 +350,15 @@ func (m *Manager) Lease(id ID) (Info, error) {
 }
 
 // List describes up to limit leases with ids after one, in the order of their ids; more says that there are others. One list at a time
-// looks at all leases: keep-alives wait for all lists that do, once something waits to change the leases. The error is why ctx ended.
+// looks at all leases, in parts: leases that exist all the time are in it, those that begin or end meanwhile may be. Then others have the processor
+// for as long. The error is why ctx ended.
 func (m *Manager) List(ctx context.Context, after ID, limit int) (list []Info, more bool, err error) {
 	select {
 	case m.listing <- struct{}{}:
-		defer func() { <-m.listing }()
+		began := m.options.Elapsed()
+		defer func() { // the next list begins when others had the processor for as long
+			time.AfterFunc(m.options.Elapsed()-began, func() { <-m.listing })
+		}()
 	case <-ctx.Done():
 		return nil, false, context.Cause(ctx)
 	}
@@ -369,20 +373,26 @@ func (m *Manager) List(ctx context.Context, after ID, limit int) (list []Info, m
 	return list, more, nil
 }
 
+// leasesPerTurn is how many leases a list looks at in a row. Grants wait meanwhile, and once one of them waits, all that looks for a lease.
+const leasesPerTurn = 1024
+
 // first are the first n leases with ids after one. It keeps no more than twice as many of the leases, of which there may be a million.
 func (m *Manager) first(after ID, n int) (found []*entry) {
 	full, last := false, ID(0)
 	trim := func() {
-		slices.SortFunc(found, func(x, y *entry) int { return cmp.Compare(x.id, y.id) })
-		if full = len(found) >= n; full {
-			clear(found[n:])
-			found = found[:n]
-			last = found[n-1].id
+		if found = ordered(found, n); len(found) == n {
+			full, last = true, found[n-1].id
 		}
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	for id, e := range m.leases {
+	looked := 0
+	for id, e := range m.leases { // a range over a map may go on after the map was changed, as long as nothing changes it at that moment
+		if looked++; looked%leasesPerTurn == 0 {
+			m.mu.RUnlock()
+			m.options.yield()
+			m.mu.RLock()
+		}
 		if id <= after || full && id >= last {
 			continue
 		}
@@ -392,4 +402,12 @@ func (m *Manager) first(after ID, n int) (found []*entry) {
 	}
 	trim()
 	return found
+}
+
+// ordered are the first n of some leases, in the order of their ids. One that was granted anew between two parts of a list is there once.
+func ordered(found []*entry, n int) []*entry {
+	slices.SortFunc(found, func(x, y *entry) int { return cmp.Or(cmp.Compare(x.id, y.id), cmp.Compare(y.since, x.since)) })
+	found = slices.CompactFunc(found, func(x, y *entry) bool { return x.id == y.id })
+	clear(found[min(n, len(found)):])
+	return found[:min(n, len(found))]
 }

@@ -1,18 +1,22 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -236,6 +240,92 @@ func TestAShortListOfLeasesTakesLittleMemory(t *testing.T) {
 	}
 	if least > most {
 		t.Errorf("a list of %d of %d leases takes %d bytes, want at most %d", limit, leases, least, most)
+	}
+}
+
+// TestAListOfLeasesLetsOthersChangeThem: between its parts. It has each lease that exists all the time, once, and none twice, in the order of ids.
+func TestAListOfLeasesLetsOthersChangeThem(t *testing.T) {
+	const leases, begun = 8 * leasesPerTurn, ID(1 << 32)
+	o := Options{}
+	var h *harness
+	parts := 0
+	o.yield = func() {
+		if h == nil || len(h.listing) == 0 {
+			return
+		}
+		if !h.mu.TryLock() {
+			t.Error("nothing can change the leases between two parts of a list")
+			return
+		}
+		defer h.mu.Unlock()
+		for id := range ID(leases) { // each even lease ends and is granted anew, and others begin
+			if id%2 == 0 && h.leases[id+1] != nil {
+				delete(h.leases, id+1)
+				h.leases[id+1] = &entry{id: id + 1, since: keys.Epoch(parts + 2)}
+			}
+		}
+		for id := range ID(leases / 4) {
+			h.leases[begun+ID(parts*leases)+id] = &entry{id: begun + ID(parts*leases) + id, since: 1}
+		}
+		parts++
+	}
+	h = openAlone(t, o)
+	for id := range ID(leases) {
+		h.leases[id+1] = &entry{id: id + 1, since: 1}
+	}
+	for _, limit := range []int{100, 2 * leases} {
+		parts = 0
+		list, _ := h.List(0, limit)
+		if parts < leases/leasesPerTurn-1 {
+			t.Errorf("a list of %d leases was made in %d parts", leases, parts)
+		}
+		if len(list) < min(limit, leases/2) || !slices.IsSortedFunc(list, func(x, y Info) int { return cmp.Compare(x.ID, y.ID) }) {
+			t.Errorf("%d leases, or not in their order", len(list))
+		}
+		seen := map[ID]bool{}
+		for _, i := range list {
+			if seen[i.ID] {
+				t.Fatalf("lease %d is there twice", i.ID)
+			}
+			seen[i.ID] = true
+		}
+		for id := ID(2); id <= ID(min(limit, leases)) && (limit > leases); id += 2 { // odd indexes stay all the time
+			if !seen[id] {
+				t.Fatalf("lease %d, which exists all the time, is not there", id)
+			}
+		}
+	}
+}
+
+// TestListsOfLeasesRest for as long as they took, while the next one waits.
+func TestListsOfLeasesRest(t *testing.T) {
+	clock, o := fakeClock()
+	o.yield = func() { clock.Add(int64(time.Hour)) }
+	h := openAlone(t, o)
+	for id := range ID(leasesPerTurn) {
+		h.leases[id+1] = &entry{id: id + 1}
+	}
+	late, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if list, _ := h.List(0, 1); len(list) != 1 {
+		t.Error(list)
+	}
+	if list, _, err := h.Manager.List(late, 0, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, %v right after a list that took an hour", list, err)
+	}
+}
+
+// TestALeaseThatWasGrantedAnewIsListedOnce: the end of the older one, and the grant, were between two parts of the list.
+func TestALeaseThatWasGrantedAnewIsListedOnce(t *testing.T) {
+	for n, want := range []string{"", "1:8", "1:8 2:3", "1:8 2:3 5:9", "1:8 2:3 5:9"} {
+		found := []*entry{{id: 5, since: 4}, {id: 1, since: 7}, {id: 2, since: 3}, {id: 5, since: 9}, {id: 1, since: 8}, {id: 1, since: 2}}
+		var got []string
+		for _, e := range ordered(found, n) {
+			got = append(got, fmt.Sprintf("%d:%d", e.id, e.since))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("the first %d are %v, want %s", n, got, want)
+		}
 	}
 }
 
