@@ -86,6 +86,7 @@ type openTables struct {
 	transactions txnTable
 	snapshots    snapshotTable
 	lists        lists
+	inspections  inspections
 	reflections  atomic.Int64
 }
 
@@ -182,6 +183,8 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 	s.admission.init(c.Limits.InflightRequests, uint64(c.Inflight()))
 	s.admission.slotTime = slotParts * c.MessageTimeout
 	s.lists.init()
+	s.inspections.verifications.init()
+	s.inspections.walks.init()
 	s.endpoints.profiles.init()
 	id := store.ID()
 	s.storeID = binary.LittleEndian.Uint64(id[:])

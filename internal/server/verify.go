@@ -23,8 +23,13 @@ const maxPagesPerSecond = 1 << 30
 // Verify implements Admin.
 func (s *adminService) Verify(req *pb.VerifyRequest, stream grpc.ServerStreamingServer[pb.VerifyResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodVerify, func(*connection) error {
+		leave, err := s.inspect(stream.Context(), &s.inspections.verifications)
+		if err != nil {
+			return err
+		}
 		o := s.openSnapshot(stream.Context(), pb.SnapshotInfo_KIND_VERIFICATION, s.checkpointEpoch(), nil)
 		return o.serve(func() error {
+			defer leave() // after the last Send, in which it may still be when the handler has returned
 			defer o.close()
 			return s.verify(o, req, stream)
 		})
@@ -141,6 +146,13 @@ func (s *adminService) ResizeCache(ctx context.Context, req *pb.ResizeCacheReque
 func (s *adminService) Space(ctx context.Context, req *pb.SpaceRequest) (*pb.SpaceResponse, error) {
 	var out *pb.SpaceResponse
 	err := s.serveRead(ctx, telemetry.MethodSpace, func() error {
+		if req.ByPrefix {
+			leave, err := s.inspect(ctx, &s.inspections.walks)
+			if err != nil {
+				return err
+			}
+			defer leave()
+		}
 		stats := s.store.Stats()
 		out = spaceMessage(&stats.Storage)
 		if !req.ByPrefix {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"runtime"
 	"time"
 )
 
@@ -12,9 +13,15 @@ type readLimiter struct {
 	calls          uint
 }
 
+// yieldEvery is the number of pages, or of records of the log, that are read before others have the processor: some 100 µs.
+const yieldEvery = 4
+
 // wait returns when the next page may be read, given the number of pages that were read so far.
 func (p *readLimiter) wait(ctx context.Context, read uint64) error {
-	if p.calls++; p.calls%64 != 0 {
+	if p.calls++; p.calls%yieldEvery == 0 {
+		runtime.Gosched() // pages may come from memory, and then nothing else lets others run
+	}
+	if p.calls%64 != 0 {
 		return nil
 	}
 	if p.pagesPerSecond <= 0 {

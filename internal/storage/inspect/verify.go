@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"runtime"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -170,7 +171,13 @@ const logTries = 10
 // none. Records newer than durable are being written at the same time and are not checked. renew says that the log
 // is still read, and whether it is still kept.
 func (v *verifier) checkLog(state *storage.DurableState, proof wal.Proof, durable keys.Epoch, renew func() error) error {
-	each := func(keys.Epoch, []byte) error { return errors.Join(v.ctx.Err(), renew()) }
+	records := 0
+	each := func(keys.Epoch, []byte) error {
+		if records++; records%yieldEvery == 0 {
+			runtime.Gosched()
+		}
+		return errors.Join(v.ctx.Err(), renew())
+	}
 	fsys, dir, after := state.Files.FS, state.Files.Dir, state.Pages.State().Epoch
 	found, err := wal.Replay(fsys, dir, after, proof, each)
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < logTries; tries++ {

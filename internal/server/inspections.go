@@ -1,0 +1,97 @@
+package server
+
+import (
+	"context"
+	"sync"
+)
+
+// inspections are requests that read the whole store past its caches: each keeps a processor busy, and memory for a value and a record of the log. Of
+// each kind one works at a time, and the others wait for their turn.
+type inspections struct{ verifications, walks turnLine }
+
+// turnLine gives one turn at a time. Of each client one request waits for it, in the order in which they came, and the client's others wait for
+// that one: so a client waits for at most one request of each other client. How many wait is bounded by the streams of connections: they
+// have nothing yet.
+type turnLine struct {
+	mu      sync.Mutex // a leaf; guards clients
+	clients map[string]*clientLine
+	turn    chan struct{} // has one while a request works
+}
+
+// clientLine is that of one client.
+type clientLine struct {
+	requests int           // that wait or work; guarded by the mutex of the turnLine
+	first    chan struct{} // has one while a request waits for the turn or works
+}
+
+func (l *turnLine) init() {
+	l.clients, l.turn = map[string]*clientLine{}, make(chan struct{}, 1)
+}
+
+// enter waits for the turn. After nil the caller calls leave.
+func (l *turnLine) enter(ctx context.Context, client string) (leave func(), err error) {
+	own := l.join(client)
+	if err := take(ctx, own.first); err != nil {
+		l.quit(client, own)
+		return nil, err
+	}
+	if err := take(ctx, l.turn); err != nil {
+		<-own.first
+		l.quit(client, own)
+		return nil, err
+	}
+	return func() {
+		<-l.turn
+		<-own.first
+		l.quit(client, own)
+	}, nil
+}
+
+// take waits for room in a channel.
+func take(ctx context.Context, turn chan<- struct{}) error {
+	select {
+	case turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (l *turnLine) join(client string) *clientLine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := l.clients[client]
+	if own == nil {
+		own = &clientLine{first: make(chan struct{}, 1)}
+		l.clients[client] = own
+	}
+	own.requests++
+	return own
+}
+
+func (l *turnLine) quit(client string, own *clientLine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if own.requests--; own.requests == 0 {
+		delete(l.clients, client)
+	}
+}
+
+// waiting is the number of requests that wait or work.
+func (l *turnLine) waiting() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, own := range l.clients {
+		n += own.requests
+	}
+	return n
+}
+
+// inspect waits until the request has the turn, which it gives back with leave; or until it ends, the server stops, or its caller has lost the
+// right to it.
+func (s *Server) inspect(ctx context.Context, line *turnLine) (leave func(), err error) {
+	waiting, mended, stop := s.untilDenied(ctx)
+	defer stop()
+	leave, err = line.enter(waiting, networkOf(ctx))
+	return leave, mended(s.drainError(err))
+}
