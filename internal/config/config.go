@@ -296,7 +296,7 @@ func newOptions() *options {
 	f.IntVar(&c.Feed.CatchUpReaders, "feed-catchup-readers", c.Feed.CatchUpReaders, "readers of the log for watches that lag")
 	f.Var(&c.Feed.CatchUpBandwidth, "feed-catchup-bandwidth", "most bytes of log that they read in a second, together; clients take turns")
 	f.DurationVar(&c.Feed.StallTimeout, "watch-stall-timeout", c.Feed.StallTimeout, "how long the client of a watch may take nothing before its stream is ended")
-	f.IntVar(&c.Feed.Watches, "max-watches", c.Feed.Watches, "most watches that are open; further ones are refused")
+	f.IntVar(&c.Feed.Watches, "max-watches", c.Feed.Watches, "most watches that are open; further ones are refused, and of one client's address those that leave less free than it has")
 	f.IntVar(&c.Feed.WatchesPerStream, "max-watches-per-stream", c.Feed.WatchesPerStream, "most watches that are open on one stream")
 	f.IntVar(&c.Feed.StreamsPerClient, "max-watch-streams-per-client", c.Feed.StreamsPerClient, "most streams of watches from one client's address; further ones are refused")
 	f.DurationVar(&c.ProbeInterval, "probe-interval", c.ProbeInterval, "how often the server checks that a write of its own becomes durable, every twelfth time while idle; 0 is never")

@@ -38,7 +38,12 @@ func (c *watchClients) leave(client string) {
 }
 
 // watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.
-type watchUnits struct{ used atomic.Int64 }
+type watchUnits struct {
+	used atomic.Int64 // written with mu locked
+
+	mu   sync.Mutex // a leaf; guards open
+	open map[string]int64
+}
 
 // unitsOf is how many watches the ranges of one count as, with the key at which it goes on: the stream, the feed and its index keep their bounds, and
 // a watch that waits for its turn keeps the key.
@@ -56,13 +61,38 @@ const (
 	watchRangeBytes = 400
 )
 
-// reserve counts a watch, or reports false if there is no room for it.
-func (u *watchUnits) reserve(n int64, most int) bool {
-	if u.used.Add(n) <= int64(most) {
-		return true
+// reserve counts a watch of a client, unless there is no room for it. A client that has watches gets another one only if afterwards at least as much is
+// free as it has: half of all, if no other has any.
+func (u *watchUnits) reserve(client string, n int64, most int) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	has, used := u.open[client]+n, u.used.Load()+n
+	if used > int64(most) {
+		return &feed.LimitError{What: "watches of the server", Limit: most}
 	}
-	u.used.Add(-n)
-	return false
+	if has > 1 && has > int64(most)-used {
+		return &feed.LimitError{What: "watches of one client's network, which leaves others as much as it has", Limit: int(int64(most)-used+has) / 2}
+	}
+	if u.open == nil {
+		u.open = map[string]int64{}
+	}
+	u.open[client] = has
+	u.used.Store(used)
+	return nil
 }
 
-func (u *watchUnits) release(n int64) { u.used.Add(-n) }
+func (u *watchUnits) release(client string, n int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.used.Add(-n)
+	if u.open[client] -= n; u.open[client] == 0 {
+		delete(u.open, client)
+	}
+}
+
+// clients is the number of clients that have watches.
+func (u *watchUnits) clients() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.open)
+}

@@ -23,7 +23,8 @@ type streamWatch struct {
 	sent    time.Time     // when something of it was sent last
 	asked   bool          // the client has requested progress
 	unsent  bool          // of what has come out of the feed, something is not sent yet: there is no progress
-	units   int64         // counted for it
+	units   int64         // counted for it, and for its client
+	client  string        // the network of the stream's client; set with units
 	named   *access       // has its claims, in builds with assertions; else nil
 	limiter *auth.Limiter // that counts it; nil: none
 }
@@ -91,16 +92,16 @@ func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.Creat
 
 // reserve counts a watch among those of the server.
 func (w *watchStream) reserve(sw *streamWatch, last []byte) error {
-	units, most := unitsOf(sw.options.ranges, last), w.server.config.Feed.Watches
-	if !w.server.feed.units.reserve(units, most) {
-		return &feed.LimitError{What: "watches of the server", Limit: most}
+	units, client := unitsOf(sw.options.ranges, last), networkOf(w.stream.Context())
+	if err := w.server.feed.units.reserve(client, units, w.server.config.Feed.Watches); err != nil {
+		return err
 	}
 	l := w.rights.access.limiter()
 	if err := l.Open(auth.Watches); err != nil {
-		w.server.feed.units.release(units)
+		w.server.feed.units.release(client, units)
 		return err
 	}
-	sw.units, sw.limiter = units, l
+	sw.units, sw.client, sw.limiter = units, client, l
 	return nil
 }
 
@@ -185,7 +186,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 // forget takes the watch out of those of the stream.
 func (w *watchStream) forget(sw *streamWatch) {
 	delete(w.watches, sw.id)
-	w.server.feed.units.release(sw.units)
+	w.server.feed.units.release(sw.client, sw.units)
 	sw.limiter.Close(auth.Watches)
 	sw.units, sw.limiter = 0, nil
 	if sw.options.expandLoads {

@@ -105,7 +105,7 @@ func TestAWatchThatIsAheadForTooLongEnds(t *testing.T) {
 func TestWatchesAreLimited(t *testing.T) {
 	const perServer, perStream = 5, 3
 	h := mustStart(t, func(c *config.Config) {
-		c.Feed.Watches, c.Feed.WatchesPerStream = perServer, perStream
+		c.Feed.Watches, c.Feed.WatchesPerStream = 2*perServer, perStream // of which one client gets half
 	})
 	all := []*pb.KeyRange{{}}
 	create := func(w *watcher, id uint64, ranges []*pb.KeyRange) *pb.WatchResponse {
@@ -144,7 +144,7 @@ func TestWatchesAreLimited(t *testing.T) {
 	if r := create(w, 9, ranges); failureOf(t, status.ErrorProto(r.GetEnded().GetError())).field != "create.ranges" {
 		t.Errorf("%d ranges: %v", len(ranges), r)
 	}
-	refused("ranges that count as several watches", create(w, 9, ranges[:watchRangesMax]), "5")
+	refused("ranges that count as several watches", create(w, 9, ranges[:watchRangesMax]), "10")
 }
 
 // TestAWatchOfManyRangesCountsAsSeveral: what the bounds of ranges take is within the bound of memory, and is counted while the

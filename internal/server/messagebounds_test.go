@@ -83,7 +83,7 @@ func TestMessagesOfRequestsThatLastAreCounted(t *testing.T) {
 // TestTokensOfWatchesThatWaitAreCounted: a watch that waits for its epoch, or for its turn, keeps the key at which its token goes on.
 func TestTokensOfWatchesThatWaitAreCounted(t *testing.T) {
 	const watches, size, ask = 1000, 200 << 10, 8
-	h := mustStart(t, func(c *config.Config) { c.Feed.Watches = watches })
+	h := mustStart(t, func(c *config.Config) { c.Feed.Watches = 2 * watches })
 	h.feed.aheadTimeout = time.Hour
 	all := []*pb.KeyRange{{}}
 	ranges, err := toWatchRanges(all)
