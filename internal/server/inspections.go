@@ -77,16 +77,6 @@ func (l *turnLine) quit(client string, own *clientLine) {
 	}
 }
 
-// waiting is the number of requests that wait or work.
-func (l *turnLine) waiting() (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, own := range l.clients {
-		n += own.requests
-	}
-	return n
-}
-
 // inspect waits until the request has the turn, which it gives back with leave; or until it ends, the server stops, or its caller has lost the
 // right to it.
 func (s *Server) inspect(ctx context.Context, line *turnLine) (leave func(), err error) {

@@ -141,3 +141,13 @@ func TestInspectionsOfClientsTakeTurns(t *testing.T) {
 	}
 	eventually(t, "nothing is left", func() bool { return line.waiting() == 0 && len(line.turn) == 0 && len(line.clients) == 0 })
 }
+
+// waiting is the number of requests that wait or work.
+func (l *turnLine) waiting() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, own := range l.clients {
+		n += own.requests
+	}
+	return n
+}
