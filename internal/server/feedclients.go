@@ -89,10 +89,3 @@ func (u *watchUnits) release(client string, n int64) {
 		delete(u.open, client)
 	}
 }
-
-// clients is the number of clients that have watches.
-func (u *watchUnits) clients() int {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return len(u.open)
-}

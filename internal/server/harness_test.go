@@ -344,3 +344,10 @@ func eventually(t testing.TB, what string, holds func() bool) {
 		}
 	}
 }
+
+// clients is the number of clients that have watches.
+func (u *watchUnits) clients() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.open)
+}
