@@ -236,8 +236,8 @@ func (x *Session) publishBulkLoad(ctx context.Context, load *storage.BulkLoad) (
 		return 0, err
 	}
 	if ttl := s.bulk.keep.Load(); ttl > 0 { // before the watermark moves: no collector has passed these epochs
-		s.LeaseSnapshot(load.Epoch()-1, time.Duration(ttl))
-		s.LeaseSnapshot(load.Epoch(), time.Duration(ttl))
+		s.LeaseSnapshot(load.Epoch()-1, "", time.Duration(ttl))
+		s.LeaseSnapshot(load.Epoch(), "", time.Duration(ttl))
 	}
 	s.bulk.held.published(load.Epoch())
 	s.counters.noOps.Add(uint64(load.Epoch() - last))

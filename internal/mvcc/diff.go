@@ -19,6 +19,7 @@ type DiffOptions struct {
 	Count, Bytes int           // end after about so much, but not before the first change
 	Keys         int           // end after so many keys were read, whether they differ or not
 	Keep         time.Duration // how long From and To stay readable after a part that is not the last
+	Client       string        // for which they do, see LeaseSnapshot
 }
 
 // KeyState is what a snapshot sees of a key.
@@ -83,8 +84,8 @@ func (x *Session) Diff(ctx context.Context, o *DiffOptions) (Diff, error) {
 		return Diff{}, err
 	}
 	if d.More { // without the leases, the next part may find that the snapshots are gone
-		x.store.LeaseSnapshot(to, o.Keep)
-		x.store.LeaseSnapshot(o.From, o.Keep)
+		x.store.LeaseSnapshot(to, o.Client, o.Keep)
+		x.store.LeaseSnapshot(o.From, o.Client, o.Keep)
 	}
 	return d, nil
 }

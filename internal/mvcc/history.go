@@ -27,6 +27,7 @@ type HistoryOptions struct {
 
 	Count, Bytes int           // end after about so much, but not before the first version
 	Keep         time.Duration // how long To stays readable after a part that is not the last
+	Client       string        // for which it does, see LeaseSnapshot
 }
 
 // KeyVersion is a version of a key, with what the log says of its commit.
@@ -81,7 +82,7 @@ func (x *Session) History(ctx context.Context, o *HistoryOptions) (History, erro
 		return History{}, err
 	}
 	if r.out.More {
-		x.store.LeaseSnapshot(to, o.Keep) // without it, the next part may find that To is gone
+		x.store.LeaseSnapshot(to, o.Client, o.Keep) // without it, the next part may find that To is gone
 	}
 	return r.out, nil
 }

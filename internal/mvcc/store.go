@@ -179,9 +179,11 @@ func (s *Store) AwaitDurable(ctx context.Context, e keys.Epoch) error {
 }
 
 // LeaseSnapshot keeps the epoch of a session's snapshot readable for ttl after the snapshot ends,
-// for a scan that will be resumed. It may end earlier if there are more than Limits.SnapshotLeases.
-func (s *Store) LeaseSnapshot(at keys.Epoch, ttl time.Duration) {
-	s.registry.AddLease(at, time.Now().Add(ttl), s.options.Limits.SnapshotLeases)
+// for a client that will go on with a resume token. If there are more than Limits.SnapshotLeases,
+// it may end earlier: the client with the most leases loses the one that ends first. The store's
+// own leases count as those of a client without a name.
+func (s *Store) LeaseSnapshot(at keys.Epoch, client string, ttl time.Duration) {
+	s.registry.AddLease(at, client, time.Now().Add(ttl), s.options.Limits.SnapshotLeases)
 }
 
 // NextSnapshotID is a number for a snapshot, or anything else that keeps versions, so that an

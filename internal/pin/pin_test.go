@@ -95,8 +95,8 @@ func TestNamedEpochIsReadableOnlyWhileASnapshotHasIt(t *testing.T) {
 func TestLeaseKeepsEpochReadableUntilItsDeadline(t *testing.T) {
 	r, v := newTestRegistry(10)
 	now := time.Now()
-	r.AddLease(9, now.Add(time.Second/2), 1)
-	r.AddLease(10, now.Add(time.Second), 1)
+	r.AddLease(9, "a", now.Add(time.Second/2), 1)
+	r.AddLease(10, "a", now.Add(time.Second), 1)
 	if leases := r.Leases(); len(leases) != 1 || leases[0].Epoch != 10 {
 		t.Fatalf("%v: the lease above the bound must end the other", leases)
 	}

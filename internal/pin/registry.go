@@ -3,7 +3,6 @@ package pin
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,7 +37,7 @@ type Registry struct {
 	mu            sync.Mutex // guards the fields below, and growth; it serializes AdvanceLowWatermark and OpenSnapshotAt of old epochs
 	keepAll       bool       // see KeepAll
 	free          []*Slot
-	leases        map[keys.Epoch]Lease
+	leases        leases
 	system        []keys.Epoch   // of SystemEpochs
 	retained      []keys.Epoch   // below the low watermark, ascending: epochs that every AdvanceLowWatermark so far has kept readable
 	longSnapshots []longSnapshot // by slot: its snapshot below the low watermark, as of the last AdvanceLowWatermark
@@ -54,7 +53,7 @@ type longSnapshot struct {
 
 // NewRegistry makes a registry over the commit pipeline's visible word.
 func NewRegistry(visible *atomic.Uint64) *Registry {
-	r := &Registry{visible: visible, leases: make(map[keys.Epoch]Lease)}
+	r := &Registry{visible: visible, leases: newLeases()}
 	r.tick.Store(1)
 	r.slots.Store(new([]*Slot))
 	return r
@@ -133,7 +132,7 @@ func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, leased := r.leases[e]; leased {
+	if _, leased := r.leases.epochs[e]; leased {
 		return true
 	}
 	if _, retained := slices.BinarySearch(r.retained, e); !retained {
@@ -147,61 +146,9 @@ func (r *Registry) readable(e keys.Epoch, self *Slot) bool {
 	return false
 }
 
-// Lease is a snapshot lease: an epoch that stays readable without a slot.
-type Lease struct {
-	ID           uint64
-	Epoch        keys.Epoch
-	Since, Until time.Time
-}
-
 // NextID returns an id for a reader that prevents version GC. No id is given out twice; leases take
 // theirs from the same sequence.
 func (r *Registry) NextID() uint64 { return r.ids.Add(1) }
-
-// AddLease takes a snapshot lease: it keeps a readable epoch readable until the given time, for a
-// reader that will come back with a resume token. leasesMax bounds the number of epochs with a
-// lease: one more ends the lease whose deadline is next, so that no client keeps others out. A slot of the caller holds e.
-func (r *Registry) AddLease(e keys.Epoch, until time.Time, leasesMax int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	lease, ok := r.leases[e]
-	if !ok && len(r.leases) >= leasesMax {
-		var next Lease
-		for _, l := range r.leases {
-			if next.ID == 0 || l.Until.Before(next.Until) {
-				next = l
-			}
-		}
-		delete(r.leases, next.Epoch)
-	}
-	if !ok {
-		lease = Lease{ID: r.NextID(), Epoch: e, Since: time.Now()}
-	}
-	if until.After(lease.Until) {
-		lease.Until = until
-	}
-	r.leases[e] = lease
-}
-
-// Leases returns the snapshot leases, in no order.
-func (r *Registry) Leases() []Lease {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Values(r.leases))
-}
-
-// EndLease ends a snapshot lease before its deadline. It reports false if there is no such lease.
-func (r *Registry) EndLease(id uint64) (Lease, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for e, lease := range r.leases {
-		if lease.ID == id {
-			delete(r.leases, e)
-			return lease, true
-		}
-	}
-	return Lease{}, false
-}
 
 // KeepAll lets AdvanceLowWatermark return epoch 0 alone, so that every version is kept, or ends that. Which epochs are readable does not change. It begins
 // before the first AdvanceLowWatermark, or never.
@@ -272,13 +219,9 @@ func (r *Registry) snapshotEpochsLocked(dst []keys.Epoch, lowWatermark uint64, n
 			r.longSnapshots[i] = longSnapshot{e, now}
 		}
 	}
-	for e, lease := range r.leases {
-		switch {
-		case now.After(lease.Until):
-			delete(r.leases, e)
-		case uint64(e) < lowWatermark:
-			dst = append(dst, e)
-		}
+	r.leases.expire(now)
+	for e := range r.leases.epochs {
+		dst = appendBelow(dst, uint64(e), lowWatermark)
 	}
 	slices.Sort(dst)
 	dst = slices.Compact(dst)
@@ -317,7 +260,7 @@ func (r *Registry) retainLocked(epochs []keys.Epoch, before keys.Epoch) {
 	}
 	r.retained = r.retained[:n]
 	for _, e := range epochs {
-		_, leased := r.leases[e]
+		_, leased := r.leases.epochs[e]
 		if e >= before || leased {
 			r.retained = append(r.retained, e)
 		}
@@ -358,7 +301,7 @@ func (r *Registry) Usage(now time.Time) Usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	slots := *r.slots.Load()
-	u := Usage{Slots: len(slots) - len(r.free), Leases: len(r.leases)}
+	u := Usage{Slots: len(slots) - len(r.free), Leases: len(r.leases.epochs)}
 	for i, s := range slots {
 		e := s.epoch.Load()
 		if e == 0 {

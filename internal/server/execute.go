@@ -242,7 +242,7 @@ func (c *executor) batchGet(ctx context.Context, req *pb.BatchGetRequest, out *p
 	})
 	if errors.Is(err, errAnswerFull) {
 		err = nil
-		s.store.LeaseSnapshot(at, s.config.SnapshotLeaseTTL)
+		s.store.LeaseSnapshot(at, networkOf(ctx), s.config.SnapshotLeaseTTL)
 	}
 	if err == nil {
 		err = c.checkAgain()

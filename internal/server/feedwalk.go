@@ -186,9 +186,10 @@ func (w *watchStream) dropWalk(sw *streamWatch) {
 func (k *watchWalk) close(s *Server, interrupted bool) {
 	k.closeRange()
 	if k.snapshot != nil && k.snapshot.close() && interrupted && k.last != nil {
-		s.store.LeaseSnapshot(k.at, s.config.SnapshotLeaseTTL)
+		client := networkOf(k.snapshot.ctx)
+		s.store.LeaseSnapshot(k.at, client, s.config.SnapshotLeaseTTL)
 		if k.since != 0 && (k.kind == walkDifference || k.previous != nil) {
-			s.store.LeaseSnapshot(k.since, s.config.SnapshotLeaseTTL)
+			s.store.LeaseSnapshot(k.since, client, s.config.SnapshotLeaseTTL)
 		}
 	}
 	for _, x := range []*mvcc.Session{k.session, k.previous, k.begin} {

@@ -308,7 +308,7 @@ func TestADifferenceThatWaitsForRoomKeepsItsBegin(t *testing.T) {
 	const size = 1 << 20
 	r := &replica{state: map[string]string{"gone": "v"}}
 	begin := h.put(t, "gone", "v")
-	h.store.LeaseSnapshot(keys.Epoch(begin), 3*time.Second)
+	h.store.LeaseSnapshot(keys.Epoch(begin), "", 3*time.Second)
 	leased := time.Now()
 	if _, err := h.kv.Delete(testContext(t), &pb.DeleteRequest{Key: []byte("gone")}); err != nil {
 		t.Fatal(err)

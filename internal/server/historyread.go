@@ -75,7 +75,7 @@ func (s *feedService) historyOptions(ctx context.Context, x *mvcc.Session, req *
 	}
 	o := &mvcc.HistoryOptions{
 		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(),
-		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
+		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL, Client: networkOf(ctx),
 	}
 	p, hash, err := s.pastOf(ctx, x, req, b, historyToken)
 	if err == nil && p.key != nil && p.epoch == 0 {
@@ -171,7 +171,7 @@ func (s *feedService) diffOptions(ctx context.Context, x *mvcc.Session, req *pb.
 	}
 	o := &mvcc.DiffOptions{
 		Lower: b.lower, Upper: b.upper, Values: !req.GetKeysOnly(), Keys: diffKeysMax,
-		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL,
+		Count: historyCount(req.GetLimit()), Bytes: historyBytesMax, Keep: s.config.SnapshotLeaseTTL, Client: networkOf(ctx),
 	}
 	p, hash, err := s.pastOf(ctx, x, req, b, diffToken)
 	o.From, o.To, o.After = p.from, p.to, p.key

@@ -325,11 +325,11 @@ func (sc *scan) acknowledge(ctx context.Context, w ackWait) error {
 }
 
 // leaseSnapshot takes a snapshot lease on the scan's epoch for a client that continues with a
-// token. If too many others take leases meanwhile, it gets SNAPSHOT_GONE, and may continue at the
-// newest epoch.
+// token. If its address has too many, the client gets SNAPSHOT_GONE for the oldest, and may continue
+// at the newest epoch.
 func (sc *scan) leaseSnapshot() {
 	if sc.handedOut {
-		sc.server.store.LeaseSnapshot(sc.at, sc.server.config.SnapshotLeaseTTL)
+		sc.server.store.LeaseSnapshot(sc.at, networkOf(sc.snapshot.ctx), sc.server.config.SnapshotLeaseTTL)
 	}
 }
 

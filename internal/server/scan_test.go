@@ -269,7 +269,7 @@ func TestLimitedScansNeverRunOutOfTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.store.LeaseSnapshot(at, time.Minute)
+		h.store.LeaseSnapshot(at, "", time.Minute)
 	}
 	h.put(t, "000", "after")
 	pages := h.scan(t, &pb.ScanRequest{Limit: 5, Tokens: pb.ResumeTokens_RESUME_TOKENS_ALL})

@@ -40,7 +40,7 @@ func (w *actor) readNamed(ctx context.Context) {
 		w.ledger.fail("transaction at %d reads at %d: %v", e, v.At, err)
 	}
 	if w.rng.IntN(2) == 0 { // as a scan that will be resumed
-		w.s.LeaseSnapshot(e, 10*time.Second)
+		w.s.LeaseSnapshot(e, "", 10*time.Second)
 		t.Rollback()
 		time.Sleep(time.Duration(w.rng.IntN(2000)) * time.Microsecond)
 		if _, err := x.OpenSnapshot(e); err != nil {
