@@ -23,7 +23,7 @@ type commitState struct {
 	memory        time.Duration    // waited for memory, a segment or the throttle, since TakeWaits
 	madeLongChain bool             // the current commit has made long chains; see finish
 	small         int              // bytes of the current commit that are not admitted yet; see admitSmall
-	turn          bool             // the current commit has one of the turns
+	turn          func()           // ends the turn of the current commit; nil: it has none
 	writing       atomic.Bool      // of assertAlone
 	atStep        func(commitStep) // of tests
 }
@@ -126,8 +126,10 @@ func (x *Session) tryCommit(ctx context.Context, w *Write) (keys.Epoch, error) {
 	if w.request != nil {
 		x.expectRecord(w.request)
 	}
-	if err := x.turnOf(ctx, w); err != nil {
-		return 0, err
+	if w.reads == nil && !w.firstWins { // which would leave the turn to validate
+		if err := x.turnOf(ctx, w); err != nil {
+			return 0, err
+		}
 	}
 	if err := x.prepare(w); err != nil {
 		return 0, err

@@ -25,7 +25,7 @@ func (x *Session) lockReady(ctx context.Context, w *Write) error {
 		need = x.demand(w)
 	}
 	for try := 1; ; try++ {
-		if w.reads != nil || w.Batch.WithMetadata() > 0 || need != nil && !x.store.engine.HasRoom(need) {
+		if w.reads != nil || w.firstWins || w.Batch.WithMetadata() > 0 || need != nil && !x.store.engine.HasRoom(need) {
 			x.LeaveTurn()
 		}
 		if err := x.awaitRoom(ctx, need); err != nil {

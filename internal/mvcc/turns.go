@@ -3,6 +3,8 @@ package mvcc
 import (
 	"context"
 	"runtime"
+	"sync"
+	"time"
 )
 
 // turns are what commits wait for in the order in which they come.
@@ -12,8 +14,8 @@ import (
 // are under way, and for many of them when its keys share stripes with theirs: beside 50 connections with batches of 5,000 operations that came again at
 // once, a put took 100 ms in the median, and with turns 32 to 64; if they came again 100 ms after a refusal, 36 to 61 and 6 to 11.
 //
-// A turn is taken before the latches, and left before a commit waits for memory, or reads what it may have to wait for. So a commit that has latches waits
-// for no turn.
+// A turn is taken before the latches, so a commit that has latches waits for no turn. It is left before a commit waits for memory, or reads many pages; one that
+// reads a few pages under its latches has none; and it ends after turnMost, for instance while the commit waits for latches: it goes on without.
 type turns struct {
 	large   chan struct{} // a token for each processor
 	execute chan struct{} // holds a token of the Execute that lost too often
@@ -23,6 +25,8 @@ const (
 	// turnOperations and turnBytes are from where on a commit is a large one.
 	turnOperations = 128
 	turnBytes      = 64 << 10
+	// turnMost is how long a turn lasts.
+	turnMost = 10 * time.Millisecond
 )
 
 func newTurns() turns {
@@ -36,35 +40,41 @@ func (x *Session) TakeTurn(ctx context.Context, operations int) error {
 }
 
 func (x *Session) takeTurn(ctx context.Context, operations, bytes int) error {
-	if x.committing.turn || operations < turnOperations && bytes < turnBytes {
+	if x.committing.turn != nil || operations < turnOperations && bytes < turnBytes {
 		return nil
 	}
+	large := x.store.turns.large
 	select {
-	case x.store.turns.large <- struct{}{}:
-		x.committing.turn = true
-		return nil
+	case large <- struct{}{}:
 	default:
+		select {
+		case large <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	select {
-	case x.store.turns.large <- struct{}{}:
-		x.committing.turn = true
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	end := sync.OnceFunc(func() { <-large })
+	timer := time.AfterFunc(turnMost, end)
+	x.committing.turn = func() {
+		timer.Stop()
+		end()
 	}
+	return nil
 }
 
 // LeaveTurn ends the turn, if the session has one.
 func (x *Session) LeaveTurn() {
-	if x.committing.turn {
-		x.committing.turn = false
-		<-x.store.turns.large
+	if leave := x.committing.turn; leave != nil {
+		x.committing.turn = nil
+		leave()
 	}
 }
 
-// turnOf waits for a turn of a commit.
+// turnOf waits for a turn of a commit, unless it may read pages while it has its latches: less than readBeforeMin are not read before.
 func (x *Session) turnOf(ctx context.Context, w *Write) error {
-	if w.load != nil {
+	n := len(w.Conditions) + len(w.ops) + len(w.derived.ends)
+	if w.load != nil || n > 0 && n < readBeforeMin {
+		x.LeaveTurn()
 		return nil
 	}
 	return x.takeTurn(ctx, w.Batch.Count()+len(w.Conditions), w.Batch.Size())

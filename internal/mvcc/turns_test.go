@@ -133,3 +133,49 @@ func largeWriteOf(operations int) *Write {
 	}
 	return w
 }
+
+// TestATurnEndsAfterAWhile: a commit that waits for latches keeps it from others for no longer, and it is given back once.
+func TestATurnEndsAfterAWhile(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	var keeping []*Session
+	for range cap(s.turns.large) {
+		x := mustSession(t, s)
+		defer x.Close()
+		if err := x.TakeTurn(t.Context(), turnOperations); err != nil {
+			t.Fatal(err)
+		}
+		keeping = append(keeping, x)
+	}
+	x := mustSession(t, s)
+	defer x.Close()
+	began := time.Now()
+	if _, err := x.Commit(t.Context(), largeWrite("k", false)); err != nil || time.Since(began) < turnMost/2 {
+		t.Errorf("beside turns that last: %v after %v", err, time.Since(began))
+	}
+	eventually(t, "the turns have ended", func() bool { return len(s.turns.large) == 0 })
+	other := takeAllTurns(s)
+	for _, x := range keeping {
+		x.LeaveTurn()
+	}
+	if len(s.turns.large) != cap(s.turns.large) {
+		t.Error("a turn was given back twice")
+	}
+	other()
+}
+
+// TestCommitsThatReadUnderLatchesHaveNoTurn: large commits of others would wait for the device with them.
+func TestCommitsThatReadUnderLatchesHaveNoTurn(t *testing.T) {
+	s := mustOpen(t, tiny(vfs.NewMem()))
+	defer takeAllTurns(s)()
+	x := mustSession(t, s)
+	defer x.Close()
+	w := largeWrite("k", true)
+	for i := range readBeforeMin - 1 {
+		w.Conditions = append(w.Conditions, Condition{Key: fmt.Append(nil, "none", i), Kind: KeyAbsent})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := x.Commit(ctx, w); err != nil {
+		t.Error(err)
+	}
+}

@@ -21,7 +21,7 @@ func TestLargeCommitsHaveATurnWithTheirLatches(t *testing.T) {
 		}
 		x.committing.atStep = func(at commitStep) {
 			if at == stepLatched {
-				latched = x.committing.turn
+				latched = x.committing.turn != nil
 			}
 		}
 		if _, err := x.Commit(t.Context(), w); err != nil {

@@ -73,7 +73,7 @@ const (
 	// watchResponseRest is what a response has beside its commits.
 	watchResponseRest = 128
 	// watchResponseBytesMin is the least that a response may have: see responseShare.
-	watchResponseBytesMin = int64(8 << 10)
+	watchResponseBytesMin = int64(16 << 10)
 
 	progressIntervalDefault = 10 * time.Second
 	progressIntervalMin     = 100 * time.Millisecond
@@ -129,7 +129,7 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan watchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)).Of(client),
-			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{access: *s.newAccess(ctx)},
+			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{access: *s.newAccess(ctx)}, response: takenResponse{client: client},
 		}
 		s.feed.watched.Store(true)
 		s.feed.streams.Add(1)

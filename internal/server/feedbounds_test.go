@@ -174,7 +174,7 @@ func TestALargePreviousValueIsChargedWithItsValue(t *testing.T) {
 	first := h.get(t, "k").Epoch
 	h.put(t, "k", string(make([]byte, size)))
 	l := &h.admission.watches // room for one of the two values is left in the share
-	held := takenWatches{l.enter(new(connection), 16<<20, nil), l.enter(new(connection), 512<<10, nil)}
+	held := takenWatches{l.join(new(connection), 16<<20, nil), l.join(new(connection), 512<<10, nil)}
 	w := mustWatch(t, h, &pb.CreateWatch{Values: pb.WatchValues_WATCH_VALUES_NEW_AND_PREVIOUS, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: first}})
 	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
 	if n := h.feed.feed.Stats().Events; n != 0 {

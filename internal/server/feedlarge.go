@@ -48,7 +48,7 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (ok bool, err error) {
 	w.release() // a stream that waits for room has none
 	w.giveResponse()
-	w.room = w.server.admission.watches.enter(w.conn, bytes, &w.turn.holds)
+	w.room = w.server.admission.watches.enter(w.conn, w.response.client, bytes, &w.turn.holds)
 	defer func() {
 		if !ok {
 			w.release()

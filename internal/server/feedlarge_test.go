@@ -23,9 +23,9 @@ type takenWatches []*watchRoom
 // fillWatches takes the whole share of watches, and the place beside it.
 func (h *harness) fillWatches() takenWatches {
 	l, half := &h.admission.watches, int(h.admission.words[shareWatches].limit.bytes)/2
-	rooms := takenWatches{l.enter(new(connection), 4*half, nil)}
+	rooms := takenWatches{l.join(new(connection), 4*half, nil)}
 	for left := half; left >= countedBytesMin; left /= 2 {
-		rooms = append(rooms, l.enter(new(connection), left, nil))
+		rooms = append(rooms, l.join(new(connection), left, nil))
 	}
 	return rooms
 }
@@ -232,8 +232,7 @@ func TestLargeChangesAreNotOvertakenByReads(t *testing.T) {
 func TestManyStreamsTakeNoLargeValuesUncounted(t *testing.T) {
 	h := mustStart(t)
 	e := h.put(t, "a", string(make([]byte, 100<<10)))
-	h.feed.responses.used.Add(watchResponsesMore)
-	defer h.feed.responses.used.Add(-watchResponsesMore)
+	defer h.feed.responses.useUp()()
 	held := h.fillWatches()
 	for _, start := range []*pb.CreateWatch{
 		{Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: e - 1}}, {Start: &pb.CreateWatch_Snapshot{Snapshot: &pb.WatchSnapshot{}}},

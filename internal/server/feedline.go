@@ -7,8 +7,8 @@ import (
 )
 
 // watchLine gives streams of watches room for large responses. In their share a stream gets room at once if it leaves at least as much
-// free as its connection then has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
-// first come, first served, one for each connection in turn. So no stream waits for what the clients of others do not take, as long as the share
+// free as its connection then has, and a seventh of what its client, the network of its address, has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
+// first come, first served, one for each client in turn, and one for each of its connections. So no stream waits for what the clients of others do not take, as long as the share
 // has room for it, and one that needs much is not kept waiting by many that need little.
 type watchLine struct {
 	admission *admission
@@ -16,22 +16,24 @@ type watchLine struct {
 
 	mu      sync.Mutex // guards what follows; before the mutex of no other
 	waiting []*watchRoom
+	clients map[string]int64 // bytes that each has in the share; none has zero
 }
 
 // watchRoom is the place of a stream in the line, and then its room.
 type watchRoom struct {
-	line  *watchLine
-	conn  *connection
-	bytes int
-	given chan struct{} // closed when there is room
-	holds *atomic.Bool  // that there is; nil: the caller has no use for it
+	line   *watchLine
+	conn   *connection
+	client string
+	bytes  int
+	given  chan struct{} // closed when there is room
+	holds  *atomic.Bool  // that there is; nil: the caller has no use for it
 
 	has bool // room; guarded by line.mu
 }
 
 // enter waits in the line for room. The caller calls leave in the end, whether there was room or not.
-func (l *watchLine) enter(conn *connection, bytes int, holds *atomic.Bool) *watchRoom {
-	r := &watchRoom{line: l, conn: conn, bytes: bytes, given: make(chan struct{}), holds: holds}
+func (l *watchLine) enter(conn *connection, client string, bytes int, holds *atomic.Bool) *watchRoom {
+	r := &watchRoom{line: l, conn: conn, client: client, bytes: bytes, given: make(chan struct{}), holds: holds}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting = append(l.waiting, r)
@@ -51,9 +53,10 @@ func (r *watchRoom) leave() {
 	case !r.has:
 		l.waiting = slices.DeleteFunc(l.waiting, func(one *watchRoom) bool { return one == r })
 	case l.beside.leave(r, int64(r.bytes)):
-		l.yieldLocked(r.conn)
+		l.yieldLocked(func(one *watchRoom) bool { return one.conn == r.conn })
+		l.yieldLocked(func(one *watchRoom) bool { return one.client == r.client })
 	default:
-		l.admission.leave(r.conn, shareWatches, r.bytes)
+		l.uncountLocked(r.conn, r.client, r.bytes)
 	}
 	if r.has {
 		r.has = false
@@ -63,33 +66,54 @@ func (r *watchRoom) leave() {
 }
 
 // hold counts something that waits for its stream in the share, if there is room for it. The caller calls unhold then.
-func (l *watchLine) hold(conn *connection, bytes int) bool {
+func (l *watchLine) hold(conn *connection, client string, bytes int) bool {
 	if bytes < countedBytesMin {
 		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.admission.add(conn, shareWatches, admissionOne+uint64(bytes), bytes)
+	if !l.fitsLocked(conn, client, bytes) {
+		return false
+	}
+	l.countLocked(conn, client, bytes)
+	return true
 }
 
-func (l *watchLine) unhold(conn *connection, bytes int) {
+func (l *watchLine) unhold(conn *connection, client string, bytes int) {
 	if bytes < countedBytesMin {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.admission.leave(conn, shareWatches, bytes)
+	l.uncountLocked(conn, client, bytes)
 	l.serveLocked()
 }
 
-// yieldLocked puts the streams of a connection, which has had its turn, after those of others.
-func (l *watchLine) yieldLocked(conn *connection) {
+// countLocked counts bytes of a client in the share.
+func (l *watchLine) countLocked(conn *connection, client string, bytes int) {
+	l.admission.count(conn, shareWatches, bytes)
+	if l.clients == nil {
+		l.clients = map[string]int64{}
+	}
+	l.clients[client] += int64(bytes)
+}
+
+func (l *watchLine) uncountLocked(conn *connection, client string, bytes int) {
+	l.admission.leave(conn, shareWatches, bytes)
+	if l.clients[client] -= int64(bytes); l.clients[client] == 0 {
+		delete(l.clients, client)
+	}
+}
+
+// yieldLocked puts the streams of what has had its turn after those of others.
+func (l *watchLine) yieldLocked(had func(*watchRoom) bool) {
 	var own []*watchRoom
 	l.waiting = slices.DeleteFunc(l.waiting, func(r *watchRoom) bool {
-		if r.conn == conn {
+		if had(r) {
 			own = append(own, r)
+			return true
 		}
-		return r.conn == conn
+		return false
 	})
 	l.waiting = append(l.waiting, own...)
 }
@@ -104,8 +128,8 @@ func (r *watchRoom) tell(has bool) {
 func (l *watchLine) serveLocked() {
 	l.waiting = slices.DeleteFunc(l.waiting, func(r *watchRoom) bool {
 		switch {
-		case l.fitsLocked(r):
-			l.admission.count(r.conn, shareWatches, r.bytes)
+		case l.fitsLocked(r.conn, r.client, r.bytes):
+			l.countLocked(r.conn, r.client, r.bytes)
 		case !l.beside.take(r, nil, int64(r.bytes)):
 			return false
 		}
@@ -116,10 +140,11 @@ func (l *watchLine) serveLocked() {
 	})
 }
 
-// fitsLocked reports whether the share has room for a stream.
-func (l *watchLine) fitsLocked(r *watchRoom) bool {
+// fitsLocked reports whether the share has room for a connection.
+func (l *watchLine) fitsLocked(conn *connection, client string, bytes int) bool {
 	w := &l.admission.words[shareWatches]
-	return r.conn.bytes(shareWatches)+int64(r.bytes) <= w.limit.free(w.word.Load()+uint64(r.bytes))
+	free := w.limit.free(w.word.Load() + uint64(bytes))
+	return conn.bytes(shareWatches)+int64(bytes) <= free && l.clients[client]+int64(bytes) <= watchClientParts*free
 }
 
 // awaiting is how many connections have streams that wait. It stops counting at slotParts: more make no turn shorter.

@@ -36,11 +36,11 @@ func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
 	r, line, bytes := watchRequest{WatchRequest: req}, &w.server.admission.watches, watchRequestBytes(req)
 	var look <-chan time.Time // whether the sender waits for its client; nil: there is room
 	began := time.Now()
-	if line.hold(w.conn, bytes) {
+	if line.hold(w.conn, w.response.client, bytes) {
 		w.turn.request.Store(bytes >= countedBytesMin)
 		defer func() {
 			w.turn.request.Store(false)
-			line.unhold(w.conn, bytes)
+			line.unhold(w.conn, w.response.client, bytes)
 		}()
 	} else {
 		ticker := time.NewTicker(watchRequestLook)

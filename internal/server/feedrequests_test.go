@@ -158,18 +158,18 @@ func TestRequestsThatWaitForTheSenderAreCounted(t *testing.T) {
 // TestRoomOfRequestsIsGivenToResponsesThatWait as soon as they are taken.
 func TestRoomOfRequestsIsGivenToResponsesThatWait(t *testing.T) {
 	l, requests := newTestLine(1<<20), new(connection)
-	if !l.hold(requests, 400<<10) || l.hold(requests, 400<<10) || !l.hold(requests, countedBytesMin-1) {
+	if !l.hold(requests, "requests", 400<<10) || l.hold(requests, "requests", 400<<10) || !l.hold(requests, "requests", countedBytesMin-1) {
 		t.Fatal("a connection has another part of the share than it leaves free")
 	}
-	beside := l.enter(new(connection), 2<<20, nil)
-	waits := l.enter(new(connection), 500<<10, nil)
+	beside := l.join(new(connection), 2<<20, nil)
+	waits := l.join(new(connection), 500<<10, nil)
 	if waits.hasRoom() {
 		t.Error("a response has room that a request has")
 	}
-	if l.unhold(requests, 400<<10); !waits.hasRoom() {
+	if l.unhold(requests, "requests", 400<<10); !waits.hasRoom() {
 		t.Error("a response waits for room that is free")
 	}
-	l.unhold(requests, countedBytesMin-1)
+	l.unhold(requests, "requests", countedBytesMin-1)
 	beside.leave()
 	waits.leave()
 	l.mustBeEmpty(t)

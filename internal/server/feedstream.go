@@ -44,7 +44,7 @@ type watchStream struct {
 	ahead    aheadWatches            // that wait for the epoch at which they begin
 	rights   watchRights
 	timer    *time.Timer
-	response int64      // what it has of the share of responses; 0: nothing
+	response takenResponse
 	room     *watchRoom // for the large response at hand, or its place in the line; nil: there is none
 	asked    bool       // the client waits for progress of some watch
 	due      time.Time  // before it no watch has to send progress, but for those that were asked
@@ -297,7 +297,7 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 			return err
 		}
 	} else {
-		w.response = w.server.feed.responses.keep(w.response, int64(size+watchResponseRest))
+		w.keepResponse(size)
 		if err := w.sendSmall(out); err != nil {
 			return err
 		}

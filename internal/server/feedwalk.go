@@ -317,9 +317,10 @@ func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watch
 	}
 }
 
-// admit refuses a key and its value, or these and the previous value, that are larger than a response, unless there is room for them.
+// admit refuses a key and its value, or these and the previous value, that are larger than what is left of a response, unless there is room for them. What was
+// refused begins the next part.
 func (k *watchWalk) admit(bytes int) error {
-	if bytes += eventBytes; bytes > k.room {
+	if bytes += eventBytes; bytes > k.room-k.part.bytes {
 		k.wanted = bytes
 		return errSized
 	}

@@ -177,7 +177,7 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 		if n := s.feed.units.clients(); n != 0 {
 			t.Errorf("watches of %d clients are counted for ever", n)
 		}
-		if n := s.feed.responses.used.Load(); n != 0 {
+		if n := s.feed.responses.taken(); n != 0 {
 			t.Errorf("%d bytes of responses of watches are counted for ever", n)
 		}
 	})
