@@ -7,7 +7,7 @@ import (
 )
 
 // watchLine gives streams of watches room for large responses. In their share a stream gets room at once if it leaves at least as much
-// free as its connection then has, and a seventh of what its client, the network of its address, has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
+// free as its connection then has, and a third of what its client, the network of its address, has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
 // first come, first served, one for each client in turn, and one for each of its connections. So no stream waits for what the clients of others do not take, as long as the share
 // has room for it, and one that needs much is not kept waiting by many that need little.
 type watchLine struct {

@@ -182,7 +182,7 @@ func TestConnectionsOfOneClientLeaveRoomToOthers(t *testing.T) {
 			rooms = append(rooms, l.enter(new(connection), "hostile", size, nil))
 		}
 	}
-	other := l.enter(new(connection), "other", most/16, nil)
+	other := l.enter(new(connection), "other", most/8, nil)
 	if !other.hasRoom() {
 		t.Error("a client has taken the room of others")
 	}

@@ -7,8 +7,8 @@ import (
 
 // responseShare is what responses of watches take while they wait for their clients, those of all streams together. A stream takes a response from it
 // before it fills one, and gives it back once the client has taken that. Each may have watchResponseBytesMin. What it has beyond that is at most a
-// sixty-fourth of what is left, and leaves a seventh of what its client, the network of its address, then has: so streams whose clients take nothing never
-// use all of it up, in whatever order they come, and beside those of one client a response of another may have 64 KiB.
+// sixty-fourth of what is left, and leaves a third of what its client, the network of its address, then has: so streams whose clients take nothing never
+// use all of it up, in whatever order they come, and beside those of one client a response of another may have 128 KiB.
 type responseShare struct {
 	mu      sync.Mutex // a leaf; guards what follows: what responses have beyond watchResponseBytesMin of each
 	used    int64
@@ -19,7 +19,7 @@ const (
 	// watchResponsesMore is what all responses have together beyond watchResponseBytesMin, of which 1,024 streams take the rest.
 	watchResponsesMore = watchResponsesBytes - 1024*watchResponseBytesMin
 	watchResponsesPart = 64
-	watchClientParts   = 7
+	watchClientParts   = 3
 )
 
 // take returns how large a response may become: a power of two, as the buffers are that it fills.

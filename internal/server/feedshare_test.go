@@ -67,13 +67,13 @@ func TestAClientLeavesResponsesToOthers(t *testing.T) {
 		s.take("hostile")
 		if i%64 == 0 {
 			n := s.take("other")
-			if n < 64<<10 {
+			if n < 128<<10 {
 				t.Fatalf("beside %d streams of another client a response has %d bytes", i+1, n)
 			}
 			s.give("other", n)
 		}
 	}
-	if n := s.taken(); n > watchResponsesMore*7/8 {
+	if n := s.taken(); n > watchResponsesMore*3/4 {
 		t.Errorf("one client has %d of %d bytes", n, watchResponsesMore)
 	}
 }
