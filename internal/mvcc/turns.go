@@ -11,9 +11,11 @@ import (
 //
 // A large commit computes for milliseconds. As many of them as there are processors are prepared, take their latches and install their versions at once,
 // and the others wait without latches. Otherwise a commit of a few keys, which is scheduled several times on its way, would wait each time for all that
-// are under way, and for many of them when its keys share stripes with theirs: beside 50 connections with batches of 5,000
-// operations that came again at once, a put took 77 to 114 ms in the median on two processors, and with turns 38 to 40; if they came again 100 ms after a
-// refusal, 59 to 80 ms and 4 to 5. Batches alone of eight connections, two each, are 7 to 9 % slower with turns.
+// are under way, and for many of them when its keys share stripes with theirs.
+//
+// Measured on two processors, beside 50 connections with batches of 5,000 operations: if they came again at once after a refusal, a put took 77 to 114 ms in
+// the median, and with turns 38 to 40; if they came again after 100 ms, 59 to 80 ms, and 4 to 5. Batches alone of eight connections, two each, are 7 to 9 %
+// slower with turns.
 //
 // A turn is taken before the latches, so a commit that has latches waits for no turn. It is left before a commit waits for memory, or reads many pages; one that
 // reads a few pages under its latches has none; and it ends after turnMost, for instance while the commit waits for latches: it goes on without.
@@ -34,8 +36,8 @@ func newTurns() turns {
 	return turns{large: make(chan struct{}, runtime.GOMAXPROCS(0)), execute: make(chan struct{}, 1)}
 }
 
-// TakeTurn waits for a turn, if a commit of so many operations is a large one, or the context ends. The next commit has the turn until it ends, or waits;
-// without one, the caller calls LeaveTurn. The caller has no latches, and waits for nothing that others may keep for long before the commit.
+// TakeTurn waits for a turn, if a commit of so many operations is a large one, until the context ends. The next commit of the session has the turn. A caller
+// that makes none calls LeaveTurn. It has no latches, and waits for nothing before the commit.
 func (x *Session) TakeTurn(ctx context.Context, operations int) error {
 	return x.takeTurn(ctx, operations, 0)
 }

@@ -8,33 +8,40 @@ import (
 	"github.com/epochkv/epochkv/internal/feed"
 )
 
-// watchClients counts the open streams of watches of each client. A client is the network of its address: connections
-// have no other identity.
+// perClient counts what each client has; none has zero. A client is the network of its address: connections have no other identity.
+type perClient map[string]int64
+
+// add counts more of a client, or less.
+func (c *perClient) add(client string, more int64) {
+	if *c == nil {
+		*c = perClient{}
+	}
+	if (*c)[client] += more; (*c)[client] == 0 {
+		delete(*c, client)
+	}
+}
+
+// watchClients counts the open streams of watches of each client.
 type watchClients struct {
 	mu   sync.Mutex // a leaf; guards open
-	open map[string]int
+	open perClient
 }
 
 // enter counts a stream of a client, or reports false if it has so many.
 func (c *watchClients) enter(client string, most int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open[client] >= most {
+	if c.open[client] >= int64(most) {
 		return false
 	}
-	if c.open == nil {
-		c.open = map[string]int{}
-	}
-	c.open[client]++
+	c.open.add(client, 1)
 	return true
 }
 
 func (c *watchClients) leave(client string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open[client]--; c.open[client] == 0 {
-		delete(c.open, client)
-	}
+	c.open.add(client, -1)
 }
 
 // watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.
@@ -42,7 +49,7 @@ type watchUnits struct {
 	used atomic.Int64 // written with mu locked
 
 	mu   sync.Mutex // a leaf; guards open
-	open map[string]int64
+	open perClient
 }
 
 // unitsOf is how many watches the ranges of one count as, with the key at which it goes on: the stream, the feed and its index keep their bounds, and
@@ -73,10 +80,7 @@ func (u *watchUnits) reserve(client string, n int64, most int) error {
 	if has > 1 && has > int64(most)-used {
 		return &feed.LimitError{What: "watches of one client's network, which leaves others as much as it has", Limit: int(int64(most)-used+has) / 2}
 	}
-	if u.open == nil {
-		u.open = map[string]int64{}
-	}
-	u.open[client] = has
+	u.open.add(client, n)
 	u.used.Store(used)
 	return nil
 }
@@ -85,7 +89,5 @@ func (u *watchUnits) release(client string, n int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.used.Add(-n)
-	if u.open[client] -= n; u.open[client] == 0 {
-		delete(u.open, client)
-	}
+	u.open.add(client, -n)
 }

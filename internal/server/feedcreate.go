@@ -23,8 +23,7 @@ type streamWatch struct {
 	sent    time.Time     // when something of it was sent last
 	asked   bool          // the client has requested progress
 	unsent  bool          // of what has come out of the feed, something is not sent yet: there is no progress
-	units   int64         // counted for it, and for its client
-	client  string        // the network of the stream's client; set with units
+	units   int64         // counted for it, and for the client of its stream
 	named   *access       // has its claims, in builds with assertions; else nil
 	limiter *auth.Limiter // that counts it; nil: none
 }
@@ -92,7 +91,7 @@ func (w *watchStream) permit(ctx context.Context, sw *streamWatch, req *pb.Creat
 
 // reserve counts a watch among those of the server.
 func (w *watchStream) reserve(sw *streamWatch, last []byte) error {
-	units, client := unitsOf(sw.options.ranges, last), networkOf(w.stream.Context())
+	units, client := unitsOf(sw.options.ranges, last), w.response.client
 	if err := w.server.feed.units.reserve(client, units, w.server.config.Feed.Watches); err != nil {
 		return err
 	}
@@ -101,7 +100,7 @@ func (w *watchStream) reserve(sw *streamWatch, last []byte) error {
 		w.server.feed.units.release(client, units)
 		return err
 	}
-	sw.units, sw.client, sw.limiter = units, client, l
+	sw.units, sw.limiter = units, l
 	return nil
 }
 
@@ -186,7 +185,7 @@ func (w *watchStream) end(ctx context.Context, sw *streamWatch, err error) error
 // forget takes the watch out of those of the stream.
 func (w *watchStream) forget(sw *streamWatch) {
 	delete(w.watches, sw.id)
-	w.server.feed.units.release(sw.client, sw.units)
+	w.server.feed.units.release(w.response.client, sw.units)
 	sw.limiter.Close(auth.Watches)
 	sw.units, sw.limiter = 0, nil
 	if sw.options.expandLoads {

@@ -7,8 +7,9 @@ import (
 )
 
 // watchLine gives streams of watches room for large responses. In their share a stream gets room at once if it leaves at least as much
-// free as its connection then has, and a third of what its client, the network of its address, has. The others wait for the place beside the share, which one response has, whatever its size is, and get it
-// first come, first served, one for each client in turn, and one for each of its connections. So no stream waits for what the clients of others do not take, as long as the share
+// free as its connection then has, and a third of what its client, the network of its address, has. The others wait for the place beside
+// the share, which one response has, whatever its size is. They get it first come, first served, one for each client in turn, and one for
+// each of its connections. So no stream waits for what the clients of others do not take, as long as the share
 // has room for it, and one that needs much is not kept waiting by many that need little.
 type watchLine struct {
 	admission *admission
@@ -16,7 +17,7 @@ type watchLine struct {
 
 	mu      sync.Mutex // guards what follows; before the mutex of no other
 	waiting []*watchRoom
-	clients map[string]int64 // bytes that each has in the share; none has zero
+	clients perClient // bytes in the share
 }
 
 // watchRoom is the place of a stream in the line, and then its room.
@@ -92,17 +93,12 @@ func (l *watchLine) unhold(conn *connection, client string, bytes int) {
 // countLocked counts bytes of a client in the share.
 func (l *watchLine) countLocked(conn *connection, client string, bytes int) {
 	l.admission.count(conn, shareWatches, bytes)
-	if l.clients == nil {
-		l.clients = map[string]int64{}
-	}
-	l.clients[client] += int64(bytes)
+	l.clients.add(client, int64(bytes))
 }
 
 func (l *watchLine) uncountLocked(conn *connection, client string, bytes int) {
 	l.admission.leave(conn, shareWatches, bytes)
-	if l.clients[client] -= int64(bytes); l.clients[client] == 0 {
-		delete(l.clients, client)
-	}
+	l.clients.add(client, -int64(bytes))
 }
 
 // yieldLocked puts the streams of what has had its turn after those of others.

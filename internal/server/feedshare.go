@@ -12,7 +12,7 @@ import (
 type responseShare struct {
 	mu      sync.Mutex // a leaf; guards what follows: what responses have beyond watchResponseBytesMin of each
 	used    int64
-	clients map[string]int64 // those of each client; none has zero
+	clients perClient // those of each
 }
 
 const (
@@ -34,13 +34,8 @@ func (s *responseShare) take(client string) int64 {
 }
 
 func (s *responseShare) addLocked(client string, more int64) {
-	if s.clients == nil {
-		s.clients = map[string]int64{}
-	}
 	s.used += more
-	if s.clients[client] += more; s.clients[client] == 0 {
-		delete(s.clients, client)
-	}
+	s.clients.add(client, more)
 }
 
 // keep gives back what a response does not need, and returns what it keeps.
