@@ -54,7 +54,7 @@ func limitRows() []limitRow {
 		{"streams of a connection", option(c.Limits.Streams, "max-streams"), "the client waits, or `TOO_MANY_SESSIONS`"},
 		{"requests at once", option(c.Limits.InflightRequests, "max-inflight-requests"), "`OVERLOADED`"},
 		{"bytes of requests and answers at once", "a quarter of `--memory` (`--max-inflight-bytes`)", "`OVERLOADED`"},
-		{"watches", option(c.Feed.Watches, "max-watches") + ", ranges counted", "`TOO_MANY_WATCHES`"},
+		{"watches", option(c.Feed.Watches, "max-watches") + ", ranges counted; one client leaves as many free as it has", "`TOO_MANY_WATCHES`"},
 		{"watches of a stream", option(c.Feed.WatchesPerStream, "max-watches-per-stream"), "`TOO_MANY_WATCHES`"},
 		{"ranges of a watch", fmt.Sprint(watchRangesMax), "`INVALID_REQUEST`"},
 		{"leases", option(c.Limits.Leases, "max-leases"), "`TOO_MANY_LEASES`"},
