@@ -28,8 +28,8 @@ const (
 	pageMask                   = locationContinued - 1
 )
 
-// locationMissing is the location of a blob that a leaf refers to and that a repair of the table did not
-// find: no blob page is page 0. It prevents that the id is used again. Otherwise the leaf would refer to
+// locationMissing is the location of a blob that a leaf refers to, or one that could not be read may refer to, and that a repair of
+// the table did not find: no blob page is page 0. It prevents that the id is used again. Otherwise the leaf would refer to
 // another value, and would drop that value one day.
 const locationMissing location = slotMask << slotShift
 

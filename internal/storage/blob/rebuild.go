@@ -41,7 +41,7 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // again. pages calls its argument for the live pages of the state that can be read, except those in but;
 // live reports whether a page is one of them. refs calls its argument for each reference of the
 // trees, and reports whether it could read all of them. If it could not, Repair keeps every blob that a
-// live page holds. The next batch writes the whole table.
+// live page holds, and every id: a leaf that becomes readable again may refer to it. The next batch writes the whole table.
 //
 // If a live page is missing, or if all pages may be live, the newest copy of a fragment may be a foreign one: of the same blob
 // before it moved, or of another blob that had the id before. Its overflow pages and its second fragment
@@ -79,9 +79,9 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 		complete = false
 		used.doubt()
 	}
-	for id := used.fragments.Next(0); id >= 0 && uint64(id) < s.state.Slots; id = used.fragments.Next(id + 1) {
-		if s.table.locationOf(uint64(id)) == 0 {
-			s.table.set(uint64(id), locationMissing)
+	for id := range s.state.Slots {
+		if s.table.locationOf(id) == 0 && (!complete || used.fragments.Has(int(id))) {
+			s.table.set(id, locationMissing)
 		}
 	}
 	s.state.Blobs = 0

@@ -152,6 +152,52 @@ func TestADoubtfulTableHasOnlyWhatLeavesConfirm(t *testing.T) {
 	must(t, b.p.Close())
 }
 
+// TestARebuildThatCannotReadALeafKeepsEveryID: the leaf may refer to any of them, and may be readable again. An audit then finds every
+// value, and takes ids without a blob for no damage. Each value has pages of its own, so that none is left of those that are dropped.
+func TestARebuildThatCannotReadALeafKeepsEveryID(t *testing.T) {
+	b := mustCreate(t, vfs.NewMem(), 512)
+	put, drop := change{}, change{}
+	for i := range 40 {
+		if put[i] = value(i, 0, 400); i%3 == 0 {
+			drop[i] = nil
+		}
+	}
+	want := map[int]string{}
+	for _, c := range []change{put, drop, {}, {}} {
+		must(t, b.checkpoint(c))
+		want = c.apply(want)
+		b.p.ReuseAllFreed(b.p.Checkpoint())
+	}
+	for _, complete := range []bool{true, false} {
+		s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
+			return b.eachPage(b.p.IsLive, each)
+		}, b.p.IsLive, func(each func(page.Ref) error) (bool, error) {
+			for name, r := range b.refs {
+				if complete || name%2 == 0 {
+					if err := each(r); err != nil {
+						return false, err
+					}
+				}
+			}
+			return complete, nil
+		})
+		must(t, err)
+		free := 0
+		for id := range s.state.Slots {
+			if s.table.locationOf(id) == 0 {
+				free++
+			}
+		}
+		if complete != (free > 0) {
+			t.Errorf("%d ids are free, all leaves were read: %v", free, complete)
+		}
+		again := &bag{p: b.p, s: s, refs: b.refs, index: b.index}
+		must(t, again.audit())
+		must(t, checkContents(again, want))
+	}
+	must(t, b.p.Close())
+}
+
 // TestRepairTakesNoCopyThatContinuesInAForeignFragment: a checkpoint that was aborted has moved values and divided them, with ids for the second
 // parts that the state does not have, or has given to other values. Such a copy reads as the value, as long as its pages are there.
 func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
