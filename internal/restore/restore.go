@@ -7,7 +7,8 @@
 // wanted.
 //
 // Invariants:
-//   - A directory with the final name is a whole, verified store that has the target's state, or does not exist.
+//   - A directory with the final name is a whole, verified store that has the target's state, or does not exist. Until it is whole, it has
+//     a file by which a server refuses it under any name.
 //   - A target that the archive does not lead to is an error. The next best state is named, and never taken silently.
 //   - The restored store is another one: it has its own store id and lineage. So resume tokens and archives of the original refuse
 //     it, and it refuses theirs.
@@ -278,6 +279,9 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 			err = errors.Join(err, os.RemoveAll(partial))
 		}
 	}()
+	if err := markUnfinished(partial); err != nil {
+		return err
+	}
 	o.Progress(Progress{Step: "base", Epoch: r.Base.Epoch})
 	if r.Base.Write != nil {
 		if err := r.Base.Write(ctx, partial); err != nil {
@@ -289,6 +293,9 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 	}
 	o.Progress(Progress{Step: "clean and verify", Epoch: r.Reached.Epoch, Records: r.Records})
 	if err := finish(ctx, o, r, partial); err != nil {
+		return err
+	}
+	if err := markFinished(partial); err != nil {
 		return err
 	}
 	if err := os.Remove(o.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // an empty directory

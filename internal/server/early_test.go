@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/restore"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -64,6 +65,20 @@ func TestAnAddressInUseCreatesNoStore(t *testing.T) {
 		if _, err := os.Stat(c.DataDir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: the server that could not start has left %s (%v)", which, c.DataDir, err)
 		}
+	}
+}
+
+// TestAServerDoesNotStartOnAnUnfinishedRestore, and changes nothing in it.
+func TestAServerDoesNotStartOnAnUnfinishedRestore(t *testing.T) {
+	c := testConfig()
+	c.DataDir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(c.DataDir, "RESTORING"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(t.Context(), c, slog.New(slog.DiscardHandler))
+	entries, _ := os.ReadDir(c.DataDir)
+	if !errors.Is(err, restore.ErrUnfinished) || len(entries) != 1 {
+		t.Errorf("%v; the directory has %d entries", err, len(entries))
 	}
 }
 

@@ -42,6 +42,7 @@ import (
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/mvcc"
+	"github.com/epochkv/epochkv/internal/restore"
 	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/vfs"
@@ -115,6 +116,9 @@ func open(ctx context.Context, c config.Config, log *slog.Logger, files vfs.FS) 
 		return nil, err
 	}
 	if err := checkReserve(c.DiskReserve, thisMachine(c.DataDir).disk); err != nil {
+		return nil, err
+	}
+	if err := restore.CheckFinished(c.DataDir); err != nil {
 		return nil, err
 	}
 	tuneRuntime(&c, log)

@@ -1,0 +1,47 @@
+package restore
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// ErrUnfinished means that a restore that was killed has left a directory. A store in it is that of the base, or has commits up to some record; it
+// may still have the lineage and the tokens of the original.
+var ErrUnfinished = errors.New("restore: the directory is what a restore that was killed has left")
+
+// unfinishedFile is in a directory until its store is whole and verified. It is empty.
+const unfinishedFile = "RESTORING"
+
+// CheckFinished refuses a data directory that a restore has not finished. No server must serve it.
+func CheckFinished(dir string) error {
+	_, err := os.Lstat(filepath.Join(dir, unfinishedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s; remove it, and run kvctl restore again", ErrUnfinished, dir)
+}
+
+// markUnfinished is called before there is a store in the directory.
+func markUnfinished(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, unfinishedFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), vfs.NewOS().SyncDir(dir))
+}
+
+// markFinished is called before the directory gets its name, which must not have the mark after a crash.
+func markFinished(dir string) error {
+	if err := os.Remove(filepath.Join(dir, unfinishedFile)); err != nil {
+		return err
+	}
+	return vfs.NewOS().SyncDir(dir)
+}
