@@ -70,8 +70,8 @@ const (
 	watchResponseBytes = 256 << 10
 	// watchResponsesBytes bounds the responses of all streams together: with many streams, they are smaller.
 	watchResponsesBytes = int64(config.WatchResponseBytes)
-	// watchResponseRest is what a response has beside its commits.
-	watchResponseRest = 128
+	// watchResponseRest is what a response has beside its events.
+	watchResponseRest = 128 + commitBytes
 	// watchResponseBytesMin is the least that a response may have: see responseShare.
 	watchResponseBytesMin = int64(16 << 10)
 

@@ -105,6 +105,7 @@ func (w *watchStream) sendChanges(ctx context.Context, sw *streamWatch, d *feed.
 	}
 	s.out.position = d.Position
 	d.Release() // while the response waits for the client, nothing refers to the commits
+	w.response.kept = false
 	return w.sendResponse(ctx, sw, s.out)
 }
 
@@ -140,16 +141,17 @@ func (s *delivering) proceed(ctx context.Context) (ok bool, err error) {
 // add adds an operation. It reports false if the watch has ended, or the stream has to.
 func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.Op) (ok bool, err error) {
 	before, ok, err := s.previousAt(ctx, p, index, op)
+	if ok && !s.out.fits(sizeBefore(op, before), s.limit) {
+		before = previousValue{} // it is read again: a response that waits has nothing beside it
+		if ok, err = s.proceed(ctx); ok {
+			s.begin(p.Commit)
+			before, ok, err = s.previousAt(ctx, p, index, op)
+		}
+	}
 	if !ok {
 		return false, err
 	}
-	size := eventBytes + len(op.Key) + len(op.Value) + len(before.value)
-	if !s.out.fits(size, s.limit) {
-		if ok, err := s.proceed(ctx); !ok {
-			return false, err
-		}
-		s.begin(p.Commit)
-	}
+	size := sizeBefore(op, before)
 	if invariants.Enabled {
 		s.sw.named.assertNamed(keys.User(op.Key))
 	}
@@ -160,9 +162,12 @@ func (s *delivering) add(ctx context.Context, p *feed.Part, index int, op batch.
 
 // addLoaded adds the events of a bulk load. It reports false like add.
 func (s *delivering) addLoaded(ctx context.Context, c *feed.Commit, after feed.Position) (ok bool, err error) {
-	list := loadedEvents(s.sw.options.ranges, c.Loaded)
-	if s.out.events+len(list) > watchEventsMax {
+	list, size := loadedEvents(s.sw.options.ranges, c.Loaded)
+	if s.out.events+len(list) > watchEventsMax || s.out.bytes+size > s.limit {
 		if ok, err := s.proceed(ctx); !ok {
+			return false, err
+		}
+		if ok, err := s.chargeLoaded(ctx, s.sw, size); !ok {
 			return false, err
 		}
 		s.begin(c)
@@ -188,9 +193,10 @@ func (s *delivering) previousAt(ctx context.Context, p *feed.Part, index int, op
 		}
 		v = s.previous.of(index)
 	}
-	if !v.unread {
+	if !v.unread && s.hasRoom(sizeBefore(op, v)) {
 		return v, true, nil
 	}
+	v = previousValue{}
 	if ok, err = s.proceed(ctx); !ok { // nothing else is kept while a large one waits for room
 		return v, false, err
 	}
@@ -246,6 +252,16 @@ func (r *changesResponse) add(size int, after feed.Position) *pb.ChangeEvent {
 	return e
 }
 
+// hasRoom reports whether the stream has room for an event of so many bytes, in a response or for a large one.
+func (s *delivering) hasRoom(size int) bool {
+	return size <= s.limit || s.room != nil && size <= s.room.bytes
+}
+
+// sizeBefore is what an operation and what was before it count in a response.
+func sizeBefore(op batch.Op, before previousValue) int {
+	return eventBytes + len(op.Key) + len(op.Value) + len(before.value)
+}
+
 // sizeOf is what an event counts in a response.
 func sizeOf(e *pb.ChangeEvent) int {
 	return eventBytes + len(e.Key) + len(e.Value) + len(e.PreviousValue) + len(e.EndKey)
@@ -275,8 +291,8 @@ func describeVersion(e *pb.ChangeEvent, kind keys.Kind, stored []byte) {
 	}
 }
 
-// loadedEvents are the events of a bulk load: one for each watched range that it meets, of the keys that both have.
-func loadedEvents(ranges []feed.Range, loaded *keys.LoadedRange) (list []*pb.ChangeEvent) {
+// loadedEvents are the events of a bulk load: one for each watched range that it meets, of the keys that both have. Together they count so many bytes.
+func loadedEvents(ranges []feed.Range, loaded *keys.LoadedRange) (list []*pb.ChangeEvent, size int) {
 	var lower, upper []byte
 	if len(loaded.Lower) > 0 {
 		lower = keys.User(loaded.Lower)
@@ -294,7 +310,8 @@ func loadedEvents(ranges []feed.Range, loaded *keys.LoadedRange) (list []*pb.Cha
 		}
 		if e.EndKey == nil || bytes.Compare(e.Key, e.EndKey) < 0 {
 			list = append(list, e)
+			size += sizeOf(e)
 		}
 	}
-	return list
+	return list, size
 }

@@ -27,12 +27,14 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 	}
 	defer w.consumer.Forgo()
 	for limit.Large = next.Large; w.isOpen(sw); {
+		limit.Bytes = w.responseLimit() // of what may have come instead, and may be several operations
 		if d, ok := w.consumer.Take(next.Watch, limit); ok {
 			if len(d.Parts) == 0 { // it has ended, or the log does not have the operation any more
 				w.release()
 			}
 			return w.deliver(ctx, &d)
 		}
+		w.giveResponse()
 		if err := w.pause(ctx, math.MaxInt64, nil, nil); err != nil {
 			return err
 		}
@@ -43,8 +45,8 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 	return nil
 }
 
-// charge waits until there is room for a large response, which the stream then has until release. Meanwhile it executes requests,
-// sends progress, and checks the rights to the watches. It reports false if the watch has ended: then the stream has no room.
+// charge waits until there is room for a large response, which the stream then has until release. A delivery that is in memory keeps what was taken for it.
+// Meanwhile the stream executes requests, sends progress, and checks the rights to the watches. It reports false if the watch has ended: then the stream has no room.
 func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (ok bool, err error) {
 	w.release() // a stream that waits for room has none
 	w.giveResponse()

@@ -78,14 +78,26 @@ func (w *watchStream) sendUnread(ctx context.Context, sw *streamWatch, loaded *k
 			rest.Lower = next
 		}
 	}
-	out := &pb.WatchResponse{
-		Body:        loadCommit(loaded.Epoch, loadedEvents(sw.options.ranges, &rest), true),
-		ResumeToken: w.token(sw, feed.Position{Epoch: loaded.Epoch}),
+	list, size := loadedEvents(sw.options.ranges, &rest)
+	if ok, err := w.chargeLoaded(ctx, sw, size); !ok {
+		return err
 	}
-	if err := w.respond(ctx, sw, out); err != nil {
+	defer w.release()
+	out := &pb.WatchResponse{
+		WatchId: sw.id, Body: loadCommit(loaded.Epoch, list, true), ResumeToken: w.token(sw, feed.Position{Epoch: loaded.Epoch}),
+	}
+	if err := w.sendMessage(ctx, sw, out, size); err != nil {
 		return err
 	}
 	return w.open(ctx, sw, false, feed.Position{Epoch: loaded.Epoch})
+}
+
+// chargeLoaded waits for room for LOADED events that are too large for a response: of many and long ranges.
+func (w *watchStream) chargeLoaded(ctx context.Context, sw *streamWatch, size int) (ok bool, err error) {
+	if size <= w.responseLimit() {
+		return true, nil
+	}
+	return w.charge(ctx, sw, size)
 }
 
 // loadCommit is a bulk load as a commit, or a part of it.
@@ -123,6 +135,9 @@ func (k *watchWalk) setPrevious(sw *streamWatch, e *pb.ChangeEvent) error {
 	size := len(e.Key) + len(e.Value) // and not the event, which the session would keep
 	k.previous.AdmitLarge(func(bytes int) error { return k.admit(size + bytes) })
 	return k.previous.ReadAll(k.snapshot.ctx, [][]byte{e.Key}, func(_ int, v mvcc.Value) error {
+		if err := k.admit(size + len(v.Data)); err != nil { // also if it is not large
+			return err
+		}
 		if v.Found {
 			e.PreviousValue = append([]byte{}, v.Data...)
 		}

@@ -64,6 +64,7 @@ func (s *responseShare) give(client string, size int64) {
 type takenResponse struct {
 	client string // the network of its address; constant
 	size   int64  // the sender's own; 0: nothing
+	kept   bool   // for a delivery of the feed that is in memory: it is as large, whatever has been sent of it
 }
 
 // responseLimit is how large the response at hand, or the next one, may become. The stream has taken it from the share until giveResponse.
@@ -74,16 +75,16 @@ func (w *watchStream) responseLimit() int {
 	return int(w.response.size) - watchResponseRest
 }
 
-// keepResponse gives back what a response of so many bytes does not need.
+// keepResponse gives back what a response of so many bytes does not need, unless a delivery is in memory beside it.
 func (w *watchStream) keepResponse(size int) {
-	if r := &w.response; r.size > 0 {
+	if r := &w.response; r.size > 0 && !r.kept {
 		r.size = w.server.feed.responses.keep(r.client, r.size, int64(size+watchResponseRest))
 	}
 }
 
-// giveResponse says that the stream has no response any more.
+// giveResponse says that the stream has no response any more. It has no effect while a delivery is in memory: what the stream took anew might be less.
 func (w *watchStream) giveResponse() {
-	if r := &w.response; r.size > 0 {
+	if r := &w.response; r.size > 0 && !r.kept {
 		w.server.feed.responses.give(r.client, r.size)
 		r.size = 0
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/feed"
+	"github.com/epochkv/epochkv/internal/invariants"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/transport"
 )
@@ -208,6 +209,8 @@ func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
 // deliver sends what the feed has given for a watch. All of it was committed before the rights are checked here: the stream may have waited for
 // its client since it checked them last.
 func (w *watchStream) deliver(ctx context.Context, d *feed.Delivery) error {
+	w.response.kept = true
+	defer func() { w.response.kept = false }()
 	if err := w.endForbidden(ctx); err != nil {
 		return err
 	}
@@ -297,6 +300,9 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 			return err
 		}
 	} else {
+		if invariants.Enabled {
+			w.assertTaken(out, size)
+		}
 		w.keepResponse(size)
 		if err := w.sendSmall(out); err != nil {
 			return err
@@ -304,6 +310,16 @@ func (w *watchStream) sendMessage(ctx context.Context, sw *streamWatch, out enco
 	}
 	sw.sent = time.Now()
 	return nil
+}
+
+// assertTaken asserts that a response is no larger than what the stream has taken for it.
+func (w *watchStream) assertTaken(out encoder, size int) {
+	if limit := w.responseLimit(); size > limit+commitBytes {
+		invariants.Fail("a response of a watch has %d bytes, and %d were taken", size, limit)
+	}
+	if encoded := out.SizeVT(); size > 0 && int64(encoded) > w.response.size {
+		invariants.Fail("an encoded response of a watch has %d bytes, and %d were taken", encoded, w.response.size)
+	}
 }
 
 // sendSmall sends a response, and returns when the client's windows have taken it.

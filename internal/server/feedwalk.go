@@ -291,8 +291,8 @@ func (w *watchStream) sendWalk(ctx context.Context, sw *streamWatch) (more bool,
 // fillCharged makes the next part. A large value ends the part before it. Then it waits for room, and is read once there is: nothing
 // is in memory meanwhile. It reports false if the watch has ended, or the stream has to.
 func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watchWalk) (more, ok bool, err error) {
-	for k.room = w.responseLimit(); ; k.room = w.room.bytes {
-		more, err = k.fill(sw, w.responseLimit())
+	for k.room = k.limit(w); ; k.room = w.room.bytes {
+		more, err = k.fill(sw, k.limit(w))
 		switch {
 		case err == nil:
 			return more, true, nil
@@ -315,6 +315,12 @@ func (w *watchStream) fillCharged(ctx context.Context, sw *streamWatch, k *watch
 			return false, false, nil
 		}
 	}
+}
+
+// limit is how large the next part may become. Its token has a key, too.
+func (k *watchWalk) limit(w *watchStream) int {
+	limit := w.responseLimit()
+	return limit - min(w.server.limits.KeyBytes, limit/2)
 }
 
 // admit refuses a key and its value, or these and the previous value, that are larger than what is left of a response, unless there is room for them. What was
@@ -385,6 +391,9 @@ func (k *watchWalk) next(sw *streamWatch) (found bool, err error) {
 		if !k.cursor.Next() {
 			return false, k.cursor.Err()
 		}
+		if err := k.admit(len(k.cursor.Key()) + len(k.cursor.Value())); err != nil { // also if there is no value
+			return false, err
+		}
 		e := &pb.Entry{Key: bytes.Clone(k.cursor.Key()), Value: bytes.Clone(k.cursor.Value()), Epoch: uint64(k.cursor.Epoch())}
 		k.part.entries = append(k.part.entries, e)
 		k.part.bytes += eventBytes + len(e.Key) + len(e.Value)
@@ -393,6 +402,9 @@ func (k *watchWalk) next(sw *streamWatch) (found bool, err error) {
 	}
 	if !k.changes.Next() {
 		return false, k.changes.Err()
+	}
+	if err := k.admit(len(k.changes.Key()) + len(k.changes.Value())); err != nil {
+		return false, err
 	}
 	v := k.changes.Version()
 	e := &pb.ChangeEvent{Kind: pb.EventKind_EVENT_KIND_DELETE, Key: bytes.Clone(k.changes.Key())}
