@@ -56,6 +56,7 @@ type connection struct {
 type connectionLayers struct {
 	tls     *tls.ConnectionState // nil in plain text
 	library *libraryConn         // nil with the direct transport
+	client  *streamClient
 }
 
 // connectionCounts are of what a connection has beside bytes.
@@ -212,6 +213,9 @@ func (c *connections) admit(addr net.Addr) *connection {
 		shard:          c.requests.Shard(),
 		addr:           addr,
 	}
+	if c.receiving != nil {
+		conn.client = c.receiving.clients.enter(transport.NetworkOf(addr).String())
+	}
 	if !c.takePlace() {
 		c.refused.Add(1)
 		conn.refused.Store(true)
@@ -244,6 +248,9 @@ func (c *connections) refuses(conn *connection) bool {
 func (c *connections) release(conn *connection) {
 	conn.close()
 	c.open.Add(-1)
+	if conn.client != nil {
+		c.receiving.clients.leave(transport.NetworkOf(conn.addr).String())
+	}
 	conn.end(c.admission)
 	c.admission.forget(conn)
 	if !conn.refused.Load() { // which does not change any more
@@ -280,7 +287,7 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 		info.tls = &state
 	}
 	counted := &countedConn{
-		Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, &info.refusals),
+		Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, info.client, &info.refusals),
 		unread: unread{step: r.connections.receiving.step.Load()},
 	}
 	r.connections.add(counted)

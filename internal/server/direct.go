@@ -171,7 +171,7 @@ func (c *directClient) OpenStream(path, authorization string) error {
 		c.server.auditStreamless(c.peer(), path, err)
 		return err
 	}
-	if !c.takeStream(strings.HasPrefix(path, "/"+pb.AdminService_ServiceDesc.ServiceName+"/")) {
+	if !c.takeStream(forOperators(path)) {
 		c.server.admission.refused.Add(1)
 		c.server.auditStreamless(c.peer(), path, errTooManyStreams)
 		return errTooManyStreams
@@ -202,7 +202,7 @@ func (c *directClient) CloseStream() {
 
 // countStreams reserves what the open streams need, and reports whether there is that much.
 func (c *directClient) countStreams() bool {
-	return c.server.receiving.countStreams(&c.streams, c.streamsOpen)
+	return c.server.receiving.countStreams(c.client, &c.streams, c.streamsOpen)
 }
 
 // countBeyond counts the open streams for which nothing is reserved, and reports whether there may be as many.

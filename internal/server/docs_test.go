@@ -52,6 +52,8 @@ func limitRows() []limitRow {
 		{"open transactions", option(c.Limits.Transactions, "max-transactions"), "`TOO_MANY_TXNS`"},
 		{"connections", option(c.Limits.Connections, "max-connections"), "`TOO_MANY_SESSIONS`"},
 		{"streams of a connection", option(c.Limits.Streams, "max-streams"), "the client waits, or `TOO_MANY_SESSIONS`"},
+		{"streams of all connections together", "as many as `--memory` carries, beside " + fmt.Sprintf("%d of each connection; one client has at most %d for each that it leaves free", config.StreamsOwn, streamsTaken), "`TOO_MANY_SESSIONS`"},
+		{"verifications, and walks by prefix, that work or wait", fmt.Sprintf("%d of each kind, of which one works; one client leaves as many places free as it has", inspectionsMax), "`TOO_MANY_SESSIONS`"},
 		{"requests at once", option(c.Limits.InflightRequests, "max-inflight-requests"), "`OVERLOADED`"},
 		{"bytes of requests and answers at once", "a quarter of `--memory` (`--max-inflight-bytes`)", "`OVERLOADED`"},
 		{"watches", option(c.Feed.Watches, "max-watches") + ", ranges counted; one client leaves as many free as it has", "`TOO_MANY_WATCHES`"},

@@ -201,7 +201,7 @@ func classify(err error) fault {
 		return exhausted(pb.ErrorReason_ERROR_REASON_MEMORY_FULL, retryMemory)
 	case errors.Is(err, errOverloaded):
 		return exhausted(pb.ErrorReason_ERROR_REASON_OVERLOADED, retryOverloaded)
-	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns), errors.Is(err, errTooManyStreams):
+	case errors.Is(err, mvcc.ErrTooManySessions), errors.Is(err, errTooManyConns), errors.Is(err, errTooManyStreams), errors.Is(err, errTooManyInspections):
 		return exhausted(pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS, retrySessions)
 	case errors.Is(err, mvcc.ErrBulkLoadBusy):
 		return exhausted(pb.ErrorReason_ERROR_REASON_BULK_LOAD_BUSY, retryLoad)

@@ -147,12 +147,18 @@ func (s *Server) enterOpen(ctx context.Context, row *rpcRow) (leave func(), err 
 const reflectionsMax = 64
 
 // serveGated serves a stream with its access in its context.
-func (s *Server) serveGated(srv any, stream grpc.ServerStream, row *rpcRow, handler grpc.StreamHandler) error {
+func (s *Server) serveGated(srv any, stream grpc.ServerStream, path string, handler grpc.StreamHandler) error {
+	row := rpcRows[path]
 	ctx := stream.Context()
 	a := s.newAccess(ctx)
 	if err := a.check(row, nil); err != nil {
 		return s.refuse(ctx, a, row, err)
 	}
+	end, err := s.enterStream(ctx, path)
+	if err != nil {
+		return s.refuse(ctx, a, row, err)
+	}
+	defer end()
 	if l := a.limiter(); l != nil {
 		if err := l.Open(auth.Streams); err != nil {
 			return s.refuse(ctx, a, row, err)

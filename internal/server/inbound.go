@@ -14,6 +14,7 @@ import (
 // drops it.
 type inbound struct {
 	receiving *receiving
+	client    *streamClient
 	refusals  *refusals
 	received  frames
 	headers   bool      // the received header block continues in the next frame
@@ -51,8 +52,8 @@ type sentFrames struct {
 	incrementLen int
 }
 
-func newInbound(r *receiving, told *refusals) *inbound {
-	return &inbound{receiving: r, refusals: told, received: frames{skip: prefaceBytes}, open: map[uint32]receivedStream{}, window: connWindowFirst}
+func newInbound(r *receiving, client *streamClient, told *refusals) *inbound {
+	return &inbound{receiving: r, client: client, refusals: told, received: frames{skip: prefaceBytes}, open: map[uint32]receivedStream{}, window: connWindowFirst}
 }
 
 // follow reads what was received next, and changes the length of a message that is refused.
@@ -264,7 +265,7 @@ func (in *inbound) ended(stream uint32) {
 // countStreams reserves what the open streams need, and tells the handlers if there are more
 // streams than that.
 func (in *inbound) countStreams() {
-	tooMany := !in.receiving.countStreams(&in.streams, int64(len(in.open)))
+	tooMany := !in.receiving.countStreams(in.client, &in.streams, int64(len(in.open)))
 	if tooMany != in.refusals.tooManyStreams.Load() {
 		in.refusals.tooManyStreams.Store(tooMany)
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"sync"
 )
 
@@ -10,13 +11,20 @@ import (
 type inspections struct{ verifications, walks turnLine }
 
 // turnLine gives one turn at a time. Of each client one request waits for it, in the order in which they came, and the client's others wait for
-// that one: so a client waits for at most one request of each other client. How many wait is bounded by the streams of connections: they
-// have nothing yet.
+// that one: so a client waits for at most one request of each other client. Each that waits keeps a stream of those that all connections share, and has
+// nothing else yet.
 type turnLine struct {
-	mu      sync.Mutex // a leaf; guards clients
-	clients map[string]*clientLine
-	turn    chan struct{} // has one while a request works
+	mu       sync.Mutex // a leaf; guards clients and requests
+	clients  map[string]*clientLine
+	requests int           // of all clients
+	turn     chan struct{} // has one while a request works
 }
+
+// inspectionsMax is how many requests of each kind wait or work. A client may have one of them, and more while it leaves as many places free as it has.
+const inspectionsMax = 64
+
+// errTooManyInspections refuses one that would have to wait with so many others.
+var errTooManyInspections = errors.New("too many requests of this kind wait, and one works at a time")
 
 // clientLine is that of one client.
 type clientLine struct {
@@ -30,7 +38,10 @@ func (l *turnLine) init() {
 
 // enter waits for the turn. After nil the caller calls leave.
 func (l *turnLine) enter(ctx context.Context, client string) (leave func(), err error) {
-	own := l.join(client)
+	own, err := l.join(client)
+	if err != nil {
+		return nil, err
+	}
 	if err := take(ctx, own.first); err != nil {
 		l.quit(client, own)
 		return nil, err
@@ -57,21 +68,31 @@ func take(ctx context.Context, turn chan<- struct{}) error {
 	}
 }
 
-func (l *turnLine) join(client string) *clientLine {
+// join takes a place of a client, if there is one for it.
+func (l *turnLine) join(client string) (*clientLine, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.clients[client]
+	has, free := 1, inspectionsMax-l.requests-1
+	if own != nil {
+		has += own.requests
+	}
+	if free < 0 || has > 1 && has > free {
+		return nil, errTooManyInspections
+	}
 	if own == nil {
 		own = &clientLine{first: make(chan struct{}, 1)}
 		l.clients[client] = own
 	}
 	own.requests++
-	return own
+	l.requests++
+	return own, nil
 }
 
 func (l *turnLine) quit(client string, own *clientLine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.requests--
 	if own.requests--; own.requests == 0 {
 		delete(l.clients, client)
 	}

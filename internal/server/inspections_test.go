@@ -151,3 +151,55 @@ func (l *turnLine) waiting() (n int) {
 	}
 	return n
 }
+
+// TestInspectionsThatWaitHaveABound, and a client leaves others as many places as it has. What is refused has a reason.
+func TestInspectionsThatWaitHaveABound(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		verify := func(admin pb.AdminServiceClient) error {
+			stream, err := admin.Verify(testContext(t), new(pb.VerifyRequest))
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		walk := func(admin pb.AdminServiceClient) error {
+			_, err := admin.Space(testContext(t), &pb.SpaceRequest{ByPrefix: true})
+			return err
+		}
+		one, other := h.admin, pb.NewAdminServiceClient(h.dialFrom(t, "127.0.0.2"))
+		for line, do := range map[*turnLine]func(pb.AdminServiceClient) error{&h.inspections.verifications: verify, &h.inspections.walks: walk} {
+			var places []*clientLine
+			for {
+				own, err := line.join("127.0.0.1/32")
+				if err != nil {
+					break
+				}
+				places = append(places, own)
+			}
+			if len(places) != inspectionsMax/2 {
+				t.Errorf("a client has %d places", len(places))
+			}
+			failureOf(t, do(one)).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			if err := do(other); err != nil {
+				t.Errorf("another client: %v", err)
+			}
+			for i := len(places); i < inspectionsMax; i++ {
+				own, err := line.join(fmt.Sprintf("other %d", i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer line.quit(fmt.Sprintf("other %d", i), own)
+			}
+			failureOf(t, do(other)).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+			for _, own := range places {
+				line.quit("127.0.0.1/32", own)
+			}
+			if err := do(one); err != nil {
+				t.Errorf("there is room again: %v", err)
+			}
+		}
+	})
+}

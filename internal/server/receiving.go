@@ -31,8 +31,9 @@ type receiving struct {
 	large, small receivingShare
 	beside       largeSlot      // for a message of more than half of large, or one that finds no room in it
 	streams      receivingShare // counts streams, in steps
-	beyond       atomic.Int64   // streams of operators that the limit does not carry
-	messageBytes int64          // of the largest message that gRPC takes
+	clients      streamClients
+	beyond       atomic.Int64 // streams of operators that the limit does not carry
+	messageBytes int64        // of the largest message that gRPC takes
 	refused      atomic.Uint64
 	step         atomic.Uint32 // counts the checks for progress
 }
@@ -139,15 +140,15 @@ func (r *receiving) streamsOfOne() int {
 	return config.StreamsOwn + int(r.streams.limit)/2/streamStep*streamStep
 }
 
-// countStreams changes what a connection has reserved to what its open streams need, in steps. It
+// countStreams changes what a connection of a client has reserved to what its open streams need, in steps. It
 // reports false if there is not that much.
-func (r *receiving) countStreams(conn *int64, open int64) bool {
+func (r *receiving) countStreams(client *streamClient, conn *int64, open int64) bool {
 	n := max(0, open-config.StreamsOwn)
 	if n > *conn {
-		r.streams.add(conn, streamStep)
+		r.reserveStreams(client, conn, streamStep)
 	}
 	if *conn-n >= 2*streamStep || n == 0 {
-		r.streams.release(conn, (*conn-n)/streamStep*streamStep)
+		r.releaseStreams(client, conn, (*conn-n)/streamStep*streamStep)
 	}
 	return n <= *conn
 }

@@ -50,14 +50,23 @@ func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool
 	return transport.AppendReset(b, stream, http2.ErrCodeNo)
 }
 
-// refusesStream is the error of a stream that begins while its connection has more open than the
-// server carries.
-func (s *Server) refusesStream(ctx context.Context) error {
-	if conn := connectionOf(ctx); conn != nil && conn.refusals.tooManyStreams.Load() {
-		s.admission.refused.Add(1)
-		return errTooManyStreams
+// enterStream refuses a stream of the gRPC library that begins while its connection has more open than the server carries, unless it is one of the few
+// of operators beyond the limit. Nothing else is exempt. The direct transport does the same when it opens a stream. After nil the caller calls leave.
+func (s *Server) enterStream(ctx context.Context, path string) (leave func(), err error) {
+	conn := connectionOf(ctx)
+	if conn == nil || !conn.refusals.tooManyStreams.Load() {
+		return nothingHeld, nil
 	}
-	return nil
+	if held := int64(0); forOperators(path) && s.receiving.countBeyond(&held, 1) {
+		return func() { s.receiving.countBeyond(&held, 0) }, nil
+	}
+	s.admission.refused.Add(1)
+	return nil, errTooManyStreams
+}
+
+// forOperators reports whether a stream of the method may be one of those beyond the limit of streams: an operator must get through.
+func forOperators(path string) bool {
+	return strings.HasPrefix(path, "/"+pb.AdminService_ServiceDesc.ServiceName+"/")
 }
 
 // gatedRegistrar registers services whose methods are checked.
@@ -73,21 +82,21 @@ func (r gatedRegistrar) RegisterService(desc *grpc.ServiceDesc, service any) {
 
 // registerService adds a service. gRPC calls the interceptor of a unary request only after it has received
 // the message, and the client decides how long that takes. So a request that has no stream is
-// refused before. serveStream does the same for streams. The rights of the caller are checked as soon as a message is decoded.
+// refused before. serveGated does the same for streams. The rights of the caller are checked as soon as a message is decoded.
 func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc, service any) {
-	operator := desc.ServiceName == pb.AdminService_ServiceDesc.ServiceName // must get through
 	ours := strings.HasPrefix(desc.ServiceName, "epochkv.")
 	codec := s.codec()
 	desc.Methods, desc.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i := range desc.Methods {
-		handler, row := desc.Methods[i].Handler, rpcRows["/"+desc.ServiceName+"/"+desc.Methods[i].MethodName]
+		path := "/" + desc.ServiceName + "/" + desc.Methods[i].MethodName
+		handler, row := desc.Methods[i].Handler, rpcRows[path]
 		desc.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-			if ours && !operator {
-				if err := s.refusesStream(ctx); err != nil {
-					s.auditStreamless(connectionOf(ctx).peer(), row.method, err)
-					return nil, statusOf(err).Err()
-				}
+			end, err := s.enterStream(ctx, path)
+			if err != nil {
+				s.auditStreamless(connectionOf(ctx).peer(), path, err)
+				return nil, statusOf(err).Err()
 			}
+			defer end()
 			ctx, a, err := s.beginUnary(ctx, row)
 			if err != nil {
 				return nil, err
@@ -145,8 +154,8 @@ func (s *Server) registerService(to grpc.ServiceRegistrar, desc grpc.ServiceDesc
 		}
 	}
 	for i := range desc.Streams {
-		handler, row := desc.Streams[i].Handler, rpcRows["/"+desc.ServiceName+"/"+desc.Streams[i].StreamName]
-		desc.Streams[i].Handler = func(srv any, stream grpc.ServerStream) error { return s.serveGated(srv, stream, row, handler) }
+		handler, path := desc.Streams[i].Handler, "/"+desc.ServiceName+"/"+desc.Streams[i].StreamName
+		desc.Streams[i].Handler = func(srv any, stream grpc.ServerStream) error { return s.serveGated(srv, stream, path, handler) }
 	}
 	to.RegisterService(&desc, service)
 }

@@ -425,11 +425,6 @@ func longLived(method telemetry.Method) bool {
 		method == telemetry.MethodKeepAlive || method == telemetry.MethodWatch
 }
 
-// administrative reports whether a stream of the method is executed although the connection has too many.
-func administrative(method telemetry.Method) bool {
-	return method == telemetry.MethodVerify || method == telemetry.MethodCreateBackup || method == telemetry.MethodVerifyBackup
-}
-
 // serveStream surrounds every stream, as unary surrounds every unary request.
 func (s *Server) serveStream(ctx context.Context, method telemetry.Method, body func(*connection) error) error {
 	return s.serveStreamFrom(ctx, method, origin{ctx: ctx}, body)
@@ -445,10 +440,7 @@ func (s *Server) serveStreamFrom(ctx context.Context, method telemetry.Method, f
 		scan = conn.beginScan(ctx)
 	}
 	var err error
-	if !administrative(method) {
-		err = s.refusesStream(ctx)
-	}
-	if err == nil && longLived(method) {
+	if longLived(method) {
 		err = grpc.SendHeader(ctx, nil) // tells the follower that messages may be followed by others
 	}
 	end := requestEnd{method: method, start: start, origin: from}
