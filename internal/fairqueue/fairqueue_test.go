@@ -104,6 +104,9 @@ func (m model) compare(t *rapid.T, q *Queue[int, int]) {
 			t.Fatalf("%d of client %d wait, not %d", q.Of(client), client, len(all))
 		}
 		most = max(most, len(all))
+		if oldest := q.Oldest(client); (oldest == nil) != (len(all) == 0) || oldest != nil && oldest != all[0].place {
+			t.Fatalf("the oldest of client %d is %v, of %d", client, oldest, len(all))
+		}
 	}
 	if q.Len() != len(m) || (q.Next() == nil) != (len(m) == 0) {
 		t.Fatalf("%d wait, not %d; next is %v", q.Len(), len(m), q.Next())
@@ -113,7 +116,7 @@ func (m model) compare(t *rapid.T, q *Queue[int, int]) {
 		t.Fatalf("the most that wait of a client are %d, not %d", n, most)
 	}
 	if n > 0 {
-		if all := m.of(newest.client); len(all) != most || all[most-1].place != newest {
+		if all := m.of(newest.line.client); len(all) != most || all[most-1].place != newest {
 			t.Fatalf("%d is not the newest of a client of which the most wait", newest.Value)
 		}
 	}

@@ -69,7 +69,7 @@ var mayImport = map[string][]string{
 		"internal/storage/btree", "internal/storage/page", "internal/storage/pager", "internal/storage/quarantine", "internal/vfs", "internal/wal",
 	},
 	"internal/mvcc": {
-		"internal/clock", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
+		"internal/clock", "internal/fairqueue", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/storage/memtable", "internal/vfs", "internal/pin",
 		"internal/wal", "internal/invariants", "internal/ablation",
 	},
 

@@ -37,8 +37,8 @@ func mustOpen(t testing.TB, o Options) *Store {
 	}
 	t.Cleanup(func() {
 		err := closeInTime(s)
-		if err == nil && len(s.turns.large) > 0 {
-			t.Errorf("%d turns are taken for ever", len(s.turns.large))
+		if err == nil && turnsTaken(s) > 0 {
+			t.Errorf("%d turns are taken for ever", turnsTaken(s))
 		}
 		switch {
 		case err == nil:

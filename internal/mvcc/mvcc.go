@@ -47,6 +47,7 @@
 package mvcc
 
 import (
+	"context"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -80,6 +81,8 @@ type Options struct {
 	CheckpointInterval time.Duration // how often what is in memory is merged into the tree at the latest; 5 min
 
 	WallClock func() time.Time // of the system; tests set it
+
+	Owner func(ctx context.Context) Owner // of a large commit under ctx: owners have turns in rotation; nil: all are of one
 
 	Limits Limits
 }

@@ -123,7 +123,7 @@ func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
 			stalls, done := s.Stats().Storage.Backpressure.Stalls, startCommit(t, s, &large)
 			<-filled
 			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
-			if len(s.turns.large) > 0 {
+			if turnsTaken(s) > 0 {
 				t.Error("a commit that waits for memory has the turn of another")
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

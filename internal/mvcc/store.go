@@ -54,7 +54,8 @@ func OpenContext(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Limits.check(o.Storage.PageSize); err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Storage.Dir, err)
 	}
-	s := &Store{latches: newLatches(o.Storage.Ablation), turns: newTurns(), options: o}
+	s := &Store{latches: newLatches(o.Storage.Ablation), options: o}
+	s.turns.init(o.Owner)
 	s.bulk.turn = make(chan struct{}, 1)
 	s.sessions.kept.init(o.Storage.MemoryBytes)
 	s.registry = pin.NewRegistry(&s.watermark.visible)

@@ -2,16 +2,15 @@ package mvcc
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"time"
 )
 
-// turns are what commits wait for in the order in which they come.
+// turns are what commits wait for before they compute.
 //
 // A large commit computes for milliseconds. As many of them as there are processors are prepared, take their latches and install their versions at once,
-// and the others wait without latches. Otherwise a commit of a few keys, which is scheduled several times on its way, would wait each time for all that
-// are under way, and for many of them when its keys share stripes with theirs.
+// and the others wait without latches, see turnLine. Otherwise a commit of a few keys, which is scheduled several times on its way, would wait each time
+// for all that are under way, and for many of them when its keys share stripes with theirs.
 //
 // Measured on two processors, beside 50 connections with batches of 5,000 operations: if they came again at once after a refusal, a put took 77 to 114 ms in
 // the median, and with turns 38 to 40; if they came again after 100 ms, 59 to 80 ms, and 4 to 5. Batches alone of eight connections, two each, are 7 to 9 %
@@ -20,7 +19,7 @@ import (
 // A turn is taken before the latches, so a commit that has latches waits for no turn. It is left before a commit waits for memory, or reads many pages; one that
 // reads a few pages under its latches has none; and it ends after turnMost, for instance while the commit waits for latches: it goes on without.
 type turns struct {
-	large   chan struct{} // a token for each processor
+	large   turnLine
 	execute chan struct{} // holds a token of the Execute that lost too often
 }
 
@@ -32,8 +31,9 @@ const (
 	turnMost = 10 * time.Millisecond
 )
 
-func newTurns() turns {
-	return turns{large: make(chan struct{}, runtime.GOMAXPROCS(0)), execute: make(chan struct{}, 1)}
+func (t *turns) init(owner func(context.Context) Owner) {
+	t.large.init(owner)
+	t.execute = make(chan struct{}, 1)
 }
 
 // TakeTurn waits for a turn, if a commit of so many operations is a large one, until the context ends. The next commit of the session has the turn. A caller
@@ -46,17 +46,11 @@ func (x *Session) takeTurn(ctx context.Context, operations, bytes int) error {
 	if x.committing.turn != nil || operations < turnOperations && bytes < turnBytes {
 		return nil
 	}
-	large := x.store.turns.large
-	select {
-	case large <- struct{}{}:
-	default:
-		select {
-		case large <- struct{}{}:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	large := &x.store.turns.large
+	if err := large.enter(ctx); err != nil {
+		return err
 	}
-	end := sync.OnceFunc(func() { <-large })
+	end := sync.OnceFunc(large.leave)
 	timer := time.AfterFunc(turnMost, end)
 	x.committing.turn = func() {
 		timer.Stop()

@@ -27,14 +27,24 @@ func largeWrite(name string, byBytes bool) *Write {
 
 // takeAllTurns leaves none for others until they are given back.
 func takeAllTurns(s *Store) (giveBack func()) {
-	for range cap(s.turns.large) {
-		s.turns.large <- struct{}{}
-	}
+	l := &s.turns.large
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	taken := l.free
+	l.free = 0
 	return sync.OnceFunc(func() {
-		for range cap(s.turns.large) {
-			<-s.turns.large
+		for range taken {
+			l.leave()
 		}
 	})
+}
+
+// turnsTaken is how many turns commits have.
+func turnsTaken(s *Store) int {
+	l := &s.turns.large
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return runtime.GOMAXPROCS(0) - l.free
 }
 
 // TestLargeCommitsTakeTurns: a small one needs none, a large one waits without latches for as long as its context lasts, and changes nothing if that ends.
@@ -42,8 +52,8 @@ func TestLargeCommitsTakeTurns(t *testing.T) {
 	for _, byBytes := range []bool{false, true} {
 		t.Run(fmt.Sprint("by bytes ", byBytes), func(t *testing.T) {
 			s := mustOpen(t, tiny(vfs.NewMem()))
-			if cap(s.turns.large) != runtime.GOMAXPROCS(0) {
-				t.Errorf("%d turns", cap(s.turns.large))
+			if turnsTaken(s) != 0 {
+				t.Errorf("%d turns are taken", turnsTaken(s))
 			}
 			giveBack := takeAllTurns(s)
 			defer giveBack()
@@ -101,28 +111,28 @@ func TestEveryEndOfACommitLeavesItsTurn(t *testing.T) {
 		"nothing wrong": func(*Write) {},
 	}
 	for name, spoil := range failing {
-		if err := x.TakeTurn(t.Context(), turnOperations); err != nil || len(s.turns.large) != 1 {
-			t.Fatalf("%s: %v, %d turns are taken", name, err, len(s.turns.large))
+		if err := x.TakeTurn(t.Context(), turnOperations); err != nil || turnsTaken(s) != 1 {
+			t.Fatalf("%s: %v, %d turns are taken", name, err, turnsTaken(s))
 		}
 		w := largeWrite("k", false)
 		spoil(w)
 		if _, err := x.Commit(t.Context(), w); (err == nil) != (name == "nothing wrong") {
 			t.Errorf("%s: %v", name, err)
 		}
-		if len(s.turns.large) != 0 {
-			t.Errorf("%s: %d turns are taken for ever", name, len(s.turns.large))
+		if turnsTaken(s) != 0 {
+			t.Errorf("%s: %d turns are taken for ever", name, turnsTaken(s))
 		}
 	}
-	if err := x.TakeTurn(t.Context(), turnOperations-1); err != nil || len(s.turns.large) != 0 {
-		t.Errorf("a small request: %v, %d turns", err, len(s.turns.large))
+	if err := x.TakeTurn(t.Context(), turnOperations-1); err != nil || turnsTaken(s) != 0 {
+		t.Errorf("a small request: %v, %d turns", err, turnsTaken(s))
 	}
-	if err := x.TakeTurn(t.Context(), turnOperations); err != nil || len(s.turns.large) != 1 {
-		t.Errorf("%v, %d turns", err, len(s.turns.large))
+	if err := x.TakeTurn(t.Context(), turnOperations); err != nil || turnsTaken(s) != 1 {
+		t.Errorf("%v, %d turns", err, turnsTaken(s))
 	}
 	x.LeaveTurn()
 	x.LeaveTurn()
-	if len(s.turns.large) != 0 {
-		t.Errorf("%d turns are taken for ever", len(s.turns.large))
+	if turnsTaken(s) != 0 {
+		t.Errorf("%d turns are taken for ever", turnsTaken(s))
 	}
 }
 
@@ -138,7 +148,7 @@ func largeWriteOf(operations int) *Write {
 func TestATurnEndsAfterAWhile(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	var keeping []*Session
-	for range cap(s.turns.large) {
+	for range runtime.GOMAXPROCS(0) {
 		x := mustSession(t, s)
 		defer x.Close()
 		if err := x.TakeTurn(t.Context(), turnOperations); err != nil {
@@ -152,12 +162,12 @@ func TestATurnEndsAfterAWhile(t *testing.T) {
 	if _, err := x.Commit(t.Context(), largeWrite("k", false)); err != nil || time.Since(began) < turnMost/2 {
 		t.Errorf("beside turns that last: %v after %v", err, time.Since(began))
 	}
-	eventually(t, "the turns have ended", func() bool { return len(s.turns.large) == 0 })
+	eventually(t, "the turns have ended", func() bool { return turnsTaken(s) == 0 })
 	other := takeAllTurns(s)
 	for _, x := range keeping {
 		x.LeaveTurn()
 	}
-	if len(s.turns.large) != cap(s.turns.large) {
+	if turnsTaken(s) != runtime.GOMAXPROCS(0) {
 		t.Error("a turn was given back twice")
 	}
 	other()

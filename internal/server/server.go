@@ -253,11 +253,17 @@ func storeOptions(c *config.Config, files vfs.FS) mvcc.Options {
 		Durability: durability, SyncInterval: c.SyncInterval, Retention: c.Retention,
 		RetentionBytes: int64(c.RetentionSize),
 		RequestWindow:  c.RequestIDWindow, RequestBytes: int64(c.RequestIDSize),
+		Owner: ownerOf,
 		Limits: mvcc.Limits{
 			KeyBytes: storage.KeyBytesMax(int(c.PageSize)), ValueBytes: int(c.Limits.ValueSize), BatchBytes: int(c.Limits.BatchSize),
 			BatchOps: c.Limits.BatchOps, InvokeBytes: int(c.InvokeBytes()), Sessions: sessionsMax(&c.Limits), SessionsBeside: leaseSessionsMax(c.Limits.InflightRequests),
 		},
 	}
+}
+
+// ownerOf is what a request is of, for the turns of its commits. Tests change it.
+var ownerOf = func(ctx context.Context) mvcc.Owner {
+	return mvcc.Owner{Client: networkOf(ctx), Connection: connectionOf(ctx)}
 }
 
 func leaseOptions(c *config.Config) lease.Options {

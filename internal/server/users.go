@@ -37,6 +37,9 @@ func networkOf(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
 		return transport.NetworkOf(p.Addr).String()
 	}
+	if conn := connectionOf(ctx); conn != nil && conn.addr != nil { // the direct transport's context of a small request has no peer
+		return transport.NetworkOf(conn.addr).String()
+	}
 	return ""
 }
 
