@@ -232,3 +232,20 @@ func TestSamplesAreAnHourOfRates(t *testing.T) {
 		}
 	}
 }
+
+// TestSamplesBecomeJSONOnce: made anew for each request, the same text of 200 KB had the processors of a server to itself.
+func TestSamplesBecomeJSONOnce(t *testing.T) {
+	s := NewSamples(func() Counters { return Counters{} })
+	at := time.Unix(1_000_000, 0)
+	for length := range 3 {
+		s.take(at.Add(time.Duration(length) * SampleEvery))
+		first, second := s.JSON(), s.JSON()
+		if &first[0] != &second[0] {
+			t.Errorf("%d samples were made JSON twice", length)
+		}
+		var all []sample
+		if err := json.Unmarshal(second, &all); err != nil || len(all) != length {
+			t.Errorf("%d samples, want %d: %v", len(all), length, err)
+		}
+	}
+}

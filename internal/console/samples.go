@@ -62,6 +62,7 @@ type Samples struct {
 	mu     sync.Mutex // a leaf; guards what follows
 	ring   []sample   // oldest first once it is rotated by next
 	next   int
+	text   []byte // the ring in JSON, for all that ask before the next sample; nil until it is asked for
 	last   Counters
 	lastAt time.Time
 }
@@ -95,6 +96,7 @@ func (s *Samples) take(now time.Time) {
 }
 
 func (s *Samples) addLocked(v sample) {
+	s.text = nil
 	if len(s.ring) < samplesMax {
 		s.ring = append(s.ring, v)
 		return
@@ -103,16 +105,20 @@ func (s *Samples) addLocked(v sample) {
 	s.next = (s.next + 1) % samplesMax
 }
 
-// JSON is an array of the samples, the oldest first.
+// JSON is an array of the samples, the oldest first. It is made once for each sample, however many ask for it; the caller must not change it.
 func (s *Samples) JSON() []byte {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.text != nil {
+		return s.text
+	}
 	all := make([]sample, 0, len(s.ring))
 	all = append(append(all, s.ring[s.next:]...), s.ring[:s.next]...)
-	s.mu.Unlock()
 	text, err := json.Marshal(all)
 	if err != nil {
 		panic(err) // all numbers are finite
 	}
+	s.text = text
 	return text
 }
 

@@ -13,6 +13,7 @@ type consoleState struct {
 	methods inProcess
 	samples *console.Samples // nil without a console
 
+	turns    turnLine   // for what computes; see computing
 	browsers connection // counts the answers that wait for browsers: together they have no more of the share of answers than one client
 }
 

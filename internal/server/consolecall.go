@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -68,13 +67,6 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	if !known || err != nil {
 		return nil, &console.CallError{Status: http.StatusNotFound, Code: codes.Unimplemented.String(), Message: "this server has no " + method}
 	}
-	if err := protojson.Unmarshal(message, request); err != nil {
-		return nil, &console.CallError{Status: http.StatusBadRequest, Code: codes.InvalidArgument.String(), Message: err.Error()}
-	}
-	encoded, err := proto.Marshal(request)
-	if err != nil {
-		return nil, err
-	}
 	ctx, done, ok := s.drain.console.begin(r.Context())
 	if !ok {
 		return nil, callError(statusOf(errShuttingDown))
@@ -92,8 +84,11 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	if h := console.Authorization(r); h != "" {
 		ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", h))
 	}
-	call := &inProcessCall{server: s, ctx: ctx, method: "/" + method, request: encoded, answer: answer, json: []byte(`{"messages":[`)}
+	call := &inProcessCall{server: s, ctx: ctx, method: "/" + method, answer: answer, json: []byte(`{"messages":[`)}
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, trailers{call})
+	if err := call.decode(message, request); err != nil {
+		return nil, err
+	}
 	text, err := call.execute(m)
 	if err != nil {
 		call.held.release()
@@ -218,20 +213,6 @@ func (c *inProcessCall) SendMsg(m any) error {
 	}
 	c.json = append(c.json, text...)
 	return nil
-}
-
-// marshal encodes a message as the transport would, which ends what the server counts for it, and then makes JSON of it.
-func (c *inProcessCall) marshal(m any) ([]byte, error) {
-	buffers, err := c.server.codec().Marshal(m)
-	if err != nil {
-		return nil, err
-	}
-	defer buffers.Free()
-	proto.Reset(c.answer)
-	if err := proto.Unmarshal(buffers.Materialize(), c.answer); err != nil {
-		return nil, err
-	}
-	return protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(c.answer)
 }
 
 // Context implements grpc.ServerStream.

@@ -11,9 +11,11 @@ import (
 type inspections struct{ verifications, walks turnLine }
 
 // turnLine gives one turn at a time. Of each client one request waits for it, in the order in which they came, and the client's others wait for
-// that one: so a client waits for at most one request of each other client. Each that waits keeps a stream of those that all connections share, and has
-// nothing else yet.
+// that one: so a client waits for at most one request of each other client. An inspection that waits keeps a stream of those that all connections share,
+// and has nothing else yet; a call of the console keeps a connection of HTTP.
 type turnLine struct {
+	most int // requests that wait or work; 0 where something else bounds them, and none can be refused any more
+
 	mu       sync.Mutex // a leaf; guards clients and requests
 	clients  map[string]*clientLine
 	requests int           // of all clients
@@ -32,8 +34,8 @@ type clientLine struct {
 	first    chan struct{} // has one while a request waits for the turn or works
 }
 
-func (l *turnLine) init() {
-	l.clients, l.turn = map[string]*clientLine{}, make(chan struct{}, 1)
+func (l *turnLine) init(most int) {
+	l.most, l.clients, l.turn = most, map[string]*clientLine{}, make(chan struct{}, 1)
 }
 
 // enter waits for the turn. After nil the caller calls leave.
@@ -73,11 +75,11 @@ func (l *turnLine) join(client string) (*clientLine, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.clients[client]
-	has, free := 1, inspectionsMax-l.requests-1
+	has, free := 1, l.most-l.requests-1
 	if own != nil {
 		has += own.requests
 	}
-	if free < 0 || has > 1 && has > free {
+	if l.most > 0 && (free < 0 || has > 1 && has > free) {
 		return nil, errTooManyInspections
 	}
 	if own == nil {

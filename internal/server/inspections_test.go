@@ -101,7 +101,7 @@ func TestInspectionsThatWaitEndWhenTheServerStops(t *testing.T) {
 // TestInspectionsOfClientsTakeTurns: a client with many requests has one of them in the line of the others.
 func TestInspectionsOfClientsTakeTurns(t *testing.T) {
 	var line turnLine
-	line.init()
+	line.init(inspectionsMax)
 	leave, err := line.enter(t.Context(), "many")
 	if err != nil {
 		t.Fatal(err)
