@@ -32,7 +32,7 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 	s.handle(mux, "GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 	s.handle(mux, "GET /debug/pprof/symbol", http.HandlerFunc(s.endpoints.profiles.symbol))
 	s.handle(mux, "POST /debug/pprof/symbol", http.HandlerFunc(s.endpoints.profiles.symbol))
-	s.handle(mux, "GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+	s.handle(mux, "GET /debug/pprof/trace", http.HandlerFunc(s.endpoints.profiles.trace))
 	return &http.Server{
 		ConnState: s.endpoints.httpConns.changed,
 		Handler:   endOld(mux, s.config.TLS.MaxConnectionAge),

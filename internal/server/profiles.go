@@ -14,6 +14,8 @@ const (
 	profilePatience = time.Minute
 	// profileRestMax bounds the rest after a profile.
 	profileRestMax = time.Second
+	// traceLagMax is how long a trace may wait for its client.
+	traceLagMax = 5 * time.Second
 	// symbolBytesMax bounds the addresses that a request asks the names of, which are kept in memory with their names: about 5,000.
 	symbolBytesMax = 64 << 10
 )
@@ -25,10 +27,11 @@ type profiles struct {
 	turn     chan struct{} // has room for the request that makes a profile
 	time     time.Duration // for the client; constant, but for tests, as patience is
 	patience time.Duration
+	lag      time.Duration // of the client of a trace
 }
 
 func (p *profiles) init() {
-	p.turn, p.time, p.patience = make(chan struct{}, 1), profileTime, profilePatience
+	p.turn, p.time, p.patience, p.lag = make(chan struct{}, 1), profileTime, profilePatience, traceLagMax
 }
 
 // index serves the list of the profiles, and each of them.
@@ -70,4 +73,33 @@ func (w *profileWriter) Write(b []byte) (int, error) {
 		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.time)) // otherwise it has the time of the server
 	}
 	return w.ResponseWriter.Write(b)
+}
+
+// trace serves an execution trace. The runtime keeps what its client has not taken, without a bound: a MiB for each second of some requests.
+func (p *profiles) trace(w http.ResponseWriter, r *http.Request) {
+	out := &traceWriter{ResponseWriter: w, left: p.lag, most: p.lag, now: time.Now}
+	out.ended = out.now()
+	pprof.Trace(out, r) // it ends with the context, which net/http ends when a write fails
+	_ = http.NewResponseController(w).SetWriteDeadline(out.now().Add(p.lag))
+}
+
+// traceWriter lets the trace wait for its client for some time altogether, to which the time counts back in which it has nothing to write. So a
+// client may be slow at times, but one that takes less than comes fails, however little it takes at a time.
+type traceWriter struct {
+	http.ResponseWriter
+	left  time.Duration // for which it may wait
+	most  time.Duration
+	ended time.Time // of the last write
+	now   func() time.Time
+}
+
+// Write implements http.ResponseWriter.
+func (w *traceWriter) Write(b []byte) (int, error) {
+	began := w.now()
+	w.left = min(w.left+began.Sub(w.ended), w.most)
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(began.Add(w.left)) // otherwise it has the time of the server
+	n, err := w.ResponseWriter.Write(b)
+	w.ended = w.now()
+	w.left -= w.ended.Sub(began)
+	return n, err
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -98,4 +99,64 @@ func (r *countedReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	r.bytes += n
 	return n, err
+}
+
+// TestATraceThatIsNotTakenEnds: the runtime keeps without a bound what the client of a trace has not taken.
+func TestATraceThatIsNotTakenEnds(t *testing.T) {
+	h := mustStart(t)
+	h.endpoints.profiles.lag = -time.Second // the client has lagged already
+	began := time.Now()
+	r, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://"+h.HTTPAddress()+"/debug/pprof/trace?seconds=20", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := http.DefaultClient.Do(h.authorize(r)); err == nil {
+		_, _ = io.Copy(io.Discard, answer.Body)
+		_ = answer.Body.Close()
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("a trace that cannot be written ended after %v", took)
+	}
+}
+
+// TestATraceWaitsForItsClientForAWhile altogether, to which the time counts back in which there is nothing to write.
+func TestATraceWaitsForItsClientForAWhile(t *testing.T) {
+	client := &lateClient{ResponseRecorder: httptest.NewRecorder(), clock: time.Unix(1_000_000, 0)}
+	w := &traceWriter{ResponseWriter: client, left: 5 * time.Second, most: 5 * time.Second, now: func() time.Time { return client.clock }, ended: client.clock}
+	for i, c := range []struct{ pause, takes, wants time.Duration }{
+		{time.Hour, 2 * time.Second, 5 * time.Second},
+		{0, 2 * time.Second, 3 * time.Second},
+		{time.Second, time.Second, 2 * time.Second},
+		{0, 4 * time.Second, time.Second}, // fails
+		{0, 0, 0},
+	} {
+		client.clock, client.takes = client.clock.Add(c.pause), c.takes
+		began := client.clock
+		if _, err := w.Write([]byte("part")); (err != nil) != (c.takes > c.wants) {
+			t.Errorf("write %d: %v", i, err)
+		}
+		if got := client.deadline.Sub(began); got != c.wants {
+			t.Errorf("write %d may take %v, not %v", i, got, c.wants)
+		}
+	}
+}
+
+// lateClient takes some time for each write.
+type lateClient struct {
+	*httptest.ResponseRecorder
+	clock, deadline time.Time
+	takes           time.Duration
+}
+
+func (c *lateClient) SetWriteDeadline(at time.Time) error {
+	c.deadline = at
+	return nil
+}
+
+func (c *lateClient) Write(p []byte) (int, error) {
+	if c.clock = c.clock.Add(c.takes); c.clock.After(c.deadline) {
+		c.clock = c.deadline
+		return 0, os.ErrDeadlineExceeded
+	}
+	return len(p), nil
 }
