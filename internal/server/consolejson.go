@@ -37,9 +37,23 @@ func (c *inProcessCall) decode(text []byte, request proto.Message) (err error) {
 	return errOfCall(err)
 }
 
+// smallAnswer is the size of messages that become JSON without a turn. All answers to changes are such, and are not counted while they wait for a
+// browser, either: after a change was executed, no error says that it was not.
+const smallAnswer = 1 << 10
+
+// isSmall reports whether a message of the server is a small answer.
+func isSmall(m any) bool {
+	answer, ok := m.(encoder)
+	return ok && answer.SizeVT() <= smallAnswer
+}
+
 // marshal encodes a message as the transport would, which ends what the server counts for it, and then makes JSON of it.
 func (c *inProcessCall) marshal(m any) (text []byte, err error) {
-	err = c.computing(func() error {
+	inTurn := c.computing
+	if isSmall(m) {
+		inTurn = func(f func() error) error { return f() }
+	}
+	err = inTurn(func() error {
 		buffers, err := c.server.codec().Marshal(m)
 		if err != nil {
 			return err

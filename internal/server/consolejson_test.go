@@ -9,11 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/console"
 	"github.com/epochkv/epochkv/internal/keys"
 )
 
@@ -64,6 +67,35 @@ func TestCallsOfTheConsoleMakeJSONInTurn(t *testing.T) {
 		call.held.release()
 		if turns.waiting() != 0 || len(turns.turn) != 0 {
 			t.Errorf("%s: the turn is kept", c.name)
+		}
+	}
+}
+
+// TestAChangeThatTheConsoleMadeIsAnswered: its answer waits for nothing that may be refused, and every answer to a change is so small.
+func TestAChangeThatTheConsoleMadeIsAnswered(t *testing.T) {
+	h := mustStart(t)
+	ctx, end := context.WithCancel(peer.NewContext(testContext(t), &peer.Peer{Addr: httpPeer(httptest.NewRequest(http.MethodPost, "/", nil))}))
+	end()
+	h.endpoints.console.turns.turn <- struct{}{}
+	unary := func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+		return &pb.ReleaseLockResponse{Released: true}, nil
+	}
+	call := &inProcessCall{server: h.Server, ctx: ctx, answer: new(pb.ReleaseLockResponse)}
+	if text, err := call.execute(inProcessMethod{unary: unary}); err != nil || !strings.Contains(string(text), "true") || call.held != nil {
+		t.Errorf("%q, %v; counted %v", text, err, call.held != nil)
+	}
+	<-h.endpoints.console.turns.turn
+	_, changes := console.Methods()
+	for _, method := range changes {
+		_, answer, err := messagesOf(method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := answer.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			if f := fields.Get(i); f.Kind() != protoreflect.BoolKind || f.IsList() {
+				t.Errorf("an answer of %s may be large: %s", method, f.Name())
+			}
 		}
 	}
 }
