@@ -276,7 +276,7 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(partial))
+			err = errors.Join(err, removeUnfinished(partial, os.RemoveAll))
 		}
 	}()
 	if err := markUnfinished(partial); err != nil {

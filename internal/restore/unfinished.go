@@ -45,3 +45,19 @@ func markFinished(dir string) error {
 	}
 	return vfs.NewOS().SyncDir(dir)
 }
+
+// removeUnfinished removes the directory, and the mark after all else: a kill meanwhile leaves what has it.
+func removeUnfinished(dir string, remove func(name string) error) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != unfinishedFile {
+			if err := remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return remove(dir)
+}

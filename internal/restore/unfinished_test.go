@@ -2,6 +2,8 @@ package restore
 
 import (
 	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 )
@@ -25,5 +27,34 @@ func TestAnUnfinishedRestoreSaysSo(t *testing.T) {
 	check(t, err)
 	if err := CheckFinished(dir); err != nil || steps < 2 {
 		t.Errorf("after %d steps: %v", steps, err)
+	}
+}
+
+// TestTheMarkIsRemovedAfterAllElse: when a restore that has failed is killed while it removes what it made, the rest has the mark.
+func TestTheMarkIsRemovedAfterAllElse(t *testing.T) {
+	dir := t.TempDir()
+	check(t, markUnfinished(dir))
+	for _, name := range []string{"A", "data.ekv", "wal"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	killed := errors.New("killed")
+	for left := 3; ; left-- {
+		removals := 0
+		err := removeUnfinished(dir, func(name string) error {
+			if removals++; removals > 1 {
+				return killed
+			}
+			return os.RemoveAll(name)
+		})
+		entries, _ := os.ReadDir(dir)
+		if left == 0 {
+			if _, missing := os.Stat(dir); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+				t.Errorf("%v; %v", err, missing)
+			}
+			return
+		}
+		if !errors.Is(err, killed) || len(entries) != left || !errors.Is(CheckFinished(dir), ErrUnfinished) {
+			t.Fatalf("%v; %d entries are left, with the mark: %v", err, len(entries), CheckFinished(dir))
+		}
 	}
 }

@@ -42,7 +42,18 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 	if e.pager.MapDamage() != nil {
 		e.pager.DistrustTable()
 	}
-	if store, err = blob.Repair(&e.pager.Reader, e.eachLivePage, e.mayBeLive, e.eachRef); err != nil {
+	var unreadable bitset.Set // live pages, but those of superblocks, of trees, and of the table
+	pages := func(but *bitset.Set, each func(id page.ID, buf []byte)) error {
+		return e.eachLivePage(but, each, func(id page.ID) {
+			if !e.pager.OfSuperblock(id) {
+				unreadable.Add(int(id))
+			}
+		})
+	}
+	refs := func(each func(page.Ref) error) (complete bool, err error) {
+		return e.eachRef(each, func(id page.ID) { unreadable.Remove(int(id)) })
+	}
+	if store, err = blob.Repair(&e.pager.Reader, pages, e.mayBeLive, refs, func() bool { return unreadable.Count() == 0 }); err != nil {
 		return nil, err
 	}
 	if store.Doubtful() {
@@ -61,9 +72,9 @@ func (e *Engine) mayBeLive(id page.ID) bool {
 	return id < e.pager.PageCount() && (e.pager.MapDamage() != nil || e.pager.IsLive(id))
 }
 
-// eachLivePage reads the intact pages of the state except those in but. It reads the whole file if the allocation map is
-// damaged, too.
-func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte)) error {
+// eachLivePage reads the pages of the state except those in but, and calls each for intact ones and damaged for others. It reads the whole file if the
+// allocation map is damaged, too.
+func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte), damaged func(page.ID)) error {
 	buf := vfs.AlignedBuffer(e.pager.PageSize())
 	for id := range e.pager.PageCount() {
 		if !e.mayBeLive(id) || but.Has(int(id)) {
@@ -74,14 +85,16 @@ func (e *Engine) eachLivePage(but *bitset.Set, each func(id page.ID, buf []byte)
 			each(id, buf)
 		} else if !IsDamage(err) {
 			return err
+		} else {
+			damaged(id)
 		}
 	}
 	return nil
 }
 
-// eachRef calls each for every reference in the tree and in the repair tree, and reports whether
+// eachRef calls each for every reference in the tree and in the repair tree, and damaged for the pages of these that cannot be read. It reports whether
 // all leaves could be read.
-func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
+func (e *Engine) eachRef(each func(page.Ref) error, damaged func(page.ID)) (complete bool, err error) {
 	complete = true
 	roots, err := e.roots()
 	if err != nil {
@@ -105,10 +118,11 @@ func (e *Engine) eachRef(each func(page.Ref) error) (complete bool, err error) {
 				}
 				return nil
 			},
-			Damaged: func(_ page.ID, _ int, _, _ *page.Separator, err error) error {
+			Damaged: func(id page.ID, _ int, _, _ *page.Separator, err error) error {
 				if !IsDamage(err) {
 					return err
 				}
+				damaged(id)
 				complete = false
 				return nil
 			},

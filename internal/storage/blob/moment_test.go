@@ -30,7 +30,7 @@ func start(fs vfs.FS, refs *bag, hidden bool) (*bag, error) {
 		}
 		b.s, err = Repair(&p.Reader, func(but *bitset.Set, each func(id page.ID, buf []byte)) error {
 			return b.eachPage(func(id page.ID) bool { return may(id) && !but.Has(int(id)) }, each)
-		}, may, b.eachRef)
+		}, may, b.eachRef, wholly)
 	}
 	if err != nil || p.MapDamage() == nil {
 		return b, err

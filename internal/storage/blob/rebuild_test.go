@@ -25,6 +25,9 @@ func (b *bag) eachPage(wanted func(page.ID) bool, each func(id page.ID, buf []by
 	return nil
 }
 
+// wholly is of tests in which the pages of blobs can be read.
+func wholly() bool { return true }
+
 func (b *bag) eachRef(each func(page.Ref) error) (complete bool, err error) {
 	for _, r := range b.refs {
 		if err := each(r); err != nil {
@@ -94,7 +97,7 @@ func TestRepairedTableIsExact(t *testing.T) {
 		b.p.ReuseAllFreed(b.p.Checkpoint())
 		s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
 			return b.eachPage(b.p.IsLive, each)
-		}, b.p.IsLive, b.eachRef)
+		}, b.p.IsLive, b.eachRef, wholly)
 		must(t, err)
 		must(t, checkContents(&bag{p: b.p, s: s, refs: b.refs}, want))
 		for id := range b.s.state.Slots {
@@ -130,7 +133,7 @@ func TestADoubtfulTableHasOnlyWhatLeavesConfirm(t *testing.T) {
 					return false, nil
 				}
 				return b.eachRef(each)
-			})
+			}, wholly)
 			must(t, err)
 			if !s.Doubtful() {
 				t.Fatalf("page %d: the table is not doubtful", id)
@@ -180,7 +183,7 @@ func TestARebuildThatCannotReadALeafKeepsEveryID(t *testing.T) {
 				}
 			}
 			return complete, nil
-		})
+		}, wholly)
 		must(t, err)
 		free := 0
 		for id := range s.state.Slots {
@@ -216,7 +219,7 @@ func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
 			b.p.ReuseAllFreed(b.p.Checkpoint())
 			s, err := Repair(&b.p.Reader, func(_ *bitset.Set, each func(id page.ID, buf []byte)) error {
 				return b.eachPage(all, each)
-			}, all, b.eachRef)
+			}, all, b.eachRef, wholly)
 			must(t, err)
 			if err := checkContents(&bag{p: b.p, s: s, refs: b.refs}, want); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)

@@ -21,8 +21,7 @@ func (s *Snapshot) Superblock() []byte {
 
 // Copied reports whether a copy of the state has page id: a live page that is not of a superblock. ReadMap has been called.
 func (s *Snapshot) Copied(id page.ID) bool {
-	sb := s.current()
-	return id >= superblocks && id != sb.copy && id != sb.nextCopy && s.live.Has(int(id))
+	return !s.OfSuperblock(id) && s.live.Has(int(id))
 }
 
 // NextCopied is the first page at or after id that a copy has, or the page count.

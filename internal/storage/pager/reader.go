@@ -87,6 +87,12 @@ func (r *Reader) PageCount() page.ID { return r.current().pageCount }
 // MapRoot is the root of the allocation map.
 func (r *Reader) MapRoot() page.ID { return r.current().allocation.Page }
 
+// OfSuperblock reports whether a page is of a superblock, or of its copy or the next one's.
+func (r *Reader) OfSuperblock(id page.ID) bool {
+	sb := r.current()
+	return id < superblocks || id == sb.copy || id == sb.nextCopy
+}
+
 // Unreadable is the number of reads that the device failed, the last attempt included. The pages may be intact.
 func (r *Reader) Unreadable() uint64 { return r.unreadable.Load() }
 
