@@ -158,7 +158,7 @@ func TestScanBrokenOffBeforeItsConnectionClosesIsInOrder(t *testing.T) {
 			info := h.connections.admit(nil)
 			client, raw := net.Pipe()
 			defer func() { _ = client.Close() }()
-			conn := &countedConn{Conn: raw, connections: &h.connections, info: info, inbound: newInbound(h.connections.receiving, info.client, &info.refusals)}
+			conn := &countedConn{Conn: raw, connections: &h.connections, info: info, inbound: newInbound(h.connections.receiving, info.streams)}
 			defer func() { _ = conn.Close() }()
 			ctx, reset := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info}))
 			defer reset()

@@ -30,8 +30,7 @@ type connection struct {
 	addr    net.Addr    // of the client
 	refused atomic.Bool // over the limit: its requests get an error with the reason; see connections.refuses
 
-	refusals refusals               // written by the code that follows its frames
-	caller   atomic.Pointer[caller] // of the newest request; see gate
+	caller atomic.Pointer[caller] // of the newest request; see gate
 
 	scansMu sync.Mutex // a leaf; guards what follows
 	scans   map[*openScan]struct{}
@@ -56,7 +55,7 @@ type connection struct {
 type connectionLayers struct {
 	tls     *tls.ConnectionState // nil in plain text
 	library *libraryConn         // nil with the direct transport
-	client  *streamClient
+	streams *connStreams         // nil without a server
 }
 
 // connectionCounts are of what a connection has beside bytes.
@@ -214,7 +213,7 @@ func (c *connections) admit(addr net.Addr) *connection {
 		addr:           addr,
 	}
 	if c.receiving != nil {
-		conn.client = c.receiving.clients.enter(transport.NetworkOf(addr).String())
+		conn.streams = c.receiving.clients.enter(transport.NetworkOf(addr).String())
 	}
 	if !c.takePlace() {
 		c.refused.Add(1)
@@ -248,8 +247,8 @@ func (c *connections) refuses(conn *connection) bool {
 func (c *connections) release(conn *connection) {
 	conn.close()
 	c.open.Add(-1)
-	if conn.client != nil {
-		c.receiving.clients.leave(transport.NetworkOf(conn.addr).String())
+	if conn.streams != nil {
+		c.receiving.clients.leave(transport.NetworkOf(conn.addr).String(), conn.streams)
 	}
 	conn.end(c.admission)
 	c.admission.forget(conn)
@@ -287,7 +286,7 @@ func (r *registering) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthI
 		info.tls = &state
 	}
 	counted := &countedConn{
-		Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, info.client, &info.refusals),
+		Conn: conn, connections: r.connections, info: info, inbound: newInbound(r.connections.receiving, info.streams),
 		unread: unread{step: r.connections.receiving.step.Load()},
 	}
 	r.connections.add(counted)

@@ -157,7 +157,6 @@ type directClient struct {
 	mu           sync.Mutex // a leaf; guards what follows
 	claim        claim      // to the place beside the share of large messages
 	large, small int64      // bytes reserved for messages that are being received
-	streams      int64      // streams reserved
 	streamsOpen  int64
 	beyond       int64 // of them, beyond what is reserved; see receiving.beyond
 }
@@ -202,12 +201,12 @@ func (c *directClient) CloseStream() {
 
 // countStreams reserves what the open streams need, and reports whether there is that much.
 func (c *directClient) countStreams() bool {
-	return c.server.receiving.countStreams(c.client, &c.streams, c.streamsOpen)
+	return c.server.receiving.countStreams(c.streams, c.streamsOpen)
 }
 
 // countBeyond counts the open streams for which nothing is reserved, and reports whether there may be as many.
 func (c *directClient) countBeyond() bool {
-	return c.server.receiving.countBeyond(&c.beyond, max(0, c.streamsOpen-config.StreamsOwn-c.streams))
+	return c.server.receiving.countBeyond(&c.beyond, max(0, c.streamsOpen-config.StreamsOwn-c.streams.used))
 }
 
 // Receive implements transport.Client.

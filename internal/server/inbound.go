@@ -14,8 +14,8 @@ import (
 // drops it.
 type inbound struct {
 	receiving *receiving
-	client    *streamClient
-	refusals  *refusals
+	streams   *connStreams
+	counted   int64 // open streams for which there was room
 	received  frames
 	headers   bool      // the received header block continues in the next frame
 	data      dataFrame // the data frame at hand
@@ -24,7 +24,6 @@ type inbound struct {
 	claim     claim                     // to the place beside the share of large messages
 	large     int64                     // bytes that the connection has reserved
 	small     int64
-	streams   int64
 	window    int64    // bytes that the client may still send on the connection
 	unsent    int64    // what the library has not sent, with what it takes
 	ending    []uint32 // streams whose reset gRPC has to read between two frames
@@ -52,8 +51,8 @@ type sentFrames struct {
 	incrementLen int
 }
 
-func newInbound(r *receiving, client *streamClient, told *refusals) *inbound {
-	return &inbound{receiving: r, client: client, refusals: told, received: frames{skip: prefaceBytes}, open: map[uint32]receivedStream{}, window: connWindowFirst}
+func newInbound(r *receiving, streams *connStreams) *inbound {
+	return &inbound{receiving: r, streams: streams, received: frames{skip: prefaceBytes}, open: map[uint32]receivedStream{}, window: connWindowFirst}
 }
 
 // follow reads what was received next, and changes the length of a message that is refused.
@@ -115,8 +114,9 @@ func (in *inbound) begin() error {
 		m.closed = m.closed || in.data.flags&flagEndStream != 0
 		in.open[in.data.stream] = m
 	case kind == frameHeaders:
-		in.open[in.data.stream] = receivedStream{window: streamWindowBytes, closed: in.data.flags&flagEndStream != 0, step: in.receiving.step.Load()}
-		in.countStreams()
+		m = receivedStream{window: streamWindowBytes, closed: in.data.flags&flagEndStream != 0, step: in.receiving.step.Load()}
+		m.tooMany = !in.countStreams(1)
+		in.open[in.data.stream] = m
 	case kind == frameReset:
 		in.ended(in.data.stream)
 	}
@@ -258,17 +258,20 @@ func (in *inbound) ended(stream uint32) {
 		in.received.skip = in.data.payload + in.data.padding
 		in.data.payload, in.data.padding, in.data.padded = 0, 0, false
 	}
+	if !m.tooMany {
+		in.countStreams(-1)
+	}
 	in.reset(&m)
-	in.countStreams()
 }
 
-// countStreams reserves what the open streams need, and tells the handlers if there are more
-// streams than that.
-func (in *inbound) countStreams() {
-	tooMany := !in.receiving.countStreams(in.client, &in.streams, int64(len(in.open)))
-	if tooMany != in.refusals.tooManyStreams.Load() {
-		in.refusals.tooManyStreams.Store(tooMany)
+// countStreams counts streams that have begun, or ended. It reports false if there is no room for one that has begun: then it is not counted.
+func (in *inbound) countStreams(streams int64) bool {
+	in.counted += streams
+	if in.receiving.countStreams(in.streams, in.counted) {
+		return true
 	}
+	in.counted -= streams
+	return false
 }
 
 // endOfPayload stores the state of the stream at the end of a frame's payload.

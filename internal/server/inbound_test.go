@@ -42,7 +42,7 @@ func newReceiving(inflight int64) *receiving {
 // newFollowed is a connection in which streams 1 to 19 are open.
 func newFollowed(t *testing.T, r *receiving) *inbound {
 	t.Helper()
-	in := newInbound(r, new(streamClient), new(refusals))
+	in := newInbound(r, r.clients.enter("client"))
 	in.received.skip = 0
 	for stream := uint32(1); stream < 20; stream += 2 {
 		if err := in.follow(frame(frameHeaders, 4, stream, make([]byte, 30))); err != nil {
@@ -522,7 +522,7 @@ func TestInboundAgreesWithAModel(t *testing.T) {
 	for seed := range uint64(300 / exhaustiveStep) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		r := newReceiving(1 << 40)
-		in := newInbound(r, new(streamClient), new(refusals))
+		in := newInbound(r, r.clients.enter("client"))
 		model := map[uint32]*modelled{}
 		next := uint32(1)
 		feed := func(b []byte) {

@@ -18,6 +18,8 @@ type libraryStream struct {
 	id   uint32
 	room chan struct{} // a token for the sender that waits
 
+	tooMany bool // there was no room for the stream when it began: it is refused
+
 	// Guarded by the connection's mutex.
 	ended  bool
 	waits  bool
@@ -98,7 +100,7 @@ func (c *countedConn) begin(id uint32) *libraryStream {
 		return nil
 	}
 	s := &libraryStream{conn: c, id: id, room: make(chan struct{}, 1)}
-	if !c.inbound.change(id, func(m *receivedStream) { m.library = s }) {
+	if !c.inbound.change(id, func(m *receivedStream) { m.library, s.tooMany = s, m.tooMany }) {
 		return nil
 	}
 	return s

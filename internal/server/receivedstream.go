@@ -25,6 +25,7 @@ type receivedStream struct {
 	closed    bool           // the client has ended the stream
 	answered  bool           // the server has sent headers
 	later     bool           // an earlier message was received completely
+	tooMany   bool           // there was no room for the stream when it began
 	untaken   []largeMessage // oldest first; few, since the window is not wider
 	library   *libraryStream // nil until the library has read its headers
 }

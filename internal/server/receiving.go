@@ -30,7 +30,7 @@ import (
 type receiving struct {
 	large, small receivingShare
 	beside       largeSlot      // for a message of more than half of large, or one that finds no room in it
-	streams      receivingShare // counts streams, in steps
+	streams      receivingShare // counts streams
 	clients      streamClients
 	beyond       atomic.Int64 // streams of operators that the limit does not carry
 	messageBytes int64        // of the largest message that gRPC takes
@@ -42,7 +42,7 @@ type receiving struct {
 // 256 KiB in 30 s.
 const progressBytes = 256 << 10
 
-// streamStep is how many streams a connection reserves at once, so that connections rarely write to
+// streamStep is how many streams a connection reserves at once while they are not scarce, so that connections rarely write to
 // the count that all of them share.
 const streamStep = 8
 
@@ -137,18 +137,22 @@ func (r *receiving) progress(bytes int64, beside bool) int64 {
 
 // streamsOfOne is how many streams a connection may have while it is the only one that has more than its own.
 func (r *receiving) streamsOfOne() int {
-	return config.StreamsOwn + int(r.streams.limit)/2/streamStep*streamStep
+	return config.StreamsOwn + int(r.streams.limit/2)
 }
 
-// countStreams changes what a connection of a client has reserved to what its open streams need, in steps. It
+// countStreams changes what a connection has reserved to what its open streams need, and some in spare. It
 // reports false if there is not that much.
-func (r *receiving) countStreams(client *streamClient, conn *int64, open int64) bool {
+func (r *receiving) countStreams(conn *connStreams, open int64) bool {
 	n := max(0, open-config.StreamsOwn)
-	if n > *conn {
-		r.reserveStreams(client, conn, streamStep)
+	for conn.used < n && (conn.takeSpare() || r.reserveStream(conn)) {
+		conn.used++
 	}
-	if *conn-n >= 2*streamStep || n == 0 {
-		r.releaseStreams(client, conn, (*conn-n)/streamStep*streamStep)
+	if conn.used > n {
+		conn.spare.Add(conn.used - n)
+		conn.used = n
 	}
-	return n <= *conn
+	if n == 0 || conn.spare.Load() >= 2*streamStep || r.clients.scarce.Load() { // read after the spare has changed: see returnSpare
+		r.releaseSpare(conn)
+	}
+	return n <= conn.used
 }

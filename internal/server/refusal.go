@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -19,11 +18,6 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/transport"
 )
-
-// refusals has the results of following a connection's frames, for its handlers.
-type refusals struct {
-	tooManyStreams atomic.Bool // more streams are open than the limit: new ones are refused
-}
 
 // appendRefusal appends the frames that end a stream with a status. gRPC itself ends a stream
 // within a message without an ErrorInfo. The fields are literals that are never indexed, so that
@@ -50,11 +44,10 @@ func appendRefusal(b []byte, stream uint32, st *status.Status, trailersOnly bool
 	return transport.AppendReset(b, stream, http2.ErrCodeNo)
 }
 
-// enterStream refuses a stream of the gRPC library that begins while its connection has more open than the server carries, unless it is one of the few
-// of operators beyond the limit. Nothing else is exempt. The direct transport does the same when it opens a stream. After nil the caller calls leave.
+// enterStream refuses a stream of the gRPC library for which there was no room when it began, unless it is one of the few of operators beyond the limit.
+// Nothing else is exempt. Those that began before it go on. The direct transport does the same when it opens a stream. After nil the caller calls leave.
 func (s *Server) enterStream(ctx context.Context, path string) (leave func(), err error) {
-	conn := connectionOf(ctx)
-	if conn == nil || !conn.refusals.tooManyStreams.Load() {
+	if stream := libraryStreamOf(ctx); stream == nil || !stream.tooMany {
 		return nothingHeld, nil
 	}
 	if held := int64(0); forOperators(path) && s.receiving.countBeyond(&held, 1) {

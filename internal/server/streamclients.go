@@ -8,18 +8,27 @@ import (
 // streamClients has what each client has of the streams that all connections share. A client is the network of its address: connections have no other
 // identity, and one client may have all of them.
 type streamClients struct {
-	mu  sync.Mutex // a leaf; guards all
+	mu  sync.Mutex // a leaf; guards all, and the connections of each
 	all map[string]*streamClient
+	// scarce: a stream found no room, so all are reserved one by one, and nothing is kept in spare, until three quarters are free.
+	scarce atomic.Bool
 }
 
 // streamClient is that of one client.
 type streamClient struct {
 	reserved    atomic.Int64 // streams of its connections
-	connections int          // guarded by the mutex of the streamClients
+	connections map[*connStreams]struct{}
+}
+
+// connStreams is that of one connection.
+type connStreams struct {
+	client *streamClient
+	used   int64        // by its open streams; guarded by the connection
+	spare  atomic.Int64 // reserved, but not used: returned if there is no room for a stream of another connection
 }
 
 // enter counts a connection of a client. The caller calls leave when it has closed.
-func (c *streamClients) enter(client string) *streamClient {
+func (c *streamClients) enter(client string) *connStreams {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	own := c.all[client]
@@ -27,18 +36,19 @@ func (c *streamClients) enter(client string) *streamClient {
 		if c.all == nil {
 			c.all = map[string]*streamClient{}
 		}
-		own = new(streamClient)
+		own = &streamClient{connections: map[*connStreams]struct{}{}}
 		c.all[client] = own
 	}
-	own.connections++
-	return own
+	conn := &connStreams{client: own}
+	own.connections[conn] = struct{}{}
+	return conn
 }
 
-func (c *streamClients) leave(client string) {
+func (c *streamClients) leave(client string, conn *connStreams) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	own := c.all[client]
-	if own.connections--; own.connections == 0 {
+	delete(conn.client.connections, conn)
+	if len(conn.client.connections) == 0 {
 		delete(c.all, client)
 	}
 }
@@ -46,21 +56,65 @@ func (c *streamClients) leave(client string) {
 // streamsTaken is how many streams a client may reserve for each that it leaves free: three quarters of all, if no other has any.
 const streamsTaken = 3
 
-// reserveStreams reserves streams for a connection that has reserved *conn of them, if there is room for it and for its client.
-func (r *receiving) reserveStreams(client *streamClient, conn *int64, streams int64) bool {
-	if !r.streams.add(conn, streams) {
+// reserveStream reserves one stream for a connection that has none in spare, and while there is plenty of room some in spare.
+func (r *receiving) reserveStream(conn *connStreams) bool {
+	if !r.clients.scarce.Load() && r.reserveStreams(conn, streamStep) {
+		conn.spare.Add(streamStep - 1)
+		return true
+	}
+	if r.reserveStreams(conn, 1) {
+		return true
+	}
+	r.returnSpare()
+	return r.reserveStreams(conn, 1)
+}
+
+// reserveStreams reserves streams for a connection, if there is room for it and for its client.
+func (r *receiving) reserveStreams(conn *connStreams, streams int64) bool {
+	if has := conn.used; !r.streams.add(&has, streams) {
 		return false
 	}
-	if has := client.reserved.Add(streams); has > streams && has > streamsTaken*(r.streams.limit-r.streams.reserved.Load()) {
-		r.releaseStreams(client, conn, streams)
+	if has := conn.client.reserved.Add(streams); has > streams && has > streamsTaken*(r.streams.limit-r.streams.reserved.Load()) {
+		r.releaseStreams(conn.client, streams)
 		return false
 	}
 	return true
 }
 
-func (r *receiving) releaseStreams(client *streamClient, conn *int64, streams int64) {
-	if streams > 0 {
-		client.reserved.Add(-streams)
-		r.streams.release(conn, streams)
+func (r *receiving) releaseStreams(client *streamClient, streams int64) {
+	client.reserved.Add(-streams)
+	if left := r.streams.reserved.Add(-streams); left <= r.streams.limit/4 && r.clients.scarce.Load() {
+		r.clients.scarce.Store(false)
+	}
+}
+
+// returnSpare gives back what connections have in spare, unless that has been done, and makes streams scarce. In between a quarter of the streams
+// has been reserved at least, so that what it costs is not for each stream that is refused.
+func (r *receiving) returnSpare() {
+	r.clients.mu.Lock()
+	defer r.clients.mu.Unlock()
+	if r.clients.scarce.Swap(true) {
+		return
+	}
+	for _, client := range r.clients.all {
+		for conn := range client.connections {
+			r.releaseSpare(conn)
+		}
+	}
+}
+
+func (r *receiving) releaseSpare(conn *connStreams) {
+	if conn.spare.Load() > 0 {
+		r.releaseStreams(conn.client, conn.spare.Swap(0))
+	}
+}
+
+// takeSpare uses a stream that the connection has in spare. Only the connection itself adds to these.
+func (c *connStreams) takeSpare() bool {
+	for {
+		spare := c.spare.Load()
+		if spare == 0 || c.spare.CompareAndSwap(spare, spare-1) {
+			return spare > 0
+		}
 	}
 }
