@@ -224,8 +224,15 @@ func (u *catchUp) payLocked(client string, bytes int64) {
 
 // comesAlongLocked reports whether the log that is read for one watch should be read for another, too. If that one is before it, something is read for
 // it alone: not if its client owes, and not if it is not known where its position is in the log, which takes the reading of what is before it in its
-// segment. Otherwise watches that begin again and again would let those with which they are read have nothing.
+// segment. Otherwise watches that begin again and again would let those with which they are read have nothing. A watch that its stream awaits waits for a
+// turn that begins at its position: nothing before that is read, and the first record has what the stream waits for.
 func (u *catchUp) comesAlongLocked(first, w *Watch) bool {
+	switch {
+	case w.isAwaitedLocked():
+		return first.isAwaitedLocked() && w.queued.Epoch == first.queued.Epoch
+	case first.isAwaitedLocked() && w.queued.Epoch < first.queued.Epoch:
+		return false
+	}
 	bytes := bytesBetween(first, w)
 	if bytes >= 0 {
 		return bytes <= groupBytes

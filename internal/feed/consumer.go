@@ -22,7 +22,7 @@ type Consumer struct {
 	// Guarded by Feed.mu.
 	watches  map[uint64]*Watch
 	ready    fifo[*Watch] // with something for Next; they take turns. One that has ended meanwhile is still in it
-	hungry   []*Watch     // that lost their queues and are read for again when Next is called
+	hungry   []*Watch     // that lost their queues and are read for again when Next is called, or Take for one of them
 	awaited  *Watch       // whose queue is not taken away, because Take was called for it and is called again once it has something
 	closed   bool
 	awakened bool // it will be woken when Feed.mu is released
@@ -276,7 +276,10 @@ func (c *Consumer) Take(w *Watch, l Limit) (d Delivery, ok bool) {
 	c.awaited = nil
 	if d, ok = f.deliverLocked(w, l); !ok && w.state != StateEnded {
 		c.awaited = w
-		f.feedHungryLocked(c)
+		if w.hungry { // the others wait for Next: nothing of them is taken now
+			c.hungry = slices.DeleteFunc(c.hungry, func(one *Watch) bool { return one == w })
+			f.feedLocked(w)
+		}
 	}
 	f.unlock()
 	f.copyParts(&d)
@@ -319,11 +322,14 @@ func (f *Feed) copyParts(d *Delivery) {
 func (f *Feed) feedHungryLocked(c *Consumer) {
 	for i, w := range c.hungry {
 		c.hungry[i] = nil
-		if w.hungry = false; w.state == StateLagging {
-			f.joinLocked(w)
-		}
+		f.feedLocked(w)
 	}
 	c.hungry = c.hungry[:0]
+}
+
+func (f *Feed) feedLocked(w *Watch) {
+	w.hungry = false
+	f.joinLocked(w)
 }
 
 // deliverLocked takes from the queue of a watch what the limit allows, or reports its state after an empty queue.

@@ -38,6 +38,9 @@
 //   - the ring, the queues with the commits that only they refer to, and large records that are being read have
 //     Options.MemoryBytes together, but for one commit that is larger than that; ring and queues have half of it each, but for
 //     one commit. A watch whose stream takes nothing has no queue in the end: it costs its struct and its places in the index;
+//   - a watch that a stream awaits (Consumer.Take) gets its operation in bounded work, whatever the positions of other watches are and
+//     however often these lose their queues: it keeps its place in the line of the watches that lag, and at its turn the first record
+//     that is read has the operation;
 //   - what came out of Next keeps at most twice Limit.Bytes of commits in memory, and its own operations;
 //   - without a watch whose client takes something there is no goroutine and no ring.
 //

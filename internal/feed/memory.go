@@ -103,7 +103,7 @@ func (f *Feed) byWaitLocked() (full []*Watch, awaited int) {
 	for _, w := range f.watches {
 		switch {
 		case w.queue.len() == 0:
-		case w.consumer.awaited == w:
+		case w.isAwaitedLocked():
 			awaited++
 		default:
 			full = append(full, w)

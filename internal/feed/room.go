@@ -21,7 +21,10 @@ import (
 // A stream may need longer than roomWait until it has memory for a large operation, and its watch has lost its queue then. The stream
 // keeps that memory, and the watch keeps the next queue that it gets until the stream has taken the operation from it
 // (Consumer.Take). A read that needs room waits for that, as it waits for copies: the stream waits for no client meanwhile. So each
-// stream that has memory for its large operation delivers it, however slow the machine is.
+// stream that has memory for its large operation delivers it, however slow the machine is. An awaited watch has a turn of its own:
+// the log is read from its position on, and it keeps its place in the line until then. Otherwise others of the same client that are
+// before it in the log, and lose their queues again and again, would have the same part of the log read each time, and the reader would not
+// come to what the stream waits for.
 const (
 	roomWait  = 50 * time.Millisecond
 	roomEvery = 5 * time.Millisecond
@@ -137,6 +140,9 @@ func (f *Feed) makeRoomForLocked(g *group, bytes int64) (ok bool, err error) {
 	}
 	return m.copied == 0 && awaited == 0 || hasRoom(), nil
 }
+
+// isAwaitedLocked reports whether the stream of a watch has memory for its next operation, and waits until it can take that.
+func (w *Watch) isAwaitedLocked() bool { return w.consumer.awaited == w }
 
 // hungryLocked reports whether some watch of the group has nothing to deliver. If none has, they are read for again when their
 // consumers have taken something.

@@ -167,3 +167,121 @@ func TestStreamsWithMemoryForALargeOperationDeliverIt(t *testing.T) {
 		t.Fatalf("%d streams have memory for their operation, and were not served", len(left))
 	}
 }
+
+// awaiting is a stream that awaits a large operation, with a watch that is before it in the log: of the same stream, or of another one of
+// the same client. There is room for so many commits.
+type awaiting struct {
+	*Feed
+	stream        *Consumer
+	large, before *Watch
+}
+
+func beginAwaiting(t *testing.T, ofAnother bool, room int64) *awaiting {
+	t.Helper()
+	const size, commits = 300 << 10, 12
+	s := newStore(t, 1<<20)
+	for range commits {
+		s.commit(batch.Header{}, set("b", string(make([]byte, size))))
+	}
+	s.commit(batch.Header{}, set("a", string(make([]byte, size))))
+	f := New(s, Options{manual: true, MemoryBytes: room*size + 10<<10, QueueBytes: 4 * commits * size, roomWait: 1})
+	t.Cleanup(f.Close)
+	a := &awaiting{Feed: f, stream: f.NewConsumer("stream").Of("client")}
+	other := a.stream
+	if ofAnother {
+		other = f.NewConsumer("another").Of("client")
+	}
+	a.large = mustWatch(t, a.stream, WatchOptions{Ranges: []Range{pointRange([]byte("a"))}, After: Position{Epoch: commits}})
+	f.read()
+	if d, ok := a.stream.Next(Limit{Bytes: 1 << 10, Large: 1 << 10}); !ok || d.Large < size {
+		t.Fatalf("%+v, %v", d, ok)
+	}
+	a.before = mustWatch(t, other, WatchOptions{Ranges: []Range{pointRange([]byte("b"))}})
+	for range 2 {
+		a.lose(a.large)
+		a.lose(a.before)
+		f.read()
+	}
+	a.lose(a.large)
+	a.lose(a.before)
+	if f.read() {
+		t.Fatal("a reader reads for a watch of which nothing is taken")
+	}
+	return a
+}
+
+// lose lets a watch lose its queue, if it has one: others need the memory.
+func (a *awaiting) lose(w *Watch) {
+	a.lock()
+	defer a.unlock()
+	if w.queue.len() > 0 {
+		a.evictLocked(w)
+	}
+}
+
+// take takes the large operation, if the watch has it.
+func (a *awaiting) take(t *testing.T) (taken bool) {
+	t.Helper()
+	d, ok := a.stream.Take(a.large, Limit{Bytes: 1 << 10, Large: 1 << 20})
+	if ok && len(d.Parts) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	return ok
+}
+
+// TestAStreamAwaitsOneOfItsWatches: the others are not read for meanwhile. They would have to be again and again.
+func TestAStreamAwaitsOneOfItsWatches(t *testing.T) {
+	a := beginAwaiting(t, false, 1)
+	a.take(t)
+	a.read()
+	a.lock()
+	fed := !a.before.hungry
+	a.unlock()
+	if fed {
+		t.Error("another watch of the stream was read for")
+	}
+	if !a.take(t) {
+		t.Error("the awaited operation is not there after one turn")
+	}
+	if _, ok := a.stream.Next(Limit{}); ok {
+		t.Error("the other watch has something")
+	}
+	for range 3 {
+		a.read()
+	}
+	if d, ok := a.stream.Next(Limit{}); !ok || d.Watch != a.before {
+		t.Errorf("%+v, %v: the other watch has nothing after it was waited for", d, ok)
+	}
+}
+
+// TestAWatchThatIsAwaitedHasItsOwnTurn: a watch before it in the log loses its queue before its stream takes anything, again and again, or has more at
+// each turn. It is of the same client, for which one reader reads.
+func TestAWatchThatIsAwaitedHasItsOwnTurn(t *testing.T) {
+	for name, test := range map[string]struct {
+		first bool // in the line
+		loses bool
+		room  int64
+	}{
+		"first, loses its queue":  {first: true, loses: true, room: 1},
+		"second, loses its queue": {loses: true, room: 1},
+		"first, goes on":          {first: true, room: 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := beginAwaiting(t, true, test.room)
+			if test.first {
+				a.before.consumer.Next(Limit{})
+			}
+			turns := 0
+			for ; !a.take(t) && turns < 20; turns++ {
+				a.before.consumer.Next(Limit{Bytes: 1 << 10, Large: 1 << 10})
+				a.read()
+				if test.loses {
+					a.lose(a.before)
+				}
+			}
+			if turns > 4 { // one or two, unless the machine is so busy that the time of a turn is over before it begins
+				t.Errorf("the awaited operation is not there after %d turns", turns)
+			}
+		})
+	}
+}
