@@ -214,6 +214,7 @@ func (w *watchStream) sendResponse(ctx context.Context, sw *streamWatch, r *chan
 	}
 	if len(r.commit.Events) == 0 {
 		r.begun-- // its first event did not fit
+		r.bytes -= commitBytes
 	}
 	r.changes.Commits = r.commitsTo[:r.begun]
 	r.body.Changes = &r.changes

@@ -67,6 +67,34 @@ func TestADeliveryKeepsWhatWasTakenForIt(t *testing.T) {
 	})
 }
 
+// TestAResponseOfOneEventIsNoLargerThanWasTaken: the event, with what was before, has just as much as there is, or a little less, and another commit
+// follows in the same delivery. A build with assertions says what a response had.
+func TestAResponseOfOneEventIsNoLargerThanWasTaken(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		const limit, before = watchResponseBytes - watchResponseRest, 100_000
+		h := mustStart(t, with, func(c *config.Config) { c.Retention = time.Minute })
+		for _, less := range []int{0, 1, commitBytes - 1, commitBytes} {
+			e := h.put(t, "a", string(make([]byte, before)))
+			h.put(t, "a", string(make([]byte, limit-eventBytes-len("ua")-before-less)))
+			last := h.put(t, "b", "x")
+			w := mustWatch(t, h, previousFrom(e))
+			for events := []int(nil); len(events) < 2; {
+				r := w.recv()
+				if n := r.SizeVT(); n > watchResponseBytes {
+					t.Errorf("a response of %d bytes", n)
+				}
+				for _, c := range r.GetChanges().GetCommits() {
+					events = append(events, len(c.Events))
+				}
+				if len(events) == 2 && (r.GetChanges().Commits[0].Epoch != last || events[0] != 1) {
+					t.Errorf("%d less: %d events, and epoch %d in the last response", less, events, r.GetChanges().Commits[0].Epoch)
+				}
+			}
+			w.cancel()
+		}
+	})
+}
+
 // TestAChangeThatIsLargeWithWhatWasBeforeWaitsForRoom: also if neither is large alone.
 func TestAChangeThatIsLargeWithWhatWasBeforeWaitsForRoom(t *testing.T) {
 	withTransports(t, func(t *testing.T, with func(*config.Config)) {
