@@ -11,6 +11,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage"
+	"github.com/epochkv/epochkv/internal/storage/batch"
 	"github.com/epochkv/epochkv/internal/testseed"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -97,59 +98,77 @@ func TestOnlyDeletionsHaveTheLogsReserve(t *testing.T) {
 func TestACommitOfManyKeysWaitsForRoomWithoutLatches(t *testing.T) {
 	for _, latched := range []bool{false, true} {
 		t.Run(fmt.Sprint("latched ", latched), func(t *testing.T) {
-			fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
-			o := tiny(fs)
-			o.Storage.MemoryBytes, o.Storage.StallMax = 6<<20, time.Hour
-			o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
-			s := mustOpen(t, o)
-			large := Write{Durability: DurabilityAsync}
-			for i := range 200 {
-				large.Set(fmt.Append(nil, "key", i), make([]byte, 3000))
-			}
-			filler := string(otherStripes(s, &large)("filler"))
-			release := fs.hold()
-			fill := func() {
-				for !s.engine.AwaitsMerge() {
-					mustPutAsync(t, s, filler, string(make([]byte, 10_000)))
+			for tries := 1; !waitsWithoutLatches(t, latched); tries++ {
+				if tries == 20 {
+					t.Fatal("whenever memory is full, so is the memtable")
 				}
-			}
-			filled := make(chan struct{})
-			if latched {
-				filled = whileLatched(t, s, []byte("key7"), fill)
-			} else {
-				fill()
-				close(filled)
-			}
-			stalls, done := s.Stats().Storage.Backpressure.Stalls, startCommit(t, s, &large)
-			<-filled
-			eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
-			if turnsTaken(s) > 0 {
-				t.Error("a commit that waits for memory has the turn of another")
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			other := mustSession(t, s)
-			defer other.Close()
-			for i := range 200 {
-				w := Write{Durability: DurabilityAsync}
-				w.Set(fmt.Append(nil, "key", i), nil)
-				if _, err := other.Commit(ctx, &w); err != nil {
-					t.Errorf("key %d: %v", i, err)
-					break
-				}
-			}
-			if len(done) > 0 {
-				t.Error("the commit did not wait: this tests nothing")
-			}
-			release()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			if got := get(t, s, "key199", 0); len(got) != 3000 {
-				t.Errorf("key199 is %q", got)
 			}
 		})
 	}
+}
+
+// waitsWithoutLatches reports false if the memtable has become full together with memory, so that the commits of others would wait, too.
+func waitsWithoutLatches(t *testing.T, latched bool) bool {
+	t.Helper()
+	fs := &stuckFS{FS: vfs.NewMem(), suffix: ".ekv"}
+	o := tiny(fs)
+	o.Storage.MemoryBytes, o.Storage.StallMax = 6<<20, time.Hour
+	o.Storage.MemtableBytes, o.Storage.SegmentBytes = 1<<20, 1<<20
+	s := mustOpen(t, o)
+	large := Write{Durability: DurabilityAsync}
+	for i := range 200 {
+		large.Set(fmt.Append(nil, "key", i), make([]byte, 3000))
+	}
+	filler := string(otherStripes(s, &large)("filler"))
+	release := fs.hold()
+	fill := func() {
+		for !s.engine.AwaitsMerge() {
+			mustPutAsync(t, s, filler, string(make([]byte, 10_000)))
+		}
+	}
+	filled := make(chan struct{})
+	if latched {
+		filled = whileLatched(t, s, []byte("key7"), fill)
+	} else {
+		fill()
+		close(filled)
+	}
+	stalls, done := s.Stats().Storage.Backpressure.Stalls, startCommit(t, s, &large)
+	<-filled
+	eventually(t, "the commit waits for memory", func() bool { return s.Stats().Storage.Backpressure.Stalls > stalls })
+	if turnsTaken(s) > 0 {
+		t.Error("a commit that waits for memory has the turn of another")
+	}
+	other := mustSession(t, s)
+	defer other.Close()
+	if !s.engine.HasRoom(&storage.Demand{Body: batch.Contiguous(make([]byte, 200*100)), Records: 200}) {
+		release()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		return false
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for i := range 200 {
+		w := Write{Durability: DurabilityAsync}
+		w.Set(fmt.Append(nil, "key", i), nil)
+		if _, err := other.Commit(ctx, &w); err != nil {
+			t.Errorf("key %d: %v", i, err)
+			break
+		}
+	}
+	if len(done) > 0 {
+		t.Error("the commit did not wait: this tests nothing")
+	}
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if got := get(t, s, "key199", 0); len(got) != 3000 {
+		t.Errorf("key199 is %q", got)
+	}
+	return true
 }
 
 // TestALargeCommitLeavesMemoryForOthers: beside what is not merged yet it would fill memory, and the next small commit would wait for its merge. So
