@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/invariants"
@@ -43,9 +42,10 @@ type Executed struct {
 
 const (
 	executeAttempts = 32
-	// executeAttemptsFree is how many attempts do not wait for a turn. From then on the losers take turns, so that they
-	// do not defeat each other for ever.
-	executeAttemptsFree = 2
+	// executeAttemptsFree is how many attempts do not wait for a turn. From then on the losers of a client take turns, and after
+	// executeAttemptsOfClient also those of all clients, see executeTurns.
+	executeAttemptsFree     = 2
+	executeAttemptsOfClient = 4
 	// executeTurnMax is how long a turn lasts at most: one that takes long, because it reads much, goes on without it, and keeps no
 	// others waiting, which may be about other keys.
 	executeTurnMax = 100 * time.Millisecond
@@ -82,21 +82,16 @@ func (x *Session) executeDirect(ctx context.Context, e *Execution) (out Executed
 }
 
 func (x *Session) executeTransaction(ctx context.Context, e *Execution) (Executed, error) {
-	turn := x.store.turns.execute
 	for attempt := 1; ; attempt++ {
 		out, err := x.executeOnce(ctx, e)
 		if !errors.As(err, new(*ConflictError)) || attempt == executeAttempts {
 			return out, err
 		}
-		if attempt == executeAttemptsFree {
-			select {
-			case turn <- struct{}{}:
-				end := sync.OnceFunc(func() { <-turn })
-				defer end()
-				defer time.AfterFunc(executeTurnMax, end).Stop()
-			case <-ctx.Done():
-			}
+		leave, err := x.store.turns.execute.enter(ctx, attempt)
+		if err != nil {
+			return out, err
 		}
+		defer leave() // of two attempts: see executeTurns
 		if ctx.Err() != nil {
 			return out, context.Cause(ctx)
 		}

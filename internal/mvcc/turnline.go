@@ -2,19 +2,18 @@ package mvcc
 
 import (
 	"context"
-	"runtime"
 	"sync"
 
 	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
-// Owner is what a large commit is of: a client, and one of its connections. The zero value is that of all commits that have no other.
+// Owner is what a large commit or an execution is of: a client, and one of its connections. The zero value is that of all commits that have no other.
 type Owner struct {
 	Client     string
 	Connection any // a pointer
 }
 
-// turnLine gives the turns of large commits, as many at once as there are processors: to the clients in rotation, to the connections of each of them in
+// turnLine gives turns, those of large commits for instance, as many at once as it has: to the clients in rotation, to the connections of each of them in
 // rotation, and to the oldest commit of a connection first. However many commits of a client wait, one of another client waits for one turn of each
 // client at most, beside those that are under way, and one of another connection of the same client for one of each connection.
 //
@@ -22,7 +21,7 @@ type Owner struct {
 // tenth of the batches of 136 operations took more than 222 ms in one line for all, when of those of 120, which need no turn, a tenth took more than 87.
 // With rotation it is 85 and 82. From the same address a tenth took more than 205 to 325 ms, and 161 to 195 with rotation.
 type turnLine struct {
-	owner func(context.Context) Owner // nil: all commits are of one
+	owner func(context.Context) Owner
 
 	mu      sync.Mutex // a leaf; guards what follows
 	free    int
@@ -42,17 +41,11 @@ type turnPlace struct {
 	own    *fairqueue.Place[any, chan struct{}]
 }
 
-func (l *turnLine) init(owner func(context.Context) Owner) {
-	l.owner, l.free = owner, runtime.GOMAXPROCS(0)
-}
+func (l *turnLine) init(owner func(context.Context) Owner, free int) { l.owner, l.free = owner, free }
 
 // enter waits for a turn until the context ends. After nil the caller calls leave.
 func (l *turnLine) enter(ctx context.Context) error {
-	var of Owner
-	if l.owner != nil {
-		of = l.owner(ctx)
-	}
-	place := l.ask(of)
+	place := l.ask(l.owner(ctx))
 	if place == nil {
 		return nil
 	}

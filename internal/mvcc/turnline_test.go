@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -47,7 +48,7 @@ func isClosed(c <-chan struct{}) bool {
 // client for one of each other.
 func TestOwnersHaveTurnsInRotation(t *testing.T) {
 	var l turnLine
-	l.init(nil)
+	l.init(nil, runtime.GOMAXPROCS(0))
 	for l.free > 0 {
 		if l.ask(Owner{}) != nil {
 			t.Fatal("a commit waits for a turn that is free")
@@ -84,7 +85,7 @@ func TestTurnsAreNeitherLostNorTwice(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		var l turnLine
-		l.init(nil)
+		l.init(nil, runtime.GOMAXPROCS(0))
 		most, working := l.free, 0
 		var waiting []*waiter
 		given := func() {

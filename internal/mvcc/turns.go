@@ -2,11 +2,12 @@ package mvcc
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 )
 
-// turns are what commits wait for before they compute.
+// turns are what commits wait for before they compute, and executions that have lost often.
 //
 // A large commit computes for milliseconds. As many of them as there are processors are prepared, take their latches and install their versions at once,
 // and the others wait without latches, see turnLine. Otherwise a commit of a few keys, which is scheduled several times on its way, would wait each time
@@ -20,7 +21,7 @@ import (
 // reads a few pages under its latches has none; and it ends after turnMost, for instance while the commit waits for latches: it goes on without.
 type turns struct {
 	large   turnLine
-	execute chan struct{} // holds a token of the Execute that lost too often
+	execute executeTurns
 }
 
 const (
@@ -32,8 +33,11 @@ const (
 )
 
 func (t *turns) init(owner func(context.Context) Owner) {
-	t.large.init(owner)
-	t.execute = make(chan struct{}, 1)
+	if owner == nil {
+		owner = func(context.Context) Owner { return Owner{} }
+	}
+	t.large.init(owner, runtime.GOMAXPROCS(0))
+	t.execute.init(owner)
 }
 
 // TakeTurn waits for a turn, if a commit of so many operations is a large one, until the context ends. The next commit of the session has the turn. A caller
