@@ -251,3 +251,19 @@ func TestDrainWaitsForAsyncAnswers(t *testing.T) {
 		}
 	}
 }
+
+// TestAnAsyncWriteOfABrokenPipelineHasItsLine: its receiver waits for a neighbour when the client goes away.
+func TestAnAsyncWriteOfABrokenPipelineHasItsLine(t *testing.T) {
+	h, lines := startAudited(t, withBlockingAudit)
+	release := h.heldNeighbour(t)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	stream := h.pipeline(t, ctx)
+	before := h.versions()
+	mustSend(t, stream, putRequest(1, "sync", "v", pb.Durability_DURABILITY_SYNC), putRequest(2, "async", "v", async))
+	eventually(t, "both are written", func() bool { return h.versions() >= before+2 })
+	cancel()
+	eventually(t, "the stream has ended", func() bool { return h.counters.streams.Load() == 0 })
+	release()
+	wantOneLineEach(t, lines(), "sync", "async")
+}

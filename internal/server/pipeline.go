@@ -138,7 +138,7 @@ func (p *pipeline) serve() error {
 	if p.server.isSync(w.durability) {
 		p.queuedSync = max(p.queuedSync, w.epoch)
 	} else if err := p.awaitVisible(w); err != nil {
-		a.charge.release()
+		p.abandon(&a)
 		return err
 	} else if w.ready(p.server.store) {
 		return p.send(&a)
@@ -147,7 +147,7 @@ func (p *pipeline) serve() error {
 	p.keepValue(&a)
 	a.charge.queue(w, p.server.store)
 	if err := p.acks.push(p.ctx, &a); err != nil {
-		a.charge.release()
+		p.abandon(&a)
 		return err
 	}
 	return nil
@@ -240,8 +240,10 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]a
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	for i := range *waiting {
-		a := &(*waiting)[i]
+	all := *waiting
+	for i := range all {
+		*waiting = all[i:] // those before it have ended
+		a := &all[i]
 		if a.err = a.ackWait.wait(ctx, p.server.store); ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -249,15 +251,16 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]a
 		err := p.send(a)
 		p.acks.sent(size)
 		if err != nil {
+			*waiting = all[i+1:]
 			return err
 		}
 	}
-	*waiting = (*waiting)[:0]
+	*waiting = all[:0]
 	return nil
 }
 
-// sendAcknowledged sends the answers that are ready, and returns the rest in order.
-func (p *pipeline) sendAcknowledged(waiting []answer) ([]answer, error) {
+// sendAcknowledged sends the answers that are ready, and returns the rest in order, also with an error: each request ends once.
+func (p *pipeline) sendAcknowledged(waiting []answer) (_ []answer, err error) {
 	kept := 0
 	for i := range waiting {
 		if !waiting[i].ackWait.ready(p.server.store) {
@@ -266,14 +269,15 @@ func (p *pipeline) sendAcknowledged(waiting []answer) ([]answer, error) {
 			continue
 		}
 		size := waiting[i].bytes()
-		err := p.send(&waiting[i])
+		err = p.send(&waiting[i])
 		p.acks.sent(size)
 		if err != nil {
-			return waiting, err
+			kept += copy(waiting[kept:], waiting[i+1:])
+			break
 		}
 	}
 	clear(waiting[kept:])
-	return waiting[:kept], nil
+	return waiting[:kept], err
 }
 
 // drained reports whether the server drains and the receiver has completed the request that it had
