@@ -14,8 +14,8 @@ import (
 	"github.com/epochkv/epochkv/internal/audit"
 )
 
-// auditTailMax is how many lines of answered requests a kill may take with it: a line is written after its request has been
-// answered, by a goroutine that has nothing else to do.
+// auditTailMax is how many lines of answered requests a kill may take with it: a line is written by a goroutine that has
+// nothing else to do, and no answer waits for it.
 const auditTailMax = 1000
 
 // TestKilledServerLeavesAWholeAuditLog: after kill -9 the chain of the audit log holds, its lines are those of the first requests

@@ -54,6 +54,9 @@ func (a *answer) bytes() int {
 	return len(a.value)
 }
 
+// queuedBytes is the approximate size of the answer in the queue, with what the audit log says of its request.
+func (a *answer) queuedBytes() int { return a.bytes() + a.details.note.bytes() }
+
 // committed is the epoch of the request's commit; 0 if it has none.
 func (a *answer) committed() uint64 {
 	switch {
@@ -118,7 +121,7 @@ func (q *ackQueue) init() {
 
 // push adds an answer. It waits while the queue is full.
 func (q *ackQueue) push(ctx context.Context, a *answer) error {
-	size := a.bytes()
+	size := a.queuedBytes()
 	q.mu.Lock()
 	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax {
 		q.blocked = true

@@ -106,10 +106,30 @@ func (s *Server) noteRequest(ctx context.Context, a *access, class audit.Class, 
 		return n, refused
 	}
 	if n.admitted = bytes; refused == nil && row != nil && row.lasts { // while it waits for a lock, for instance, others need the room
-		au.log.Release(bytes)
-		n.admitted, n.late = 0, true
+		n.giveBack(au.log)
 	}
 	return n, refused
+}
+
+// giveBack gives the room for the line back, because the request may last from now on. Its line is written all the same.
+func (n *auditNote) giveBack(l *audit.Log) {
+	if n != nil && n.admitted > 0 {
+		l.Release(n.admitted)
+		n.admitted, n.late = 0, true
+	}
+}
+
+// bytes is the approximate size of the note.
+func (n *auditNote) bytes() (all int) {
+	if n == nil {
+		return 0
+	}
+	for _, names := range [2][]string{n.reads, n.writes} {
+		for _, name := range names {
+			all += len(name)
+		}
+	}
+	return all
 }
 
 // callerOfAuth is the user that sends a request to AuthService, which authenticates its clients itself; empty if it is not known.
@@ -198,6 +218,14 @@ func (n *auditNote) add(names audit.Keys, right auth.Right, r *auth.Range) {
 		n.reads = append(n.reads, name)
 	default:
 		n.writes = append(n.writes, name)
+	}
+}
+
+// endNote writes the line of a request whose outcome is known, if there is a note of it, before its answer waits for the client: the room of the line is
+// needed by others. Server.ended does not write it again.
+func (s *Server) endNote(conn *connection, e *requestEnd, d *details) {
+	if d.note != nil {
+		s.writeAudit(conn, e, d, s.clock.now())
 	}
 }
 

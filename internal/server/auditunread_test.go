@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -97,5 +98,69 @@ func TestAnswersOfABrokenPipelineEndOnce(t *testing.T) {
 	}
 	if err == nil || !slices.Equal(ids, []uint64{2, 4, 5}) {
 		t.Errorf("%v: %d are left", err, ids)
+	}
+}
+
+// TestAnUnreadPipelineLeavesRoomInTheAuditLog: thousands of its writes may wait for their turn among answers that the client does not read. They are
+// executed, and others need the room of their lines.
+func TestAnUnreadPipelineLeavesRoomInTheAuditLog(t *testing.T) {
+	h, lines := startAudited(t, withBlockingAudit, func(c *config.Config) { c.Audit.QueueSize = 64 * config.KiB })
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []string{"large-0", "large-1"}
+	for i, key := range keys {
+		mustSend(t, stream, invokeRequest(uint64(i), key, bytes.Repeat([]byte("v"), 600<<10)))
+	}
+	for i := range uint64(200) { // more than the queue has room for
+		key := fmt.Sprintf("small-%d", i)
+		mustSend(t, stream, putRequest(10+i, key, "v", pb.Durability_DURABILITY_SYNC))
+		keys = append(keys, key)
+	}
+	eventually(t, "all are written", func() bool { return h.get(t, keys[len(keys)-1]).Found })
+	eventually(t, "nothing has room for its line", func() bool { return h.observer.audit.stats().QueueBytes == 0 })
+	h.put(t, "of another client", "v")
+	cancel()
+	eventually(t, "the stream has ended", func() bool { return h.counters.streams.Load() == 0 })
+	wantOneLineEach(t, lines(), append(keys, "of another client")...)
+}
+
+// linesOf counts the lines of a method while the server runs.
+func (h *harness) linesOf(t *testing.T, method string) int {
+	t.Helper()
+	text, err := os.ReadFile(h.config.Audit.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(text, []byte(`"method":"`+method+`"`))
+}
+
+// TestAnUnreadAnswerOfAPipelineHasItsLine while it waits for its client.
+func TestAnUnreadAnswerOfAPipelineHasItsLine(t *testing.T) {
+	h, _ := startAudited(t, withBlockingAudit, func(c *config.Config) { c.Audit.Classes = "write,read" })
+	h.putValue(t, "large", 600<<10)
+	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustSend(t, stream, getRequest(1, "large"), getRequest(2, "large")) // the second waits
+	eventually(t, "both have lines", func() bool { return h.linesOf(t, "Get") == 2 })
+	eventually(t, "neither has room for more", func() bool { return h.observer.audit.stats().QueueBytes == 0 })
+}
+
+// TestWhatTheAuditLogSaysOfQueuedAnswersIsBounded: it is counted with them.
+func TestWhatTheAuditLogSaysOfQueuedAnswersIsBounded(t *testing.T) {
+	a := answer{value: make([]byte, 10)}
+	a.details.note = &auditNote{reads: []string{"12", "345"}, writes: []string{"6"}}
+	var q ackQueue
+	q.init()
+	if err := q.push(t.Context(), &a); err != nil || q.bytes != 16 {
+		t.Errorf("%v: %d bytes are counted", err, q.bytes)
+	}
+	if q.sent(a.queuedBytes()); q.bytes != 0 {
+		t.Errorf("%d bytes are counted of an answer that was sent", q.bytes)
 	}
 }

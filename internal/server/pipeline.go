@@ -146,6 +146,7 @@ func (p *pipeline) serve() error {
 	a.ackWait = w
 	p.keepValue(&a)
 	a.charge.queue(w, p.server.store)
+	a.details.note.giveBack(p.server.observer.audit.log) // those before it in the queue may wait for the client
 	if err := p.acks.push(p.ctx, &a); err != nil {
 		p.abandon(&a)
 		return err
@@ -247,7 +248,7 @@ func (p *pipeline) awaitOldest(ctx context.Context, oldest ackWait, waiting *[]a
 		if a.err = a.ackWait.wait(ctx, p.server.store); ctx.Err() != nil {
 			return ctx.Err()
 		}
-		size := a.bytes()
+		size := a.queuedBytes()
 		err := p.send(a)
 		p.acks.sent(size)
 		if err != nil {
@@ -268,7 +269,7 @@ func (p *pipeline) sendAcknowledged(waiting []answer) (_ []answer, err error) {
 			kept++
 			continue
 		}
-		size := waiting[i].bytes()
+		size := waiting[i].queuedBytes()
 		err = p.send(&waiting[i])
 		p.acks.sent(size)
 		if err != nil {
@@ -294,6 +295,7 @@ func (p *pipeline) send(a *answer) error {
 	if a.status != nil {
 		code = a.status.Code()
 	}
+	p.endNote(a, code)
 	err := p.answers.send(a)
 	p.requestEnded(a, code)
 	return err

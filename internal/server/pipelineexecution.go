@@ -66,6 +66,11 @@ func (p *pipelineExecution) requestEnded(a *answer, code codes.Code) {
 	p.server.ended(p.conn, &requestEnd{method: a.method, code: code, start: a.start, size: a.size, epoch: a.committed(), origin: p.origin}, &a.details)
 }
 
+// endNote writes the line of a request in the audit log before its answer waits for the client.
+func (p *pipelineExecution) endNote(a *answer, code codes.Code) {
+	p.server.endNote(p.conn, &requestEnd{method: a.method, code: code, start: a.start, epoch: a.committed(), origin: p.origin}, &a.details)
+}
+
 // check compares the request at hand with the rights of its caller.
 func (p *pipelineExecution) check() error {
 	err := p.access.check(pipelineRow, &p.in.msg)
