@@ -164,3 +164,26 @@ func TestWhatTheAuditLogSaysOfQueuedAnswersIsBounded(t *testing.T) {
 		t.Errorf("%d bytes are counted of an answer that was sent", q.bytes)
 	}
 }
+
+// TestAnUnreadCommitHasItsLine while its answer waits for its client among those of the reads before it.
+func TestAnUnreadCommitHasItsLine(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h, lines := startAudited(t, with, withBlockingAudit)
+		h.putValue(t, "large", 200<<10)
+		ctx, cancel := context.WithCancel(testContext(t))
+		defer cancel()
+		stream, err := pb.NewTransactionServiceClient(h.dialDeaf(t)).Transact(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, req := range []*pb.TransactRequest{beginRequest(&pb.BeginRequest{}), txnPutRequest("k", "v"), txnGetRequest("large"), commitRequest} {
+			if err := stream.Send(req); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "it has its line", func() bool { return h.linesOf(t, "Commit") == 1 })
+		cancel()
+		eventually(t, "the stream has ended", func() bool { return h.counters.streams.Load() == 0 })
+		wantOneLineEach(t, lines(), "k")
+	})
+}

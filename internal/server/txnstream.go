@@ -45,7 +45,7 @@ type transactionStream struct {
 	origin origin
 	ended  chan error // the reason, if the stream is ended from outside
 	code   codes.Code // of the last answer; the receiver's own
-	done   doneCommit // by the request at hand; the receiver's own
+	at     requestEnd // of the request at hand, as far as it is known; the receiver's own
 	spent  details    // by the request at hand; mu guards it
 	access txnAccess  // the receiver's own, too
 
@@ -57,12 +57,6 @@ type transactionStream struct {
 	failed   error       // an earlier request of the transaction failed
 	over     bool        // the reason was sent to ended
 	busy     bool        // a request was executed and is not answered yet
-}
-
-// doneCommit is what a transaction stream knows of a commit.
-type doneCommit struct {
-	epoch uint64
-	times commitTimes // of the wait for its sync
 }
 
 // Transact implements Transactions.
@@ -190,22 +184,39 @@ func (c *transactionStream) receive() error {
 		if err != nil {
 			return err
 		}
-		start, operation := c.server.clock.now(), transactOperation(req)
+		c.requestBegun(req)
 		err = c.serve(req)
-		c.requestEnded(operation, start)
+		c.requestEnded()
 		if err != nil {
 			return err
 		}
 	}
 }
 
-// requestEnded reports the end of a request. Of the requests of a transaction only its commit is counted.
-func (c *transactionStream) requestEnded(operation string, start time.Duration) {
-	end := requestEnd{method: telemetry.MethodTransact, operation: operation, code: c.code, start: start, epoch: c.done.epoch, times: c.done.times, origin: c.origin}
-	c.done = doneCommit{}
-	if end.operation == "Commit" {
-		end.method, end.operation = telemetry.MethodCommit, ""
+// requestBegun begins what is reported of a request. Of the requests of a transaction only its commit is counted.
+func (c *transactionStream) requestBegun(req *pb.TransactRequest) {
+	c.at = requestEnd{method: telemetry.MethodTransact, operation: transactOperation(req), start: c.server.clock.now(), origin: c.origin}
+	if c.at.operation == "Commit" {
+		c.at.method, c.at.operation = telemetry.MethodCommit, ""
 	}
+}
+
+// endNote writes the line of a request in the audit log before its answer waits for the client.
+func (c *transactionStream) endNote() {
+	if c.server.observer.audit.log == nil {
+		return
+	}
+	c.at.code = c.code
+	c.mu.Lock()
+	d := details{note: c.spent.note}
+	c.mu.Unlock()
+	c.server.endNote(c.conn, &c.at, &d)
+}
+
+// requestEnded reports the end of a request.
+func (c *transactionStream) requestEnded() {
+	end := c.at
+	end.code = c.code
 	c.mu.Lock()
 	d := c.spent
 	c.spent = details{}
@@ -307,7 +318,7 @@ func (c *transactionStream) acknowledge(w ackWait) error {
 	start := c.server.clock.now()
 	err := w.wait(c.stream.Context(), c.server.store)
 	end := c.server.clock.now()
-	c.done.times.syncing, c.done.times.done = start, end
+	c.at.times.syncing, c.at.times.done = start, end
 	c.mu.Lock()
 	c.spent.sync += end - start
 	c.mu.Unlock()
@@ -374,6 +385,7 @@ func (c *transactionStream) answer(out *pb.TransactResponse, held *memoryCharge,
 		c.access.operation.sent(out)
 	}
 	messageDropped(c.stream.Context())
+	c.endNote()
 	if err := c.stream.SendMsg(held.of(out)); err != nil {
 		held.release()
 		return err
@@ -620,7 +632,7 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	if epoch == at {
 		epoch = 0 // nothing was written
 	}
-	c.done.epoch = uint64(epoch)
+	c.at.epoch = uint64(epoch)
 	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
 	return ackCommit(epoch, durability).revealing(w.epoch), nil
 }
