@@ -18,6 +18,9 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
+// overGRPC starts a server whose pipelines execute what comes after answers that are not read. With direct they do not.
+func overGRPC(c *config.Config) { c.Transport = config.TransportGRPC }
+
 // withBlockingAudit refuses requests whose lines find no room.
 func withBlockingAudit(c *config.Config) { c.Audit.Full = audit.FullBlock }
 
@@ -48,7 +51,7 @@ func wantOneLineEach(t *testing.T, all []auditLine, keys ...string) {
 // TestWritesOfABrokenPipelineHaveTheirLines: also the one whose answer waits for room among those that the client has not read. startAudited looks at
 // the room of their lines, too.
 func TestWritesOfABrokenPipelineHaveTheirLines(t *testing.T) {
-	h, lines := startAudited(t, withBlockingAudit)
+	h, lines := startAudited(t, overGRPC, withBlockingAudit)
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(ctx)
@@ -104,7 +107,7 @@ func TestAnswersOfABrokenPipelineEndOnce(t *testing.T) {
 // TestAnUnreadPipelineLeavesRoomInTheAuditLog: thousands of its writes may wait for their turn among answers that the client does not read. They are
 // executed, and others need the room of their lines.
 func TestAnUnreadPipelineLeavesRoomInTheAuditLog(t *testing.T) {
-	h, lines := startAudited(t, withBlockingAudit, func(c *config.Config) { c.Audit.QueueSize = 64 * config.KiB })
+	h, lines := startAudited(t, overGRPC, withBlockingAudit, func(c *config.Config) { c.Audit.QueueSize = 64 * config.KiB })
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(ctx)
@@ -140,7 +143,7 @@ func (h *harness) linesOf(t *testing.T, method string) int {
 
 // TestAnUnreadAnswerOfAPipelineHasItsLine while it waits for its client.
 func TestAnUnreadAnswerOfAPipelineHasItsLine(t *testing.T) {
-	h, _ := startAudited(t, withBlockingAudit, func(c *config.Config) { c.Audit.Classes = "write,read" })
+	h, _ := startAudited(t, overGRPC, withBlockingAudit, func(c *config.Config) { c.Audit.Classes = "write,read" })
 	h.putValue(t, "large", 600<<10)
 	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(testContext(t))
 	if err != nil {
