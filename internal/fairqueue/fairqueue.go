@@ -5,26 +5,31 @@
 // other methods take a constant time.
 package fairqueue
 
+import "container/list"
+
 // Queue is a queue of values of clients. The zero value is empty. The caller has a mutex.
 type Queue[Client comparable, Value any] struct {
 	lines map[Client]*line[Client, Value] // each has places
-	first *line[Client, Value]            // whose turn it is; the lines are a ring in the order of their next turns
+	turns list.List                       // the same, in the order of their next turns
 	count int                             // places of all lines
 }
 
 // line is what waits of a client.
 type line[Client comparable, Value any] struct {
-	client         Client
-	count          int
-	oldest, newest *Place[Client, Value]
-	before, after  *line[Client, Value] // in the ring
+	client Client
+	places list.List     // of *Place, oldest first
+	turn   *list.Element // in the queue
+}
+
+func (l *line[Client, Value]) oldest() *Place[Client, Value] {
+	return l.places.Front().Value.(*Place[Client, Value])
 }
 
 // Place is a value in a queue.
 type Place[Client comparable, Value any] struct {
-	Value        Value
-	line         *line[Client, Value] // nil: the queue has it no more
-	older, newer *Place[Client, Value]
+	Value Value
+	line  *line[Client, Value] // nil: the queue has it no more
+	at    *list.Element        // in the line
 }
 
 // Len is how many values wait.
@@ -33,7 +38,7 @@ func (q *Queue[Client, Value]) Len() int { return q.count }
 // Of is how many values of a client wait.
 func (q *Queue[Client, Value]) Of(client Client) int {
 	if l := q.lines[client]; l != nil {
-		return l.count
+		return l.places.Len()
 	}
 	return 0
 }
@@ -42,34 +47,21 @@ func (q *Queue[Client, Value]) Of(client Client) int {
 func (q *Queue[Client, Value]) Push(client Client, v Value) *Place[Client, Value] {
 	l := q.lines[client]
 	if l == nil {
-		l = q.add(client)
+		if q.lines == nil {
+			q.lines = map[Client]*line[Client, Value]{}
+		}
+		l = &line[Client, Value]{client: client}
+		q.lines[client], l.turn = l, q.turns.PushBack(l)
 	}
-	p := &Place[Client, Value]{Value: v, line: l, older: l.newest}
-	if l.newest == nil {
-		l.oldest = p
-	} else {
-		l.newest.newer = p
-	}
-	l.newest = p
-	l.count++
+	p := &Place[Client, Value]{Value: v, line: l}
+	p.at = l.places.PushBack(p)
 	q.count++
 	return p
 }
 
-// add adds a line to the end of the ring.
-func (q *Queue[Client, Value]) add(client Client) *line[Client, Value] {
-	l := &line[Client, Value]{client: client}
-	if q.lines == nil {
-		q.lines = map[Client]*line[Client, Value]{}
-	}
-	q.lines[client] = l
-	if q.first == nil {
-		l.before, l.after, q.first = l, l, l
-		return l
-	}
-	l.before, l.after = q.first.before, q.first
-	l.before.after, l.after.before = l, l
-	return l
+// first is the line whose turn it is. Something waits.
+func (q *Queue[Client, Value]) first() *line[Client, Value] {
+	return q.turns.Front().Value.(*line[Client, Value])
 }
 
 // Next is the place whose turn it is; nil if nothing waits.
@@ -77,21 +69,22 @@ func (q *Queue[Client, Value]) Next() *Place[Client, Value] {
 	if q.count == 0 {
 		return nil
 	}
-	return q.first.oldest
+	return q.first().oldest()
 }
 
 // Oldest is the place of a client that is served first of its places; nil if nothing of it waits.
 func (q *Queue[Client, Value]) Oldest(client Client) *Place[Client, Value] {
 	if l := q.lines[client]; l != nil {
-		return l.oldest
+		return l.oldest()
 	}
 	return nil
 }
 
 // Pop removes the place whose turn it is, and ends the turn of its client. Something waits.
 func (q *Queue[Client, Value]) Pop() Value {
-	p := q.first.oldest
-	q.first = q.first.after
+	l := q.first()
+	p := l.oldest()
+	q.turns.MoveToBack(l.turn)
 	q.Remove(p)
 	return p.Value
 }
@@ -102,44 +95,22 @@ func (q *Queue[Client, Value]) Remove(p *Place[Client, Value]) bool {
 	if l == nil {
 		return false
 	}
-	if p.older == nil {
-		l.oldest = p.newer
-	} else {
-		p.older.newer = p.newer
-	}
-	if p.newer == nil {
-		l.newest = p.older
-	} else {
-		p.newer.older = p.older
-	}
-	p.line, p.older, p.newer = nil, nil, nil
+	l.places.Remove(p.at)
+	p.line, p.at = nil, nil
 	q.count--
-	if l.count--; l.count == 0 {
-		q.drop(l)
+	if l.places.Len() == 0 {
+		q.turns.Remove(l.turn)
+		delete(q.lines, l.client)
 	}
 	return true
 }
 
-// drop removes a line from the ring.
-func (q *Queue[Client, Value]) drop(l *line[Client, Value]) {
-	delete(q.lines, l.client)
-	l.before.after, l.after.before = l.after, l.before
-	switch {
-	case q.count == 0:
-		q.first = nil
-	case q.first == l:
-		q.first = l.after
-	}
-}
-
 // Longest is the newest place of a client of which the most wait, and how many these are; nil if nothing waits.
 func (q *Queue[Client, Value]) Longest() (newest *Place[Client, Value], count int) {
-	l := q.first
-	for range q.lines {
-		if l.count > count {
-			newest, count = l.newest, l.count
+	for e := q.turns.Front(); e != nil; e = e.Next() {
+		if l := e.Value.(*line[Client, Value]); l.places.Len() > count {
+			newest, count = l.places.Back().Value.(*Place[Client, Value]), l.places.Len()
 		}
-		l = l.after
 	}
 	return newest, count
 }
