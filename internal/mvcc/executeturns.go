@@ -3,7 +3,6 @@ package mvcc
 import (
 	"context"
 	"sync"
-	"time"
 )
 
 // executeTurns gives turns to executions that have lost often, so that they do not defeat each other for ever.
@@ -40,7 +39,7 @@ func (t *executeTurns) enter(ctx context.Context, attempts int) (leave func(), e
 	case executeAttemptsFree:
 		return t.enterClient(ctx)
 	case executeAttemptsOfClient:
-		return enterFor(ctx, &t.all, t.all.leave)
+		return t.all.enterFor(ctx, executeTurnMax, t.all.leave)
 	}
 	return func() {}, nil
 }
@@ -48,7 +47,7 @@ func (t *executeTurns) enter(ctx context.Context, attempts int) (leave func(), e
 func (t *executeTurns) enterClient(ctx context.Context) (leave func(), err error) {
 	name := t.owner(ctx).Client
 	line := t.use(name)
-	leave, err = enterFor(ctx, line, func() {
+	leave, err = line.enterFor(ctx, executeTurnMax, func() {
 		line.leave()
 		t.unuse(name)
 	})
@@ -56,19 +55,6 @@ func (t *executeTurns) enterClient(ctx context.Context) (leave func(), err error
 		t.unuse(name)
 	}
 	return leave, err
-}
-
-// enterFor waits for a turn, which ends once: when the caller calls leave, or after executeTurnMax.
-func enterFor(ctx context.Context, line *turnLine, end func()) (leave func(), err error) {
-	if err := line.enter(ctx); err != nil {
-		return nil, err
-	}
-	end = sync.OnceFunc(end)
-	timer := time.AfterFunc(executeTurnMax, end)
-	return func() {
-		timer.Stop()
-		end()
-	}, nil
 }
 
 // use returns the line of a client, which is there until unuse is called.

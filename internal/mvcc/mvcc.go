@@ -82,7 +82,7 @@ type Options struct {
 
 	WallClock func() time.Time // of the system; tests set it
 
-	Owner func(ctx context.Context) Owner // of a large commit under ctx: owners have turns in rotation; nil: all are of one
+	Owner func(ctx context.Context) Owner // of a large commit or an execution under ctx: owners have turns in rotation; nil: all are of one
 
 	Limits Limits
 }

@@ -3,6 +3,7 @@ package mvcc
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/fairqueue"
 )
@@ -56,6 +57,19 @@ func (l *turnLine) enter(ctx context.Context) error {
 		l.quit(place)
 		return context.Cause(ctx)
 	}
+}
+
+// enterFor is enter for a turn that ends once, with a call of end, which calls leave: when the caller calls what is returned, or after so long.
+func (l *turnLine) enterFor(ctx context.Context, most time.Duration, end func()) (leave func(), err error) {
+	if err := l.enter(ctx); err != nil {
+		return nil, err
+	}
+	end = sync.OnceFunc(end)
+	timer := time.AfterFunc(most, end)
+	return func() {
+		timer.Stop()
+		end()
+	}, nil
 }
 
 // ask begins the wait for a turn, or returns nil: the commit has it.

@@ -3,7 +3,6 @@ package mvcc
 import (
 	"context"
 	"runtime"
-	"sync"
 	"time"
 )
 
@@ -51,16 +50,11 @@ func (x *Session) takeTurn(ctx context.Context, operations, bytes int) error {
 		return nil
 	}
 	large := &x.store.turns.large
-	if err := large.enter(ctx); err != nil {
-		return err
+	leave, err := large.enterFor(ctx, turnMost, large.leave)
+	if err == nil {
+		x.committing.turn = leave
 	}
-	end := sync.OnceFunc(large.leave)
-	timer := time.AfterFunc(turnMost, end)
-	x.committing.turn = func() {
-		timer.Stop()
-		end()
-	}
-	return nil
+	return err
 }
 
 // LeaveTurn ends the turn, if the session has one.
