@@ -42,9 +42,9 @@ func (s *Store) Audit(refs func(each func(page.Ref) error) error, reach func(pag
 	if err := refs(a.ref); err != nil {
 		return err
 	}
-	if uint64(a.fragments.Count())+a.spare() != s.state.Blobs || a.bytes != s.state.Bytes || a.overflowPages != s.state.OverflowPages {
+	if ids := uint64(a.fragments.Count()) + a.spare(); ids != s.state.Blobs || a.bytes != s.state.Bytes || a.overflowPages != s.state.OverflowPages {
 		return fmt.Errorf("%w: the tree refers to %d blobs of %d bytes in %d overflow pages, the accounts say %d of %d in %d",
-			ErrAccounts, uint64(a.fragments.Count())+a.spare(), a.bytes, a.overflowPages, s.state.Blobs, s.state.Bytes, s.state.OverflowPages)
+			ErrAccounts, ids, a.bytes, a.overflowPages, s.state.Blobs, s.state.Bytes, s.state.OverflowPages)
 	}
 	if err := a.table(); err != nil {
 		return err
@@ -135,7 +135,7 @@ func (a *audit) reachOverflow(id uint64) error {
 func (a *audit) table() error {
 	var err error
 	for id := range a.s.state.Slots {
-		if at := a.s.table.locationOf(id); at.live() && !at.missing() && !a.fragments.Has(int(id)) {
+		if a.s.table.locationOf(id).found() && !a.fragments.Has(int(id)) {
 			return fmt.Errorf("%w: blob %d is live and nothing refers to it", ErrAccounts, id)
 		}
 	}

@@ -249,7 +249,7 @@ func (b *Batch) secondFragment(id uint64, p location) (second uint64, at locatio
 		return 0, 0, err
 	}
 	second = binary.LittleEndian.Uint64(fragment.data)
-	if at = b.locationOf(second); !at.live() || at.missing() {
+	if at = b.locationOf(second); !at.found() {
 		return 0, 0, b.s.pager.Corrupt(p.page(), fmt.Sprintf("blob %d continues in fragment %d, which is not live", id, second))
 	}
 	return second, at, nil

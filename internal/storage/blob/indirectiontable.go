@@ -47,6 +47,9 @@ func (p location) cost() int     { return int(p>>costShift) & costMask }
 func (p location) missing() bool { return p&^locationDead == locationMissing }
 func (p location) live() bool    { return p != 0 && p&locationDead == 0 }
 
+// found reports whether there is a live fragment.
+func (p location) found() bool { return p.live() && !p.missing() }
+
 // continued reports whether the fragment continues in a second fragment.
 func (p location) continued() bool { return p&locationContinued != 0 }
 

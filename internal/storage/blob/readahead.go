@@ -36,7 +36,7 @@ func (b *Batch) ReadAhead(refs []page.Ref) {
 			continue
 		}
 		pages, _ := split(int(ref.length), b.s.pageSize)
-		if at := b.locationOf(ref.id); at.live() && !at.missing() && (pages > 0 || at.continued()) && b.want(at.page()) {
+		if at := b.locationOf(ref.id); at.found() && (pages > 0 || at.continued()) && b.want(at.page()) {
 			blobs = append(blobs, blob{ref.id, at, pages})
 		}
 	}
