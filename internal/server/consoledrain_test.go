@@ -23,6 +23,26 @@ func (c *consoleCalls) isDrained() bool {
 	return c.ended
 }
 
+// callThatWaitsForALatch has the console release a lock whose latch another session holds until release is called, and returns when the call is executed.
+func (h *harness) callThatWaitsForALatch(t *testing.T) (release func(), answered <-chan int) {
+	t.Helper()
+	lease, err := pb.NewLeaseServiceClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := pb.NewLockServiceClient(h.conn).AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: lease.Id})
+	if err != nil || !held.Acquired {
+		t.Fatal(held, err)
+	}
+	release = h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
+	code := make(chan int, 1)
+	go func() {
+		code <- tryConsoleCall(testContext(t), h, "LockService/ReleaseLock", fmt.Sprintf(`{"name":"bG9jaw==","token":"%d"}`, held.Token))
+	}()
+	eventually(t, "the call is executed", func() bool { open, _ := h.store.Sessions(); return open == 2 })
+	return release, code
+}
+
 // TestTheStoreOutlivesCallsOfTheConsole: the server stops while a call of the console is executed, which is no request of a transport.
 // The store is closed when the call has been answered, and later calls are refused.
 func TestTheStoreOutlivesCallsOfTheConsole(t *testing.T) {
@@ -31,20 +51,7 @@ func TestTheStoreOutlivesCallsOfTheConsole(t *testing.T) {
 			h := mustStart(t, onTransport(transport), func(c *config.Config) {
 				c.Console, c.DrainTimeout, c.CloseTimeout = config.ConsoleFull, patience, patience
 			})
-			lease, err := pb.NewLeaseServiceClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			held, err := pb.NewLockServiceClient(h.conn).AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: lease.Id})
-			if err != nil || !held.Acquired {
-				t.Fatal(held, err)
-			}
-			release := h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
-			answered := make(chan int, 1)
-			go func() {
-				answered <- tryConsoleCall(testContext(t), h, "LockService/ReleaseLock", fmt.Sprintf(`{"name":"bG9jaw==","token":"%d"}`, held.Token))
-			}()
-			eventually(t, "the call is executed", func() bool { open, _ := h.store.Sessions(); return open == 2 })
+			release, answered := h.callThatWaitsForALatch(t)
 			stopped := make(chan error, 1)
 			go func() { stopped <- h.stop() }()
 			eventually(t, "the server waits for the call", func() bool { return h.drain.console.isDrained() || h.store.Closed() })

@@ -2,22 +2,18 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/console"
-	"github.com/epochkv/epochkv/internal/keys"
 )
 
 // TestCallsOfTheConsoleMakeJSONInTurn: with 20 browsers that scanned, JSON had two thirds of the processors, and a put took 50 ms. A call waits for
@@ -103,14 +99,6 @@ func TestAChangeThatTheConsoleMadeIsAnswered(t *testing.T) {
 // TestCallsOfTheConsoleThatWaitHaveNoTurn: neither for a latch, nor for a browser.
 func TestCallsOfTheConsoleThatWaitHaveNoTurn(t *testing.T) {
 	h := mustStart(t, func(c *config.Config) { c.Console = config.ConsoleFull })
-	lease, err := pb.NewLeaseServiceClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	held, err := pb.NewLockServiceClient(h.conn).AcquireLock(testContext(t), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: lease.Id})
-	if err != nil || !held.Acquired {
-		t.Fatal(held, err)
-	}
 	others := func(what string) {
 		ctx, stop := context.WithTimeout(testContext(t), patience/2)
 		defer stop()
@@ -118,12 +106,7 @@ func TestCallsOfTheConsoleThatWaitHaveNoTurn(t *testing.T) {
 			t.Errorf("beside a call that waits for %s: %d", what, code)
 		}
 	}
-	release := h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
-	answered := make(chan int, 1)
-	go func() {
-		answered <- tryConsoleCall(testContext(t), h, "LockService/ReleaseLock", fmt.Sprintf(`{"name":"bG9jaw==","token":"%d"}`, held.Token))
-	}()
-	eventually(t, "the call is executed", func() bool { open, _ := h.store.Sessions(); return open == 2 })
+	release, answered := h.callThatWaitsForALatch(t)
 	others("a latch")
 	release()
 	if code := <-answered; code != http.StatusOK {

@@ -58,11 +58,7 @@ func TestStreamsOfOperatorsBeyondTheLimitHaveABound(t *testing.T) {
 			eventually(t, "it is open", func() bool { return h.receiving.beyond.Load() == i+1 })
 		}
 		failureOf(t, status(hog)).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
-		verification, err := pb.NewAdminServiceClient(hog).Verify(testContext(t), new(pb.VerifyRequest))
-		if err == nil {
-			_, err = verification.Recv()
-		}
-		failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+		failureOf(t, first(pb.NewAdminServiceClient(hog).Verify(testContext(t), new(pb.VerifyRequest)))).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
 		if err := status(other); err != nil {
 			t.Errorf("an operator on another connection: %v", err)
 		}
@@ -85,8 +81,8 @@ func TestStreamsOfEveryServiceCountInTheLimit(t *testing.T) {
 		for name, err := range map[string]error{
 			"a watch of health": watchHealth(t, full),
 			"a check of health": check(full),
-			"reflection":        reflectOver(t, full),
-			"a backup":          backupOver(t, full),
+			"reflection":        first(reflectionpb.NewServerReflectionClient(full).ServerReflectionInfo(testContext(t))),
+			"a backup":          first(pb.NewBackupServiceClient(full).CreateBackup(testContext(t), new(pb.CreateBackupRequest))),
 		} {
 			t.Log(name)
 			failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
@@ -99,29 +95,15 @@ func TestStreamsOfEveryServiceCountInTheLimit(t *testing.T) {
 	})
 }
 
+// first is how the first message of a stream is received, or why there is no stream.
+func first[M any](stream interface{ Recv() (M, error) }, err error) error {
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	return err
+}
+
 func watchHealth(t *testing.T, conn *grpc.ClientConn) error {
 	t.Helper()
-	stream, err := healthpb.NewHealthClient(conn).Watch(testContext(t), new(healthpb.HealthCheckRequest))
-	if err == nil {
-		_, err = stream.Recv()
-	}
-	return err
-}
-
-func reflectOver(t *testing.T, conn *grpc.ClientConn) error {
-	t.Helper()
-	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(testContext(t))
-	if err == nil {
-		_, err = stream.Recv()
-	}
-	return err
-}
-
-func backupOver(t *testing.T, conn *grpc.ClientConn) error {
-	t.Helper()
-	stream, err := pb.NewBackupServiceClient(conn).CreateBackup(testContext(t), new(pb.CreateBackupRequest))
-	if err == nil {
-		_, err = stream.Recv()
-	}
-	return err
+	return first(healthpb.NewHealthClient(conn).Watch(testContext(t), new(healthpb.HealthCheckRequest)))
 }

@@ -61,14 +61,21 @@ func (p *pipelineExecution) executeAdmitted(a *answer) (w ackWait, wouldWait boo
 	return p.complete(a, kindOf(a.method), w, err), false
 }
 
+// endOf is how a request ends.
+func (p *pipelineExecution) endOf(a *answer, code codes.Code) requestEnd {
+	return requestEnd{method: a.method, code: code, start: a.start, size: a.size, epoch: a.committed(), origin: p.origin}
+}
+
 // requestEnded reports the end of a request.
 func (p *pipelineExecution) requestEnded(a *answer, code codes.Code) {
-	p.server.ended(p.conn, &requestEnd{method: a.method, code: code, start: a.start, size: a.size, epoch: a.committed(), origin: p.origin}, &a.details)
+	end := p.endOf(a, code)
+	p.server.ended(p.conn, &end, &a.details)
 }
 
 // endNote writes the line of a request in the audit log before its answer waits for the client.
 func (p *pipelineExecution) endNote(a *answer, code codes.Code) {
-	p.server.endNote(p.conn, &requestEnd{method: a.method, code: code, start: a.start, epoch: a.committed(), origin: p.origin}, &a.details)
+	end := p.endOf(a, code)
+	p.server.endNote(p.conn, &end, &a.details)
 }
 
 // check compares the request at hand with the rights of its caller.
