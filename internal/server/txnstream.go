@@ -44,7 +44,7 @@ type transactionStream struct {
 	peer   string
 	origin origin
 	ended  chan error // the reason, if the stream is ended from outside
-	code   codes.Code // of the last answer; the receiver's own
+	code   codes.Code // of the last request that ended; the receiver's own
 	at     requestEnd // of the request at hand, as far as it is known; the receiver's own
 	spent  details    // by the request at hand; mu guards it
 	access txnAccess  // the receiver's own, too
@@ -55,7 +55,7 @@ type transactionStream struct {
 	row      *openTxn
 	timer    *time.Timer // for the transaction that is open
 	failed   error       // an earlier request of the transaction failed
-	over     bool        // the reason was sent to ended
+	over     error       // the reason, once it was sent to ended
 	busy     bool        // a request was executed and is not answered yet
 }
 
@@ -102,8 +102,8 @@ func (c *transactionStream) watch(received <-chan error) error {
 
 // endLocked ends the stream from outside.
 func (c *transactionStream) endLocked(why error) {
-	if !c.over {
-		c.over = true
+	if c.over == nil {
+		c.over = why
 		c.ended <- why
 	}
 }
@@ -402,7 +402,8 @@ var errStreamOver = errors.New("the stream has been ended")
 func (c *transactionStream) execute(req *pb.TransactRequest, out *pb.TransactResponse) (row *openTxn, held *memoryCharge, w ackWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over {
+	if c.over != nil {
+		c.code = statusOf(c.over).Code()
 		return nil, nil, w, errStreamOver
 	}
 	c.busy = true
