@@ -263,10 +263,11 @@ func (a *admission) add(conn *connection, sh share, delta uint64, bytes int) boo
 		w.word.Add(-delta)
 		return false
 	}
-	if !w.limit.leaves(int64(bytes), w.word.Load()+delta) { // not even alone
+	after := w.word.Load() + delta
+	if !w.limit.leaves(int64(bytes), after) { // not even alone
 		return false
 	}
-	if !w.add(delta, conn.enter(sh, int64(bytes))) {
+	if has := conn.enter(sh, int64(bytes)); sh == shareScans && !conn.leavesScans(int64(bytes), has, &w.limit, after) || !w.add(delta, has) {
 		conn.leave(sh, int64(bytes))
 		return false
 	}
@@ -347,7 +348,7 @@ func (a *admission) holdSession(conn *connection) error {
 
 // holdWrite is holdSession for a write, while it commits. Of one that reads first, own is what its connection has. After nil the caller must
 // release the session from a.sessions.writes.
-func (a *admission) holdWrite(own *atomic.Int64) error {
+func (a *admission) holdWrite(own owned) error {
 	if !a.sessions.writes.hold(own, 1) {
 		a.refused.Add(1)
 		return mvcc.ErrTooManySessions
@@ -358,7 +359,7 @@ func (a *admission) holdWrite(own *atomic.Int64) error {
 // holdWalk counts the sessions of one more walk of a watch, or refuses it. After nil the caller must release
 // them from a.sessions.walks.
 func (a *admission) holdWalk(conn *connection, sessions int) error {
-	if !a.sessions.walks.hold(&conn.walks, int64(sessions)) {
+	if !a.sessions.walks.hold(conn.owns(ownedWalks), int64(sessions)) {
 		a.refused.Add(1)
 		return mvcc.ErrTooManySessions
 	}

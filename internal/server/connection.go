@@ -60,29 +60,9 @@ type connectionLayers struct {
 
 // connectionCounts are of what a connection has beside bytes.
 type connectionCounts struct {
-	sessions atomic.Int64 // that its reads hold while they wait; see heldSessions
-	writes   atomic.Int64 // sessions of its writes that read first
-	walks    atomic.Int64 // sessions of the walks of its watches
-	opens    atomic.Int64 // streams of methods that every client may call; see enterOpen
-	txns     atomic.Int64 // interactive transactions that are open or begin; see txnTable.reserve
-	txnBytes atomic.Int64 // what they have of their share; see txnMemory
-	commits  commitClaim  // of transactions, that wait
-}
-
-// countTxns counts more interactive transactions, and returns how many there are.
-func (c *connection) countTxns(more int64) int64 {
-	if c == nil {
-		return 0
-	}
-	return c.txns.Add(more)
-}
-
-// countTxnBytes counts more bytes in the share of transactions, and returns how many there are.
-func (c *connection) countTxnBytes(more int64) int64 {
-	if c == nil {
-		return 0
-	}
-	return c.txnBytes.Add(more)
+	owned   [ownedKinds]atomic.Int64
+	opens   atomic.Int64 // streams of methods that every client may call; see enterOpen
+	commits commitClaim  // of transactions, that wait
 }
 
 // peer is the address of the client.
@@ -154,13 +134,20 @@ func (c *connection) enter(sh share, bytes int64) int64 {
 	if c == nil {
 		return bytes
 	}
+	if sh == shareScans {
+		c.owns(ownedScanBytes).add(bytes)
+	}
 	return c.held[sh].Add(bytes)
 }
 
 func (c *connection) leave(sh share, bytes int64) {
-	if c != nil {
-		c.held[sh].Add(-bytes)
+	if c == nil {
+		return
 	}
+	if sh == shareScans {
+		c.owns(ownedScanBytes).add(-bytes)
+	}
+	c.held[sh].Add(-bytes)
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -177,6 +164,7 @@ type connections struct {
 	receiving *receiving
 	open      atomic.Int64
 	served    atomic.Int64 // of them, those within the limit
+	beyond    atomic.Int64 // the others
 	refused   atomic.Uint64
 
 	violations [transport.Violations]atomic.Uint64 // connections closed because of their clients; see transport.Violation
@@ -202,11 +190,6 @@ func (c *connections) violationStats() []telemetry.Violation {
 
 // admit counts a new connection; nil means that it is closed at once.
 func (c *connections) admit(addr net.Addr) *connection {
-	if c.open.Add(1) > c.max+refusedConnectionsMax {
-		c.open.Add(-1)
-		c.refused.Add(1)
-		return nil
-	}
 	conn := &connection{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
 		shard:          c.requests.Shard(),
@@ -215,19 +198,43 @@ func (c *connections) admit(addr net.Addr) *connection {
 	if c.receiving != nil {
 		conn.streams = c.receiving.clients.enter(transport.NetworkOf(addr).String())
 	}
-	if !c.takePlace() {
-		c.refused.Add(1)
-		conn.refused.Store(true)
+	c.open.Add(1)
+	if c.takePlace(conn) {
+		return conn
+	}
+	c.refused.Add(1)
+	conn.refused.Store(true)
+	if c.beyond.Add(1) > refusedConnectionsMax {
+		c.uncount(conn)
+		return nil
 	}
 	return conn
 }
 
-func (c *connections) takePlace() bool {
-	if c.served.Add(1) <= c.max {
+// takePlace counts a connection as served, if there is room for it, and for its client, which leaves some to others.
+func (c *connections) takePlace(conn *connection) bool {
+	own := conn.owns(ownedConnections)
+	_, has := own.add(1)
+	if free := c.max - c.served.Add(1); free >= 0 && own.leaves(1, 0, has, free, c.max) {
 		return true
 	}
 	c.served.Add(-1)
+	own.add(-1)
 	return false
+}
+
+// uncount forgets a connection that has been counted.
+func (c *connections) uncount(conn *connection) {
+	c.open.Add(-1)
+	if conn.refused.Load() {
+		c.beyond.Add(-1)
+	} else {
+		c.served.Add(-1)
+		conn.owns(ownedConnections).add(-1)
+	}
+	if conn.streams != nil {
+		c.receiving.clients.leave(transport.NetworkOf(conn.addr).String(), conn.streams)
+	}
 }
 
 // refuses reports whether a connection is over the limit. One that was takes a place that has become free since: its client keeps it.
@@ -237,8 +244,9 @@ func (c *connections) refuses(conn *connection) bool {
 	}
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
-	if conn.refused.Load() && !conn.ended && c.takePlace() {
+	if conn.refused.Load() && !conn.ended && c.takePlace(conn) {
 		conn.refused.Store(false)
+		c.beyond.Add(-1)
 	}
 	return conn.refused.Load()
 }
@@ -246,15 +254,9 @@ func (c *connections) refuses(conn *connection) bool {
 // release ends a connection that admit has returned.
 func (c *connections) release(conn *connection) {
 	conn.close()
-	c.open.Add(-1)
-	if conn.streams != nil {
-		c.receiving.clients.leave(transport.NetworkOf(conn.addr).String(), conn.streams)
-	}
 	conn.end(c.admission)
 	c.admission.forget(conn)
-	if !conn.refused.Load() { // which does not change any more
-		c.served.Add(-1)
-	}
+	c.uncount(conn) // whether it is refused does not change any more
 }
 
 // credentials are transport credentials that register each connection, after its TLS handshake

@@ -20,6 +20,7 @@ func limitRows() []limitRow {
 	c := config.Default()
 	size := func(n int) string { return config.Size(n).String() }
 	option := func(value any, name string) string { return fmt.Sprintf("%v (`--%s`)", value, name) }
+	leaves := fmt.Sprintf("one client has at most %d for each that it leaves free", clientTakes)
 	years := fmt.Sprintf("%d years", ttlMax/(365*24*time.Hour))
 	return []limitRow{
 		{"bytes of a key", fmt.Sprintf("1 to %d, a quarter of `--page-size`", int(c.PageSize)/4), "`KEY_EMPTY`, `KEY_TOO_LARGE`"},
@@ -49,11 +50,12 @@ func limitRows() []limitRow {
 		{"metadata of a request", size(headerBytesMax) + ", 32 bytes for each field included", "`INVALID_REQUEST`"},
 		{"metadata of an answer", "below 8KiB, which clients in other languages accept", ""},
 		{"bytes of a transaction", "as `--max-batch-size` (`--max-txn-size`)", "`TXN_TOO_LARGE`"},
-		{"open transactions", option(c.Limits.Transactions, "max-transactions"), "`TOO_MANY_TXNS`"},
-		{"connections", option(c.Limits.Connections, "max-connections"), "`TOO_MANY_SESSIONS`"},
+		{"open transactions", option(c.Limits.Transactions, "max-transactions") + "; " + leaves, "`TOO_MANY_TXNS`"},
+		{"connections", option(c.Limits.Connections, "max-connections") + "; " + leaves, "`TOO_MANY_SESSIONS`"},
 		{"streams of a connection", option(c.Limits.Streams, "max-streams"), "the client waits, or `TOO_MANY_SESSIONS`"},
-		{"streams of all connections together", "as many as `--memory` carries, beside " + fmt.Sprintf("%d of each connection; one client has at most %d for each that it leaves free", config.StreamsOwn, streamsTaken), "`TOO_MANY_SESSIONS`"},
+		{"streams of all connections together", "as many as `--memory` carries, beside " + fmt.Sprintf("%d of each connection; %s", config.StreamsOwn, leaves), "`TOO_MANY_SESSIONS`"},
 		{"verifications, and walks by prefix, that work or wait", fmt.Sprintf("%d of each kind, of which one works; one client leaves as many places free as it has", inspectionsMax), "`TOO_MANY_SESSIONS`"},
+		{"open scans", "a quarter of `--max-inflight-requests`; " + leaves, "`OVERLOADED`"},
 		{"requests at once", option(c.Limits.InflightRequests, "max-inflight-requests"), "`OVERLOADED`"},
 		{"bytes of requests and answers at once", "a quarter of `--memory` (`--max-inflight-bytes`)", "`OVERLOADED`"},
 		{"watches", option(c.Feed.Watches, "max-watches") + ", ranges counted; one client leaves as many free as it has", "`TOO_MANY_WATCHES`"},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
@@ -174,9 +173,9 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 }
 
 func (c *executor) commit(ctx context.Context) (ackWait, error) {
-	var own *atomic.Int64
-	if len(c.write.Conditions) > 0 {
-		own = connectionOf(ctx).readingWrites()
+	own := connectionOf(ctx).owns(ownedWrites)
+	if len(c.write.Conditions) == 0 {
+		own.connection = nil
 	}
 	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
@@ -309,7 +308,7 @@ func (c *executor) deleteRange(ctx context.Context, req *pb.DeleteRangeRequest, 
 	if err != nil {
 		return ackWait{}, err
 	}
-	own := connectionOf(ctx).readingWrites()
+	own := connectionOf(ctx).owns(ownedWrites)
 	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
 	}

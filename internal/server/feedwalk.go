@@ -197,7 +197,7 @@ func (k *watchWalk) close(s *Server, interrupted bool) {
 			x.Close()
 		}
 	}
-	s.admission.sessions.walks.release(&k.conn.walks, int64(walkSessions[k.kind]))
+	s.admission.sessions.walks.release(k.conn.owns(ownedWalks), int64(walkSessions[k.kind]))
 	if k.hold != nil {
 		k.hold.Release()
 	}

@@ -59,31 +59,27 @@ func (h *heldSessions) init(requests int) {
 	h.walks.max = int64(walkSessionsMax(requests))
 }
 
-// hold counts n more sessions, of a connection that holds own of this kind, or refuses. After true the
-// caller must call release. Without a connection own is nil.
-func (h *sessionShare) hold(own *atomic.Int64, n int64) bool {
-	free, has := h.max-h.held.Add(n), n
-	if own != nil {
-		has = own.Add(n)
-	}
-	if free < 0 || has > n && has > free {
+// hold counts n more sessions, of a connection and a client that hold own of this kind, or refuses. After true the
+// caller must call release.
+func (h *sessionShare) hold(own owned, n int64) bool {
+	free := h.max - h.held.Add(n)
+	has, client := own.add(n)
+	if free < 0 || has > n && has > free || !own.leaves(n, has, client, free, h.max) {
 		h.release(own, n)
 		return false
 	}
 	return true
 }
 
-func (h *sessionShare) release(own *atomic.Int64, n int64) {
+func (h *sessionShare) release(own owned, n int64) {
 	h.held.Add(-n)
-	if own != nil {
-		own.Add(-n)
-	}
+	own.add(-n)
 }
 
 // hold counts one more session that reads of conn hold, or refuses. After true the caller must call release.
-func (h *heldSessions) hold(conn *connection) bool { return h.reads.hold(conn.readSessions(), 1) }
+func (h *heldSessions) hold(conn *connection) bool { return h.reads.hold(conn.owns(ownedReads), 1) }
 
-func (h *heldSessions) release(conn *connection) { h.reads.release(conn.readSessions(), 1) }
+func (h *heldSessions) release(conn *connection) { h.reads.release(conn.owns(ownedReads), 1) }
 
 // pastSessions is how many sessions a read of History or Diff has: its own, and one at the begin.
 const pastSessions = 2
@@ -91,7 +87,7 @@ const pastSessions = 2
 // holdPast is hold for a read of History or Diff, which nearly always reads pages, and is not tried without waiting first. After nil the
 // caller must call releasePast.
 func (a *admission) holdPast(conn *connection) error {
-	if !a.sessions.reads.hold(conn.readSessions(), pastSessions) {
+	if !a.sessions.reads.hold(conn.owns(ownedReads), pastSessions) {
 		a.refused.Add(1)
 		return mvcc.ErrTooManySessions
 	}
@@ -99,20 +95,5 @@ func (a *admission) holdPast(conn *connection) error {
 }
 
 func (a *admission) releasePast(conn *connection) {
-	a.sessions.reads.release(conn.readSessions(), pastSessions)
-}
-
-// readingWrites counts the writes of a connection that read first.
-func (c *connection) readingWrites() *atomic.Int64 {
-	if c == nil {
-		return nil
-	}
-	return &c.writes
-}
-
-func (c *connection) readSessions() *atomic.Int64 {
-	if c == nil {
-		return nil
-	}
-	return &c.sessions
+	a.sessions.reads.release(conn.owns(ownedReads), pastSessions)
 }

@@ -173,7 +173,7 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 			h.store.StopThrottling()
 			outcomes, released := make(chan error, writers), atomic.Bool{}
 			for i := range writers {
-				kv := pb.NewKVServiceClient(h.dial(t))
+				kv := pb.NewKVServiceClient(h.dialClient(t)) // one may not have all
 				go func() {
 					req := &pb.PutRequest{Key: fmt.Append(nil, "fill", i), Value: make([]byte, 32<<10), Durability: pb.Durability_DURABILITY_ASYNC}
 					_, err := kv.Put(t.Context(), req)
@@ -256,7 +256,7 @@ func TestReadsOfThePastLeaveRoomToOthers(t *testing.T) {
 	defer cancel()
 	var refused atomic.Int64
 	for range 2 * requests {
-		c := pb.NewFeedServiceClient(h.dial(t))
+		c := pb.NewFeedServiceClient(h.dialClient(t))
 		asking.Go(func() {
 			if _, err := c.History(ctx, &pb.HistoryRequest{Range: prefixRange("cold/")}); err != nil && ctx.Err() == nil {
 				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
@@ -287,7 +287,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			begin := func() error {
 				ctx, cancel := context.WithCancel(ctx)
 				t.Cleanup(cancel)
-				stream, err := pb.NewTransactionServiceClient(h.dial(t)).Transact(ctx) // one connection may not have all
+				stream, err := pb.NewTransactionServiceClient(h.dialClient(t)).Transact(ctx) // one may not have all
 				if err != nil {
 					return err
 				}
@@ -302,14 +302,14 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			var waiting sync.WaitGroup
 			for range requests / 4 {
 				waiting.Go(func() {
-					stream, err := pb.NewKVServiceClient(h.dial(t)).Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("cold/")}})
+					stream, err := pb.NewKVServiceClient(h.dialClient(t)).Scan(ctx, &pb.ScanRequest{Range: &pb.KeyRange{Start: []byte("cold/")}})
 					for err == nil {
 						_, err = stream.Recv()
 					}
 				})
 			}
 			for i := range requests / 2 {
-				waiting.Go(func() { _, _ = pb.NewKVServiceClient(h.dial(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1 + i)}) })
+				waiting.Go(func() { _, _ = pb.NewKVServiceClient(h.dialClient(t)).Get(ctx, &pb.GetRequest{Key: coldKey(1 + i)}) })
 			}
 			eventually(t, "scans and reads wait for the device", func() bool {
 				n, _, _ := h.admission.inflight()
@@ -318,7 +318,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			writes := requests * 3 / 8
 			for range writes - 1 { // as writes that wait for memory do
 				x, err := h.store.Session()
-				if err != nil || h.admission.holdWrite(nil) != nil {
+				if err != nil || h.admission.holdWrite(owned{}) != nil {
 					t.Fatalf("a write that waits: %v", err)
 				}
 				t.Cleanup(x.Close)
@@ -337,7 +337,7 @@ func TestOpenTransactionsLeaveSessionsToOthers(t *testing.T) {
 			release()
 			waiting.Wait()
 			for range writes - 1 {
-				h.admission.sessions.writes.release(nil, 1)
+				h.admission.sessions.writes.release(owned{}, 1)
 			}
 		})
 	}
@@ -367,7 +367,7 @@ func TestTransactionsThatBeginCount(t *testing.T) {
 	b.cancel(conn)
 	b.leave(first)
 	reserve(2)
-	if n := conn.txns.Load(); n != 2 {
+	if n := conn.owned[ownedTxns].Load(); n != 2 {
 		t.Errorf("%d are counted for the connection", n)
 	}
 }

@@ -26,7 +26,7 @@ const idleConnectionBytesMax = 12 << 10
 // buffers, and are served when they are used again.
 func TestIdleConnectionsTakeLittleMemory(t *testing.T) {
 	h := mustStart(t, withDirect, func(c *config.Config) {
-		c.Limits.Connections = *idleConnections + 10
+		c.Limits.Connections = *idleConnections*4/3 + 10                         // one client leaves a quarter to others
 		c.Memory = 256*config.MiB + config.Size(*idleConnections)*512*config.KiB // config counts 64 KiB for each, and bounds their sum
 	})
 	h.get(t, "warm")

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +22,15 @@ func (h *harness) dialFrom(t *testing.T, address string) *grpc.ClientConn {
 	from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	return h.dial(t, grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return from.DialContext(ctx, "tcp", to) }))
 }
+
+// dialClient is dial as another client: from an address that nothing else of the test has.
+func (h *harness) dialClient(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	n := clientAddresses.Add(1)
+	return h.dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+n/200%200, 1+n%200))
+}
+
+var clientAddresses atomic.Int64
 
 // TestConnectionsOfOneClientLeavePlacesToWaitForLocks: a client observes locks on many connections. Others wait for theirs, and what needs not
 // wait is served in any case.

@@ -18,6 +18,7 @@ type streamClients struct {
 type streamClient struct {
 	reserved    atomic.Int64 // streams of its connections
 	connections map[*connStreams]struct{}
+	owned       [ownedKinds]atomic.Int64 // by its connections
 }
 
 // connStreams is that of one connection.
@@ -53,9 +54,6 @@ func (c *streamClients) leave(client string, conn *connStreams) {
 	}
 }
 
-// streamsTaken is how many streams a client may reserve for each that it leaves free: three quarters of all, if no other has any.
-const streamsTaken = 3
-
 // reserveStream reserves one stream for a connection that has none in spare, and while there is plenty of room some in spare.
 func (r *receiving) reserveStream(conn *connStreams) bool {
 	if !r.clients.scarce.Load() && r.reserveStreams(conn, streamStep) {
@@ -74,7 +72,7 @@ func (r *receiving) reserveStreams(conn *connStreams, streams int64) bool {
 	if has := conn.used; !r.streams.add(&has, streams) {
 		return false
 	}
-	if has := conn.client.reserved.Add(streams); has > streams && has > streamsTaken*(r.streams.limit-r.streams.reserved.Load()) {
+	if has := conn.client.reserved.Add(streams); has > streams && has > clientTakes*(r.streams.limit-r.streams.reserved.Load()) {
 		r.releaseStreams(conn.client, streams)
 		return false
 	}

@@ -39,7 +39,7 @@ func (s *txnService) execute(ctx context.Context, c *executor, req *pb.ExecuteRe
 	}
 	defer c.forgetMade()
 	if mayWrite(req) {
-		own := connectionOf(ctx).readingWrites()
+		own := connectionOf(ctx).owns(ownedWrites)
 		if err := c.admission.holdWrite(own); err != nil {
 			return ackWait{}, err
 		}

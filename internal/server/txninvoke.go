@@ -140,7 +140,7 @@ func (c *executor) invokeFilled(
 	if err := c.prepare(req); err != nil {
 		return ackWait{}, err
 	}
-	own := connectionOf(ctx).readingWrites()
+	own := connectionOf(ctx).owns(ownedWrites)
 	if err := c.admission.holdWrite(own); err != nil {
 		return ackWait{}, err
 	}

@@ -12,7 +12,7 @@ import (
 
 // txnMemory bounds what open interactive transactions hold together.
 //
-// They share shared.bytes. A connection gets of it what leaves enough to others: see admissionLimit.leaves. One transaction at a time may be
+// They share shared.bytes. A connection gets of it what leaves enough to others, and so does a client: see admissionLimit.leaves and owned.leaves. One transaction at a time may be
 // beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds room whatever the
 // share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside the
 // share for a quarter of --txn-timeout is rolled back when another one needs the place, which its connection does not get again for as long.
@@ -44,7 +44,10 @@ const besideParts = 4
 
 // fits reports whether the share has room for more of t.
 func (m *txnMemory) fits(t *openTxn, used, more int64) bool {
-	return used+more <= int64(m.shared.bytes) && m.shared.leaves(t.conn.countTxnBytes(0)+more, uint64(used+more))
+	own, all := t.conn.owns(ownedTxnBytes), int64(m.shared.bytes)
+	has, client := own.add(0)
+	free := all - used - more
+	return free >= 0 && m.shared.leaves(has+more, uint64(used+more)) && own.leaves(more, has+more, client+more, free, all)
 }
 
 // share counts more bytes of t in the share, if they fit.
@@ -55,7 +58,7 @@ func (m *txnMemory) share(t *openTxn, more int64) bool {
 			return false
 		}
 		if m.used.CompareAndSwap(used, used+more) {
-			t.conn.countTxnBytes(more)
+			t.conn.owns(ownedTxnBytes).add(more)
 			return true
 		}
 	}

@@ -67,7 +67,7 @@ func TestTransactionsOfAConnectionLeaveRoomToOthers(t *testing.T) {
 	for _, row := range all {
 		m.free(row)
 	}
-	if n := greedy.txnBytes.Load(); n != 0 {
+	if n := greedy.owned[ownedTxnBytes].Load(); n != 0 {
 		t.Errorf("%d bytes are counted for a connection without transactions", n)
 	}
 }

@@ -70,16 +70,18 @@ func (t *openTxn) keepsReads() bool {
 }
 
 // reserve reserves an entry before a transaction of a connection takes its session. The caller calls enter or cancel. The last eighth of the entries is
-// for connections that have fewer than are free, so that no connection has all.
+// for connections that have fewer than are free, so that no connection has all, and a client leaves a quarter to others.
 func (b *txnTable) reserve(conn *connection) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	free := b.countMax - len(b.open) - b.reserved
-	if free <= 0 || free <= b.countMax/8 && conn.countTxns(0) >= int64(free) {
+	own := conn.owns(ownedTxns)
+	has, client := own.add(1)
+	if free <= 0 || free <= b.countMax/8 && has > int64(free) || !own.leaves(1, has, client, int64(free)-1, int64(b.countMax)) {
+		own.add(-1)
 		return errTooManyTxns
 	}
 	b.reserved++
-	conn.countTxns(1)
 	return nil
 }
 
@@ -87,7 +89,7 @@ func (b *txnTable) cancel(conn *connection) {
 	b.mu.Lock()
 	b.reserved--
 	b.mu.Unlock()
-	conn.countTxns(-1)
+	conn.owns(ownedTxns).add(-1)
 }
 
 // enter adds t to the table, in a reserved entry.
@@ -103,7 +105,7 @@ func (b *txnTable) leave(t *openTxn) {
 	b.mu.Lock()
 	delete(b.open, t.id)
 	b.mu.Unlock()
-	t.conn.countTxns(-1)
+	t.conn.owns(ownedTxns).add(-1)
 	b.memory.free(t)
 }
 

@@ -1,0 +1,66 @@
+package server
+
+import "sync/atomic"
+
+// ownedKind is something of which clients may keep much for long, while they do little: what their connections have of it is counted.
+type ownedKind int
+
+const (
+	ownedReads       ownedKind = iota // sessions of reads that wait; see heldSessions
+	ownedWrites                       // sessions of writes, of a connection those that read first
+	ownedWalks                        // sessions of the walks of watches
+	ownedTxns                         // interactive transactions that are open or begin; see txnTable.reserve
+	ownedTxnBytes                     // what these have of their share; see txnMemory
+	ownedScanBytes                    // in the share of scans; the connection's are in held
+	ownedConnections                  // that are served
+	ownedKinds
+)
+
+// owned are the counts of what a connection, and all connections of its client, have of a kind. A client is the network of its address: connections
+// have no other identity, and one client may have many. The zero value is of none that is known.
+type owned struct{ connection, client *atomic.Int64 }
+
+// add counts n more, and returns how many there are then.
+func (o owned) add(n int64) (ofConnection, ofClient int64) {
+	ofConnection, ofClient = n, n
+	if o.connection != nil {
+		ofConnection = o.connection.Add(n)
+	}
+	if o.client != nil {
+		ofClient = o.client.Add(n)
+	}
+	return ofConnection, ofClient
+}
+
+// owns are the connection's counts of a kind.
+func (c *connection) owns(k ownedKind) (o owned) {
+	if c == nil {
+		return o
+	}
+	o.connection = &c.owned[k]
+	if c.streams != nil {
+		o.client = &c.streams.client.owned[k]
+	}
+	return o
+}
+
+// clientTakes is how much a client may have for each that it leaves free.
+const clientTakes = 3
+
+// leaves reports whether a connection that gets n more, so that it has so many then, and its client has so many of all, of which so many are free, leaves
+// enough to others. A client leaves a quarter, if no other has any. Of the last eighth of all that a client may have, a connection leaves as many to
+// the client's other connections as it has then: clients may share an address.
+func (o owned) leaves(n, has, ofClient, free, all int64) bool {
+	if o.client == nil || ofClient <= n || all <= clientTakes {
+		return true
+	}
+	room := clientTakes*free - ofClient // four times what the client may have beside
+	return room >= 0 && ((clientTakes+1)*has <= room || 2*room >= all)
+}
+
+// leavesScans is leaves of the bytes of scans.
+func (c *connection) leavesScans(bytes, has int64, l *admissionLimit, word uint64) bool {
+	own := c.owns(ownedScanBytes)
+	_, ofClient := own.add(0)
+	return own.leaves(bytes, has, ofClient, l.free(word), int64(l.bytes))
+}
