@@ -27,8 +27,11 @@ func executeLosing(ctx context.Context, t *testing.T, s *Store, x *Session, key 
 }
 
 // ownedStore is a store whose commits are of the owner that their context has.
-func ownedStore(t *testing.T) *Store {
+func ownedStore(t *testing.T, adjust ...func(*Options)) *Store {
 	o := tiny(vfs.NewMem())
+	for _, f := range adjust {
+		f(&o)
+	}
 	o.Owner = func(ctx context.Context) Owner {
 		of, _ := ctx.Value(ownerKey{}).(Owner)
 		return of

@@ -82,7 +82,9 @@ type Options struct {
 
 	WallClock func() time.Time // of the system; tests set it
 
-	Owner func(ctx context.Context) Owner // of a large commit or an execution under ctx: owners have turns in rotation; nil: all are of one
+	// Owner is that of a large commit or an execution under ctx, which have turns in rotation, and of a session of SessionOf, of which clients leave
+	// some to each other; nil: all are of one, which leaves none.
+	Owner func(ctx context.Context) Owner
 
 	Limits Limits
 }

@@ -36,7 +36,7 @@ type Session struct {
 	permit      func() error          // see Permit
 	touches     touchFunc             // see AssertTouches
 	closed      atomic.Bool
-	beside      bool // it is of SessionOf; guarded by the pool's mutex
+	beside      *besideClient // of SessionOf, whose it is; nil: it is of Session. Guarded by the pool's mutex
 }
 
 func (s *Store) newSession() *Session {

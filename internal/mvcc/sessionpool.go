@@ -1,9 +1,6 @@
 package mvcc
 
-import (
-	"context"
-	"sync"
-)
+import "sync"
 
 // sessionPool is the pool of a store's sessions, and its limit. The session that was closed last is taken first: its
 // buffers are the ones most likely to be in the processor's cache.
@@ -12,9 +9,9 @@ type sessionPool struct {
 
 	mu     sync.Mutex
 	idle   []*Session
-	open   int  // in use; the limit counts them
-	beside int  // of these, those of SessionOf, which have a limit of their own
-	closed bool // the store closes: no session is given out any more
+	open   int            // in use; the limit counts them
+	beside besideSessions // of these, those of SessionOf, which have a limit of their own
+	closed bool           // the store closes: no session is given out any more
 }
 
 // attachedMax is how many idle sessions keep their attachments. More sessions than this at once are a burst, whose
@@ -22,24 +19,14 @@ type sessionPool struct {
 const attachedMax = 256
 
 // Session takes a session from the pool. The caller closes it. The error is ErrTooManySessions or ErrClosed.
-func (s *Store) Session() (*Session, error) { return s.session(false) }
+func (s *Store) Session() (*Session, error) {
+	s.sessions.mu.Lock()
+	defer s.sessions.mu.Unlock()
+	return s.sessionLocked()
+}
 
-// session is Session, or SessionOf.
-func (s *Store) session(beside bool) (x *Session, err error) {
+func (s *Store) sessionLocked() (*Session, error) {
 	p := &s.sessions
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if beside {
-		if p.beside >= s.options.Limits.SessionsBeside {
-			return nil, ErrTooManySessions
-		}
-		defer func() {
-			if err == nil {
-				p.beside++
-				x.beside = true
-			}
-		}()
-	}
 	if p.closed {
 		return nil, ErrClosed
 	}
@@ -57,23 +44,6 @@ func (s *Store) session(beside bool) (x *Session, err error) {
 	return s.newSession(), nil
 }
 
-type permitKey struct{}
-
-// WithPermit is a context whose sessions of SessionOf have a function for Session.Permit.
-func WithPermit(ctx context.Context, permit func() error) context.Context {
-	return context.WithValue(ctx, permitKey{}, permit)
-}
-
-// SessionOf is Session for a request that may wait and is not bounded otherwise: of a lease, a lock, or a hold. Limits.SessionsBeside
-// bounds them, so that they do not take the sessions of all others. The session has the function of WithPermit, if the context has one.
-func (s *Store) SessionOf(ctx context.Context) (*Session, error) {
-	x, err := s.session(true)
-	if err == nil {
-		x.permit, _ = ctx.Value(permitKey{}).(func() error)
-	}
-	return x, err
-}
-
 // OwnSession makes a session for work of the server's own, which must go on while clients have all sessions in use: the
 // limit does not count it. It is never closed, and lives as long as the store.
 func (s *Store) OwnSession() *Session { return s.newSession() }
@@ -83,9 +53,9 @@ func (p *sessionPool) put(x *Session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.open--
-	if x.beside {
-		x.beside = false
-		p.beside--
+	if x.beside != nil {
+		p.beside.giveBack(x.beside)
+		x.beside = nil
 	}
 	if len(p.idle) >= attachedMax {
 		x.Attachment = nil

@@ -62,6 +62,11 @@ func limitRows() []limitRow {
 		{"watches of a stream", option(c.Feed.WatchesPerStream, "max-watches-per-stream"), "`TOO_MANY_WATCHES`"},
 		{"ranges of a watch", fmt.Sprint(watchRangesMax), "`INVALID_REQUEST`"},
 		{"leases", option(c.Limits.Leases, "max-leases"), "`TOO_MANY_LEASES`"},
+		{
+			"requests for leases, locks and holds that are executed at once",
+			fmt.Sprintf("%d, a quarter of `--max-inflight-requests`, and 16 at least; one client has at most %d for each that it leaves free", leaseSessionsMax(c.Limits.InflightRequests), mvcc.BesideTaken),
+			"`TOO_MANY_SESSIONS`",
+		},
 		{"keys of a lease", fmt.Sprint(lease.KeysMax), "`TOO_MANY_LEASE_KEYS`"},
 		{"time to live of a lease", fmt.Sprintf("%v to %d years", lease.TTLMin, lease.TTLMax/(365*24*time.Hour)), "`INVALID_TTL`"},
 		{"time to live of a key", "1s to " + years, "`INVALID_TTL`"},

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
@@ -214,36 +213,44 @@ func TestWritesThatWaitForMemoryLeaveSessionsToReads(t *testing.T) {
 }
 
 // TestLocksThatWaitLeaveSessionsToOthers: requests for leases and locks are not admitted as others are. More of them than there are
-// sessions wait in their commits: here for a latch, as for memory or the commit pause of a bulk load.
+// sessions wait in their commits: here for a latch, as for memory or the commit pause of a bulk load. Another client has leases and locks, too.
 func TestLocksThatWaitLeaveSessionsToOthers(t *testing.T) {
-	h := mustStart(t, func(c *config.Config) { c.Limits.InflightRequests, c.Limits.Transactions = 16, 1 })
-	h.put(t, string(coldKey(0)), "value")
-	conn := h.dial(t)
-	lease, err := pb.NewLeaseServiceClient(conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	release := h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
-	var working sync.WaitGroup
-	defer working.Wait()
-	defer release()
-	locks := pb.NewLockServiceClient(conn)
-	var refused atomic.Int64
-	sessions := sessionsMax(&h.config.Limits)
-	for range 2 * sessions {
-		working.Go(func() {
-			if _, err := locks.AcquireLock(t.Context(), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: lease.Id}); err != nil {
-				failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
-				refused.Add(1)
-			}
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		h.put(t, string(coldKey(0)), "value")
+		conn := h.dial(t)
+		mustGrantLease(t, pb.NewLeaseServiceClient(conn), 1, time.Hour)
+		release := h.holdLatchOf(t, keys.Append(nil, keys.SpaceSystem, append([]byte{keys.SystemLock}, "lock"...)))
+		var working sync.WaitGroup
+		defer working.Wait()
+		defer release()
+		locks := pb.NewLockServiceClient(conn)
+		var refused atomic.Int64
+		sessions := sessionsMax(&h.config.Limits)
+		for range 2 * sessions {
+			working.Go(func() {
+				if _, err := locks.AcquireLock(t.Context(), &pb.AcquireLockRequest{Name: []byte("lock"), LeaseId: 1}); err != nil {
+					failureOf(t, err).want(t, codes.ResourceExhausted, pb.ErrorReason_ERROR_REASON_TOO_MANY_SESSIONS)
+					refused.Add(1)
+				}
+			})
+		}
+		eventually(t, "as many as one client may have wait, and the others are refused", func() bool {
+			return refused.Load() == int64(2*sessions-leaseSessionsMax(h.config.Limits.InflightRequests)*3/4)
 		})
-	}
-	eventually(t, "as many as may wait do, and the others are refused", func() bool {
-		return refused.Load() == int64(2*sessions-leaseSessionsMax(h.config.Limits.InflightRequests))
-	})
-	for range 3 {
-		h.mustServeOthers(t)
-	}
+		other, ctx := h.dialFrom(t, "127.0.0.2"), testContext(t)
+		mustGrantLease(t, pb.NewLeaseServiceClient(other), 2, time.Hour)
+		locks = pb.NewLockServiceClient(other)
+		for range 3 {
+			h.mustServeOthers(t)
+			out, err := locks.AcquireLock(ctx, &pb.AcquireLockRequest{Name: []byte("another"), LeaseId: 2})
+			if err == nil {
+				_, err = locks.ReleaseLock(ctx, &pb.ReleaseLockRequest{Name: []byte("another"), Token: out.Token})
+			}
+			if err != nil {
+				t.Errorf("another client: %v", err)
+			}
+		}
+	}, func(c *config.Config) { c.Limits.InflightRequests, c.Limits.Transactions = 16, 1 })
 }
 
 // TestReadsOfThePastLeaveRoomToOthers: as many reads of the past as there may be requests want pages, and the device does not answer.
