@@ -259,37 +259,57 @@ func (a *access) compareWith(row *rpcRow, request any) error {
 	return f.end()
 }
 
-// whilePermitted is a context that ends when the caller may no longer do what an access has permitted. The access, which is nil if users
-// were not checked when a unary request began, is not used by anything else until stop.
-func (g *gate) whilePermitted(ctx context.Context, a *access) (_ context.Context, stop func()) {
-	if a == nil {
-		return ctx, func() {}
+// untilDenied is untilDrain for a request that may wait, or work, for hours. The context ends also when the caller may no longer do what the access
+// of the request has permitted, and mended makes that the error of the work. Thousands of requests may wait: each has one goroutine for both.
+func (s *Server) untilDenied(ctx context.Context) (_ context.Context, mended func(error) error, stop func()) {
+	a := accessOf(ctx)
+	if a == nil { // users were not checked when a unary request began
+		ctx, cancel := s.untilDrain(ctx)
+		return ctx, func(err error) error { return err }, cancel
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	ended := make(chan struct{})
+	ended, watched := make(chan struct{}), a.apart() // commits of the request use its own
 	go func() {
 		defer close(ended)
-		for {
-			if err := a.again(); err != nil {
-				cancel(err)
-				return
-			}
-			user, token := a.follow()
-			expired, end := a.expiry()
-			select {
-			case <-user:
-			case <-token:
-			case <-expired:
-			case <-ctx.Done():
-				end()
-				return
-			}
-			end()
+		if err := watched.untilDenied(ctx, s.drain.begun); err != nil {
+			cancel(err)
 		}
 	}()
-	return ctx, func() {
+	mended = func(err error) error {
+		if cause := context.Cause(ctx); err != nil && isDenial(cause) {
+			return cause
+		}
+		return err
+	}
+	return ctx, mended, func() {
 		cancel(nil)
-		<-ended
+		<-ended // it reads the request
+	}
+}
+
+// untilDenied returns when the caller may no longer do what the access has permitted, with the reason; when the server begins to drain; or with
+// nil when the context has ended.
+func (a *access) untilDenied(ctx context.Context, drains <-chan struct{}) error {
+	for {
+		if err := a.again(); err != nil {
+			return err
+		}
+		user, token := a.follow()
+		expired, end := a.expiry()
+		var err error
+		select {
+		case <-user:
+		case <-token:
+		case <-expired:
+		case <-drains:
+			err = errShuttingDown
+		case <-ctx.Done():
+			end()
+			return nil
+		}
+		if end(); err != nil {
+			return err
+		}
 	}
 }
 
@@ -306,20 +326,6 @@ func (a *access) follow() (user, token <-chan struct{}) {
 		token = a.caller.token.Ended.Done()
 	}
 	return a.caller.user.Ended.Done(), token
-}
-
-// untilDenied is untilDrain and whilePermitted for a request whose work may take hours. If the caller has lost the right to it, mended makes
-// that the error of the work.
-func (s *Server) untilDenied(ctx context.Context) (_ context.Context, mended func(error) error, stop func()) {
-	ctx, cancel := s.untilDrain(ctx)
-	ctx, release := s.gate.whilePermitted(ctx, accessOf(ctx))
-	mended = func(err error) error {
-		if cause := context.Cause(ctx); err != nil && isDenial(cause) {
-			return cause
-		}
-		return err
-	}
-	return ctx, mended, func() { release(); cancel() }
 }
 
 // expiry is a channel that tells when the token of the caller expires; nil if it does not.

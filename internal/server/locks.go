@@ -63,12 +63,12 @@ func (s *lockService) acquireLock(ctx context.Context, req *pb.AcquireLockReques
 	if wait <= 0 {
 		return s.leases.Acquire(ctx, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
 	}
-	waiting, done := s.untilDrain(ctx)
+	permitted, mended, done := s.untilDenied(ctx)
 	defer done()
-	waiting, stop := context.WithTimeoutCause(waiting, wait, errWaited)
+	waiting, stop := context.WithTimeoutCause(permitted, wait, errWaited)
 	defer stop()
 	held, err := s.leases.Acquire(waiting, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), true)
-	if errors.Is(err, errWaited) { // the last look tells the holder
+	if err = mended(err); errors.Is(err, errWaited) { // the last look tells the holder
 		return s.leases.Acquire(ctx, attempt, req.GetName(), lease.ID(req.GetLeaseId()), req.GetValue(), false)
 	}
 	return held, err
@@ -116,7 +116,7 @@ func (s *lockService) GetLock(ctx context.Context, req *pb.GetLockRequest) (*pb.
 // ObserveLock implements Locks.
 func (s *lockService) ObserveLock(req *pb.ObserveLockRequest, stream grpc.ServerStreamingServer[pb.ObserveLockResponse]) error {
 	return s.serveStream(stream.Context(), telemetry.MethodObserveLock, func(*connection) error {
-		permitted := accessOf(stream.Context()).apart()
+		permitted := accessOf(stream.Context())
 		ctx, mended, stop := s.untilDenied(stream.Context())
 		defer stop()
 		return mended(s.leases.Observe(ctx, req.GetName(), func(held lease.Held, await keys.Epoch) error {
