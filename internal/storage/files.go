@@ -60,7 +60,7 @@ func (f Files) OpenState() (*DurableState, error) {
 // OpenUnknownState opens a data file without a readable superblock: its pages can be read, and
 // nothing is known of its tree. The caller closes it.
 func (f Files) OpenUnknownState() (*DurableState, error) {
-	p, err := pager.OpenRaw(f.FS, f.DataPath(), 0)
+	p, err := pager.OpenRaw(f.FS, f.DataPath())
 	if err != nil {
 		return nil, err
 	}

@@ -140,10 +140,9 @@ func (s *Snapshot) Unreached(reachable func(each func(page.ID) error) error) (*b
 	return rest, nil
 }
 
-// OpenRaw opens a file without intact superblocks, as a state of which only the page size is known. With
-// zero for the page size it takes the one with which most of the first pages are intact. It is for reading
-// single pages. Close closes the file.
-func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Snapshot, error) {
+// OpenRaw opens a file without intact superblocks, as a state of which only the page size is known. It is for
+// reading single pages. Close closes the file.
+func OpenRaw(fsys vfs.FS, name string) (*Snapshot, error) {
 	f, err := fsys.Open(name, vfs.ReadOnly)
 	if err != nil {
 		return nil, fmt.Errorf("pager: %w", err)
@@ -152,33 +151,13 @@ func OpenRaw(fsys vfs.FS, name string, pageSize int) (*Snapshot, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	raw := func(pageSize int) *Snapshot {
-		sb := superblock{checkpoint: math.MaxUint64, pageSize: pageSize, pageCount: page.ID(size / int64(pageSize))}
-		return newSnapshot(f, sb, size)
+	pageSize, err := pageSizeOf(f, size)
+	if err == nil && pageSize == 0 {
+		err = fmt.Errorf("%s: %w", name, ErrNotDataFile)
 	}
-	if pageSize != 0 {
-		return raw(pageSize), nil
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	var best *Snapshot
-	most := 0
-	for n := page.SizeMin; n <= page.SizeMax; n *= 2 {
-		if s := raw(n); s.intactPages() > most {
-			best, most = s, s.intactPages()
-		}
-	}
-	if best == nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", name, ErrNotDataFile), f.Close())
-	}
-	return best, nil
-}
-
-// intactPages counts intact pages among the first thousand.
-func (s *Snapshot) intactPages() int {
-	buf, n := vfs.AlignedBuffer(s.pageSize), 0
-	for id := page.ID(superblocks); id < min(s.PageCount(), 1000); id++ {
-		if s.ReadPage(id, buf) == nil {
-			n++
-		}
-	}
-	return n
+	sb := superblock{checkpoint: math.MaxUint64, pageSize: pageSize, pageCount: page.ID(size / int64(pageSize))}
+	return newSnapshot(f, sb, size), nil
 }

@@ -259,19 +259,12 @@ func (s *superblockSurvey) eachCopy() (found []*superblock, newestPage uint64, u
 	return found, newestPage, unreadable, nil
 }
 
-// searchWithoutSlots searches for copies when both slots are damaged. It assumes the page size with which
-// most pages are intact.
-func (s *superblockSurvey) searchWithoutSlots(errs [superblocks]error) ([]*superblock, error) {
-	most, best := 0, 0
-	for pageSize := page.SizeMin; pageSize <= page.SizeMax; pageSize *= 2 {
-		s.pageSize = pageSize
-		if n := s.intactPages(); n > most {
-			most, best = n, pageSize
-		}
+// searchWithoutSlots searches for copies when both slots are damaged.
+func (s *superblockSurvey) searchWithoutSlots(errs [superblocks]error) (found []*superblock, err error) {
+	if s.pageSize, err = pageSizeOf(s.file, s.size); err != nil {
+		return nil, err
 	}
-	var found []*superblock
-	if s.pageSize = best; most > 0 {
-		var err error
+	if s.pageSize != 0 {
 		if found, _, _, err = s.eachCopy(); err != nil {
 			return nil, err
 		}
@@ -291,15 +284,26 @@ func (s *superblockSurvey) searchWithoutSlots(errs [superblocks]error) ([]*super
 	return nil, fmt.Errorf("%s: %w: 0: %w; 1: %w", s.file.Name(), ErrSuperblocks, errs[0], errs[1])
 }
 
-// intactPages counts intact pages among the first thousand.
-func (s *superblockSurvey) intactPages() (n int) {
-	buf := vfs.AlignedBuffer(s.pageSize)
-	for id := range page.ID(1000) {
-		if s.readPage(id, buf) == nil {
-			n++
+// pageSizeOf is the page size of a file without readable slots: the largest one with which one of the first thousand
+// pages after the slots is intact. It is zero if there is none.
+//
+// Clients can write values that look like smaller pages, in the place where these would be, superblocks among them. None
+// can look like a larger page: where one would begin a page of the file begins, too, whose own header is there with another id.
+func pageSizeOf(f vfs.File, size int64) (int, error) {
+	for pageSize := page.SizeMax; pageSize >= page.SizeMin; pageSize /= 2 {
+		s := superblockSurvey{file: f, size: size, pageSize: pageSize}
+		buf := vfs.AlignedBuffer(pageSize)
+		for id := page.ID(superblocks); id < 1000 && int64(id+1)*int64(pageSize) <= size; id++ {
+			err := s.readPage(id, buf)
+			if err == nil {
+				return pageSize, nil
+			}
+			if !errors.Is(err, errTornSuperblock) {
+				return 0, err
+			}
 		}
 	}
-	return n
+	return 0, nil
 }
 
 // findFaults compares the pages of the newest superblock and of its predecessor with what they should
