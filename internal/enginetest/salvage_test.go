@@ -295,6 +295,28 @@ func TestSalvageMissesNothingThatTheLogNeedNotHave(t *testing.T) {
 	}
 }
 
+// TestSalvageReadsTheLogWithoutSuperblocks: nothing tells then to which history the log belongs, and it counts all the same.
+func TestSalvageReadsTheLogWithoutSuperblocks(t *testing.T) {
+	o := modelOptions(vfs.NewMem())
+	s := mustReopen(t, o)
+	mustPut(t, s, "a", "in the tree")
+	mustPut(t, s, "b", "in the tree")
+	if err := s.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, "b", "in the log")
+	fs := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveAll)
+	_ = s.Close() // on a disk that is gone
+	damageKind(t, nil, fs, o.Storage.PageSize, "superblocks")
+	got, report := mustSalvage(t, fs)
+	if err := equalMaps(map[string]string{"a": "in the tree", "b": "in the log"}, got); err != nil {
+		t.Error(err)
+	}
+	if report.Epoch != 0 || report.LostTotal != 1 || report.Lost[0].Kind != inspect.DamageSuperblock {
+		t.Errorf("%+v", report)
+	}
+}
+
 // TestSalvageRestoresNothingOfABulkLoadWhoseNumberWasUsedAgain: the checkpoint after an interrupted bulk load has the
 // same number, and may leave pages of the bulk load in the file.
 func TestSalvageRestoresNothingOfABulkLoadWhoseNumberWasUsedAgain(t *testing.T) {

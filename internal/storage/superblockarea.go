@@ -84,12 +84,12 @@ func decodeRepairTreeRoots(s *pager.State) (root, mirror btree.Root, err error) 
 }
 
 // logProof is what the state knows of the log: a segment that it has, or newer ones, and that what the
-// tree has was durable.
+// tree has was durable. Of a state without a superblock, which has no format, nothing is known.
 func logProof(s *pager.State) wal.Proof {
 	return wal.Proof{
 		Segment: binary.LittleEndian.Uint64(s.Engine[areaSegment:]),
 		Durable: keys.Epoch(binary.LittleEndian.Uint64(s.Engine[areaNewest:])),
-		Lineage: lineageOf(s), Term: termOf(s), NoLineage: s.Format < historyFormat,
+		Lineage: lineageOf(s), Term: termOf(s), NoLineage: s.Format > 0 && s.Format < historyFormat,
 	}
 }
 
