@@ -96,7 +96,7 @@ func (s *Sorter) wait() error {
 }
 
 // Finish sorts what was added and returns it as one run, or nil if nothing was added. The run belongs to
-// the Sorter.
+// the Sorter. If ctx ends the merge of runs, the error is its cause.
 func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
 	defer context.AfterFunc(ctx, s.cancel)()
 	err := s.wait()
@@ -110,6 +110,9 @@ func (s *Sorter) Finish(ctx context.Context) (*Run, error) {
 	for err == nil && len(s.runs) > 1 {
 		n := min(len(s.runs), s.fanIn())
 		err = s.mergeRuns(ctx, s.smallest(n), n)
+	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil { // the goroutine knows only that it was cancelled
+		err = context.Cause(ctx)
 	}
 	if err != nil || len(s.runs) == 0 {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -332,5 +333,44 @@ func TestMergesEndWithTheSorter(t *testing.T) {
 		if files, err := fs.List("db"); err == nil && len(files) > 0 {
 			t.Errorf("%s: %v is left", name, files)
 		}
+	}
+}
+
+// TestFinishSaysWhyItsContextEnded: the deadline of Finish passes while the goroutine of an earlier Add merges, which has another context.
+func TestFinishSaysWhyItsContextEnded(t *testing.T) {
+	inner := vfs.NewMem()
+	if err := inner.MkdirAll("db"); err != nil {
+		t.Fatal(err)
+	}
+	var s *Sorter
+	last := false
+	s = newSorter(watchedFS{inner, func(int) {
+		if last {
+			<-s.ctx.Done()
+		}
+	}}, 1000)
+	add := func(i int) {
+		t.Helper()
+		if err := s.Add(fmt.Appendf(nil, "%05d", 9999-i), make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for ; len(s.runs) < fanInMax-1; n++ {
+		add(n)
+		if err := s.wait(); err != nil { // the goroutine has the runs
+			t.Fatal(err)
+		}
+	}
+	for last = true; s.spilled == nil; n++ { // the goroutine ends the last run that a merge needs, and waits
+		add(n)
+	}
+	passed, cancel := context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	defer cancel()
+	if _, err := s.Finish(passed); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
