@@ -2,7 +2,7 @@ package server
 
 import "encoding/binary"
 
-// The part of HTTP/2 that inbound needs: connection preface, frame header, five types of frames and
+// The part of HTTP/2 that inbound needs: connection preface, frame header, six types of frames and
 // three flags.
 const (
 	prefaceBytes     = 24
@@ -10,12 +10,14 @@ const (
 	frameData        = 0
 	frameHeaders     = 1
 	frameReset       = 3
+	frameGoAway      = 7
 	frameWindow      = 8
 	frameContinued   = 9
 	flagEndStream    = 1
 	flagEndHeaders   = 4
 	flagPadded       = 8
-	windowBytes      = 4 // of the increment
+	wordBytes        = 4         // of the increment of a window, and of the last stream of GOAWAY
+	streamMax        = 1<<31 - 1 // the first GOAWAY has it: streams are still served
 	connWindowFirst  = 65535
 	noStream         = 2 // a client's streams are odd: gRPC subtracts data for it from the connection's window and drops it
 	grpcPrefixBytes  = 5

@@ -9,9 +9,9 @@ import (
 // of streams in the bytes that it sends. A stream ends for the server when the server ends it,
 // whether its client answers or not. It is not for concurrent use.
 //
-// Invariant: open has the streams that the server has not ended and the client has not reset. Data
-// for another stream, or after the client has ended the stream, contains no message, because gRPC
-// drops it.
+// Invariant: open has the streams that the server has not ended and the client has not reset, and
+// none after the last that the server serves. Data for another stream, or after the client has ended
+// the stream, contains no message, because gRPC drops it.
 type inbound struct {
 	receiving *receiving
 	streams   *connStreams
@@ -45,14 +45,19 @@ type dataFrame struct {
 // sentFrames cuts what is sent into frames.
 type sentFrames struct {
 	frames
-	headers      bool              // the sent header block continues in the next frame
-	dataBytes    uint64            // of all data frames
-	increment    [windowBytes]byte // of a window, as it is sent
-	incrementLen int
+	headers   bool            // the sent header block continues in the next frame
+	dataBytes uint64          // of all data frames
+	number    [wordBytes]byte // at the beginning of a frame's payload: the increment of a window, or the last stream of GOAWAY
+	numberLen int
+	numbered  bool   // bytes of number come next
+	last      uint32 // stream that the server serves
 }
 
 func newInbound(r *receiving, streams *connStreams) *inbound {
-	return &inbound{receiving: r, streams: streams, received: frames{skip: prefaceBytes}, open: map[uint32]receivedStream{}, window: connWindowFirst}
+	return &inbound{
+		receiving: r, streams: streams, received: frames{skip: prefaceBytes}, sent: sentFrames{last: streamMax},
+		open: map[uint32]receivedStream{}, window: connWindowFirst,
+	}
 }
 
 // follow reads what was received next, and changes the length of a message that is refused.
@@ -113,6 +118,9 @@ func (in *inbound) begin() error {
 	case kind == frameHeaders && open:
 		m.closed = m.closed || in.data.flags&flagEndStream != 0
 		in.open[in.data.stream] = m
+	case kind == frameHeaders && in.data.stream > in.sent.last: // gRPC drops it, and does not say so
+	case kind == frameHeaders && int64(len(in.open)) >= in.receiving.openMax():
+		return errOpenStreams
 	case kind == frameHeaders:
 		m = receivedStream{window: streamWindowBytes, closed: in.data.flags&flagEndStream != 0, step: in.receiving.step.Load()}
 		m.tooMany = !in.countStreams(1)
@@ -128,12 +136,12 @@ func (in *inbound) begin() error {
 // server has taken messages.
 func (in *inbound) answered(b []byte) {
 	for f := &in.sent; len(b) > 0; {
-		if f.skip == windowBytes && f.kind() == frameWindow { // before the increment
-			n := copy(in.sent.increment[in.sent.incrementLen:], b)
-			in.sent.incrementLen, b = in.sent.incrementLen+n, b[n:]
-			if in.sent.incrementLen == windowBytes {
-				f.skip, in.sent.incrementLen = 0, 0
-				in.widened(f.stream(), int64(binary.BigEndian.Uint32(in.sent.increment[:])))
+		if in.sent.numbered {
+			n := copy(in.sent.number[in.sent.numberLen:], b)
+			in.sent.numberLen, b = in.sent.numberLen+n, b[n:]
+			if in.sent.numberLen == wordBytes {
+				f.skip, in.sent.numberLen, in.sent.numbered = f.length()-wordBytes, 0, false
+				in.numberSent(binary.BigEndian.Uint32(in.sent.number[:]))
 			}
 			continue
 		}
@@ -147,6 +155,8 @@ func (in *inbound) answered(b []byte) {
 			in.sent.headers = f.flags()&flagEndHeaders == 0
 		case frameData:
 			in.sent.dataBytes += uint64(f.length())
+		case frameWindow, frameGoAway:
+			in.sent.numbered = f.length() >= wordBytes
 		}
 		if f.kind() == frameData {
 			in.change(f.stream(), func(m *receivedStream) { m.library.sent(in, int64(f.length())) })
@@ -156,6 +166,28 @@ func (in *inbound) answered(b []byte) {
 			in.ended(f.stream())
 		case kind == frameData || kind == frameHeaders:
 			in.change(f.stream(), in.answer)
+		}
+	}
+}
+
+// numberSent processes the number of the frame that is being sent.
+func (in *inbound) numberSent(number uint32) {
+	if in.sent.kind() == frameGoAway {
+		in.goneAway(number & streamMax)
+	} else {
+		in.widened(in.sent.stream(), int64(number))
+	}
+}
+
+// goneAway records that the server serves no stream after this one. gRPC has decided so before it says so, and has dropped those that began meanwhile.
+func (in *inbound) goneAway(last uint32) {
+	if last >= in.sent.last {
+		return
+	}
+	in.sent.last = last
+	for id := range in.open {
+		if id > last {
+			in.ended(id)
 		}
 	}
 }

@@ -67,6 +67,15 @@ var errPadding = errors.New("server: a frame has more padding than payload")
 // room.
 var errSmallFrames = errors.New("server: a message arrives in too many small frames")
 
+// errOpenStreams closes a connection with more streams than gRPC lets it have: gRPC drops them, and could not yet say so.
+var errOpenStreams = errors.New("server: more streams than the connection may have")
+
+// openMax is more than the streams that a connection may have open: half of all, twice if the ends of as many are to be sent, and those whose first
+// frames, or whose ends, are in the buffers.
+func (r *receiving) openMax() int64 {
+	return 2*int64(r.streamsOfOne()) + (readBufBytes+writeBufBytes)/frameHeaderBytes
+}
+
 // beyondMax bounds the streams of operators that the limit of streams does not carry: while users are not checked, every client may open them.
 // An operator that finds none has those that its connection may always have.
 const beyondMax = 64
