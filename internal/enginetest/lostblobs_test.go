@@ -169,37 +169,67 @@ func TestALeafThatComesBackTakesNoOtherValue(t *testing.T) {
 	}
 }
 
-// TestALeafThatComesBackHasItsValues, if no page of values was damaged with the table.
+// TestALeafThatComesBackHasItsValues, if no page of values was damaged with the table. If the allocation map was, pages that were never written, or have
+// lost their blocks, are read with the others, and older values that had the same ids.
 func TestALeafThatComesBackHasItsValues(t *testing.T) {
-	o := modelOptions(vfs.NewMem())
-	fs := o.Storage.FS
-	s := mustReopen(t, o)
-	want := map[string]string{}
-	for i := range 40 {
-		key := fmt.Sprintf("k%03d", i)
-		want[key] = fmt.Sprintf("%s/%s", key, strings.Repeat("v", 300))
-		mustPut(t, s, key, want[key])
+	for _, mapToo := range []bool{false, true} {
+		o := modelOptions(vfs.NewMem())
+		fs := o.Storage.FS
+		s := mustReopen(t, o)
+		for i := range 150 {
+			mustPut(t, s, fmt.Sprintf("f%03d", i), strings.Repeat("F", 300))
+		}
+		mustCheckpoint(t, s)
+		for i := range 150 {
+			mustPut(t, s, fmt.Sprintf("f%03d", i), "")
+		}
+		for range 3 {
+			mustCheckpoint(t, s)
+		}
+		want := map[string]string{}
+		for i := range 40 {
+			key := fmt.Sprintf("k%03d", i)
+			want[key] = fmt.Sprintf("%s/%s", key, strings.Repeat("v", 300))
+			mustPut(t, s, key, want[key])
+		}
+		mustClose(t, s)
+		table, leaf, _ := tableLeafAndValues(t, fs, o.Storage.PageSize, "k020", "k020/vvv")
+		damaged := []int64{table, leaf}
+		if mapToo {
+			damaged = append(damaged, mapRoot(t, fs, o.Storage.PageSize))
+		}
+		for _, at := range damaged {
+			flip(t, fs, at+100)
+		}
+		s = mustReopen(t, o)
+		hidden := lostKeys(t, s, want)
+		if len(hidden) < 4 {
+			t.Errorf("map %v: hidden are %q: the test tests nothing", mapToo, hidden)
+		}
+		mustCheckpoint(t, s)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		flip(t, fs, leaf+100)
+		s = mustReopen(t, o)
+		if lost := lostKeys(t, s, want); len(lost) > 0 {
+			t.Errorf("map %v: lost are %q of %q", mapToo, lost, hidden)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	mustClose(t, s)
-	table, leaf, _ := tableLeafAndValues(t, fs, o.Storage.PageSize, "k020", "k020/vvv")
-	flip(t, fs, table+100)
-	flip(t, fs, leaf+100)
-	s = mustReopen(t, o)
-	if lost := lostKeys(t, s, want); len(lost) == 0 {
-		t.Error("the leaf can be read: the test tests nothing")
-	}
-	mustCheckpoint(t, s)
-	if err := s.Close(); err != nil {
+}
+
+// mapRoot is the offset of the root of the allocation map.
+func mapRoot(t *testing.T, fs vfs.FS, pageSize int) int64 {
+	t.Helper()
+	p, err := pager.OpenSnapshot(fs, dataFile)
+	if err != nil {
 		t.Fatal(err)
 	}
-	flip(t, fs, leaf+100)
-	s = mustReopen(t, o)
-	if lost := lostKeys(t, s, want); len(lost) > 0 {
-		t.Errorf("lost are %q", lost)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	defer p.Close()
+	return int64(p.MapRoot()) * int64(pageSize)
 }
 
 // comesBackAlone damages the table, the leaf of a key and the page of its value. The leaf comes back, and the key is overwritten.

@@ -53,7 +53,8 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 	refs := func(each func(page.Ref) error) (complete bool, err error) {
 		return e.eachRef(each, func(id page.ID) { unreadable.Remove(int(id)) })
 	}
-	if store, err = blob.Repair(&e.pager.Reader, pages, e.mayBeLive, refs, func() bool { return unreadable.Count() == 0 }); err != nil {
+	known := func() blob.Known { return e.knownPages(&unreadable) }
+	if store, err = blob.Repair(&e.pager.Reader, pages, e.mayBeLive, refs, known); err != nil {
 		return nil, err
 	}
 	if store.Doubtful() {
@@ -65,6 +66,23 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 		e.pager.DistrustMap(fmt.Errorf("pages may be live for nothing: %w", cause))
 	}
 	return store, nil
+}
+
+// knownPages says what is known about the pages of blobs if these ones could not be read.
+func (e *Engine) knownPages(unreadable *bitset.Set) blob.Known {
+	if e.pager.MapDamage() == nil {
+		if unreadable.Count() == 0 {
+			return blob.KnownLive
+		}
+		return blob.KnownPartly
+	}
+	buf := vfs.AlignedBuffer(e.pager.PageSize())
+	for id := range e.pager.PageCount() {
+		if unreadable.Has(int(id)) && !e.pager.IsFree(id, buf) {
+			return blob.KnownPartly
+		}
+	}
+	return blob.KnownAll
 }
 
 // mayBeLive reports whether a page is live; if the allocation map is damaged, all pages of the state may be.

@@ -40,10 +40,10 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // Repair opens the blobs of a state whose indirection table is damaged, so that the store can be used
 // again. pages calls its argument for the live pages of the state that can be read, except those in but;
 // live reports whether a page is one of them. refs calls its argument for each reference of the
-// trees, and reports whether it could read all of them; intact, which is called last, reports whether all pages that could not be read are of trees.
+// trees, and reports whether it could read all of them; known, which is called last, reports what pages of blobs these were.
 // If a reference may be missing, Repair keeps every blob that a live page holds, and every id: a leaf that becomes readable again may refer to it. If
-// pages of blobs may be missing as well, the one that a live page holds may be an older one with the same id, and such an id loses its location: see
-// forget. The next batch writes the whole table.
+// pages of blobs may be missing as well, or free ones are among them, the copy that a page holds may be a foreign one: see unreferenced. The next
+// batch writes the whole table.
 //
 // If a live page is missing, or if all pages may be live, the newest copy of a fragment may be a foreign one: of the same blob
 // before it moved, or of another blob that had the id before. Its overflow pages and its second fragment
@@ -56,7 +56,7 @@ func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) erro
 // A page that the device fails to read may be intact, and readable later. If there is one, the table is doubtful: Repair gives
 // up nothing (see doubt), and the table is to be rebuilt again (see RebuildAgain). The pages of the table itself do not count.
 func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, buf []byte)) error, live func(page.ID) bool,
-	refs func(each func(page.Ref) error) (complete bool, err error), intact func() bool,
+	refs func(each func(page.Ref) error) (complete bool, err error), known func() Known,
 ) (*Store, error) {
 	p.DropCache()
 	state := p.Blobs()
@@ -77,11 +77,14 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 	if err != nil {
 		return nil, err
 	}
+	if pages := known(); !complete && pages != KnownLive {
+		if err := used.keepUnreferenced(pages); err != nil {
+			return nil, err
+		}
+	}
 	if p.Unreadable() != before {
 		complete = false
 		used.doubt()
-	} else if !complete && !intact() {
-		used.forget()
 	}
 	for id := range s.state.Slots {
 		if s.table.locationOf(id) == 0 && (!complete || used.fragments.Has(int(id))) {
@@ -123,14 +126,13 @@ func Repair(p *pager.Reader, pages func(but *bitset.Set, each func(id page.ID, b
 // which no leaf refers that could be read may be an older copy: its id loses the location, so that nothing is freed for it.
 func (r *repair) doubt() {
 	r.s.doubtful, r.s.again = true, true
-	r.forget()
+	r.forget(&bitset.Set{})
 }
 
-// forget keeps every id in use, and gives a location only to fragments to which a leaf refers: a fragment that was dropped before continues in
-// an id that another value has now, and the drop of the one would drop the other.
-func (r *repair) forget() {
+// forget keeps every id in use, and gives a location only to fragments to which a leaf refers, and to those in kept.
+func (r *repair) forget(kept *bitset.Set) {
 	for id := range r.s.state.Slots {
-		if r.s.table.locationOf(id) == 0 || !r.fragments.Has(int(id)) {
+		if r.s.table.locationOf(id) == 0 || !r.fragments.Has(int(id)) && !kept.Has(int(id)) {
 			r.s.table.set(id, locationMissing)
 		}
 	}
@@ -278,13 +280,18 @@ func (r *repair) compare(to page.Ref, c *choice) error {
 	if err != nil || kind != fragmentHead {
 		return err
 	}
+	return r.checkLive(c.id, fragment)
+}
+
+// checkLive reports as damage if blob id, which has this head, takes pages that are not live.
+func (r *repair) checkLive(id uint64, fragment []byte) error {
 	h, err := decodeHead(fragment, r.s.pageSize)
 	if err != nil {
 		return err
 	}
 	h.pages(func(at page.ID) {
 		if err == nil && !r.live(at) {
-			err = r.s.pager.Corrupt(at, fmt.Sprintf("page of an older copy of blob %d", c.id))
+			err = r.s.pager.Corrupt(at, fmt.Sprintf("page of an older copy of blob %d", id))
 		}
 	})
 	return err

@@ -26,7 +26,7 @@ func (b *bag) eachPage(wanted func(page.ID) bool, each func(id page.ID, buf []by
 }
 
 // wholly is of tests in which the pages of blobs can be read.
-func wholly() bool { return true }
+func wholly() Known { return KnownLive }
 
 func (b *bag) eachRef(each func(page.Ref) error) (complete bool, err error) {
 	for _, r := range b.refs {

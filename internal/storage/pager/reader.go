@@ -3,6 +3,7 @@ package pager
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -229,6 +230,19 @@ func (r *Reader) check(id page.ID, buf []byte) error {
 		return r.corrupt(id, fmt.Sprintf("checkpoint %d wrote it, and the newest is %d", c, newest))
 	}
 	return nil
+}
+
+// IsFree reports whether a page that cannot be read is certainly none of the newest durable state: it was never written, or has lost its blocks since
+// it was freed, or a later checkpoint has written it, which a crash ended.
+func (r *Reader) IsFree(id page.ID, buf []byte) bool {
+	buf = buf[:r.pageSize]
+	if _, err := r.file.ReadAt(buf, r.offset(id)); err != nil {
+		return false
+	}
+	if page.Check(buf, id) == nil {
+		return page.ReadHeader(buf).Checkpoint > r.building.Load()
+	}
+	return !slices.ContainsFunc(buf, func(b byte) bool { return b != 0 })
 }
 
 // readEach reads pages in windows, and calls each with every page, in order. buf is valid until each
