@@ -295,16 +295,7 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 	if err := finish(ctx, o, r, partial); err != nil {
 		return err
 	}
-	if err := markFinished(partial); err != nil {
-		return err
-	}
-	if err := os.Remove(o.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // an empty directory
-		return err
-	}
-	if err := os.Rename(partial, o.Dir); err != nil {
-		return err
-	}
-	return vfs.NewOS().SyncDir(filepath.Dir(o.Dir))
+	return giveName(partial, o.Dir)
 }
 
 // replay brings the records up to the target into the data file, and makes it another store.

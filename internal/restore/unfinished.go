@@ -46,6 +46,21 @@ func markFinished(dir string) error {
 	return vfs.NewOS().SyncDir(dir)
 }
 
+// giveName renames a directory whose store is whole. If that fails, the directory has the mark again before it is removed.
+func giveName(partial, dir string) error {
+	if err := markFinished(partial); err != nil {
+		return err
+	}
+	err := os.Remove(dir) // an empty directory
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.Rename(partial, dir)
+	}
+	if err != nil {
+		return errors.Join(err, markUnfinished(partial))
+	}
+	return vfs.NewOS().SyncDir(filepath.Dir(dir))
+}
+
 // removeUnfinished removes the directory, and the mark after all else: a kill meanwhile leaves what has it.
 func removeUnfinished(dir string, remove func(name string) error) error {
 	entries, err := os.ReadDir(dir)

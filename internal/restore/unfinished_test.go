@@ -58,3 +58,20 @@ func TestTheMarkIsRemovedAfterAllElse(t *testing.T) {
 		}
 	}
 }
+
+// TestADirectoryThatGetsNoNameIsUnfinished: a file that has appeared in the data directory is not overwritten. What is removed then has the mark.
+func TestADirectoryThatGetsNoNameIsUnfinished(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "restored")
+	for _, name := range []string{dir, dir + partialSuffix} {
+		check(t, os.Mkdir(name, 0o700))
+	}
+	check(t, markUnfinished(dir+partialSuffix))
+	other := filepath.Join(dir, "other")
+	check(t, os.WriteFile(other, nil, 0o600))
+	if err := giveName(dir+partialSuffix, dir); err == nil || !errors.Is(CheckFinished(dir+partialSuffix), ErrUnfinished) {
+		t.Errorf("%v; with the mark: %v", err, CheckFinished(dir+partialSuffix))
+	}
+	check(t, os.Remove(other))
+	check(t, giveName(dir+partialSuffix, dir))
+	check(t, CheckFinished(dir))
+}
