@@ -47,8 +47,12 @@ type auditLine struct {
 // startAudited starts a server with an audit log, and returns what reads its lines after the server has ended, in the order in which the
 // requests began: a client may have its answer, and send the next request, before a line is written.
 func startAudited(t *testing.T, adjust ...func(*config.Config)) (h *harness, lines func() []auditLine) {
+	return startAuditedOn(t, vfs.NewMem(), adjust...)
+}
+
+func startAuditedOn(t *testing.T, disk *vfs.Mem, adjust ...func(*config.Config)) (h *harness, lines func() []auditLine) {
 	file := filepath.Join(t.TempDir(), "audit.log")
-	h = mustStartUnchecked(t, vfs.NewMem(), append([]func(*config.Config){func(c *config.Config) {
+	h = mustStartUnchecked(t, disk, append([]func(*config.Config){func(c *config.Config) {
 		c.Audit.File, c.Audit.Classes, c.Audit.Keys, c.Audit.Chain = file, "write", audit.KeysWhole, true
 	}}, adjust...)...)
 	return h, func() (all []auditLine) {

@@ -18,7 +18,7 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// overGRPC starts a server whose pipelines execute what comes after answers that are not read. With direct they do not.
+// overGRPC starts a server whose pipelines execute what comes after answers that are not read. With direct they only try reads; see auditwaiting_test.go.
 func overGRPC(c *config.Config) { c.Transport = config.TransportGRPC }
 
 // withBlockingAudit refuses requests whose lines find no room.

@@ -119,6 +119,7 @@ func (l *lane) readLater(message []byte) {
 		return
 	}
 	l.answer.repeated = true
+	l.answer.details.note.giveBack(s.observer.audit.log)
 	l.handOver(message, func(f func()) {
 		s.direct.readers.run(func() {
 			defer s.admission.sessions.release(conn)
@@ -204,6 +205,7 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 		s.admission.shrink(c.connection, a.share, a.size, a.encoded) // the next request reuses the messages
 		a.size = a.encoded
 		a.details.executed = s.clock.now()
+		a.details.note.giveBack(s.observer.audit.log)
 		c.await(a)
 		return false
 	default: // visibility is a matter of microseconds

@@ -143,6 +143,7 @@ func (p *directPipeline) serve(l *lane, message []byte) bool {
 	case w.ready(p.server.store):
 	case p.server.isSync(w.durability):
 		a.ackWait, a.details.executed = w, p.server.clock.now()
+		a.details.note.giveBack(p.server.observer.audit.log)
 		p.keepValue(&a)
 		p.await(&a)
 		return true
@@ -206,7 +207,7 @@ func (p *directPipeline) keep(a *answer) *answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.waiting++
-	p.bytes += a.bytes()
+	p.bytes += a.queuedBytes()
 	p.countLocked()
 	return kept
 }
@@ -228,7 +229,7 @@ func (p *directPipeline) crowdedLocked(least int64) bool {
 
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
 func (p *directPipeline) deliver(a *answer, cancelled bool) {
-	size := a.bytes()
+	size := a.queuedBytes()
 	switch {
 	case !cancelled:
 		p.send(a)

@@ -21,6 +21,7 @@ func (r *laterReads) full() bool { return r.small >= pipelineReadsMax || len(r.a
 type laterRead struct {
 	execution pipelineExecution
 	answer    *answer
+	counted   int // bytes of the answer that the pipeline has counted
 }
 
 // readLater repeats the read at hand, which would wait, or refuses it.
@@ -32,8 +33,9 @@ func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 		p.send(a)
 		return
 	}
+	a.details.note.giveBack(p.server.observer.audit.log) // it waits for the device, and perhaps for the client to take what was read before
 	e := l.giveExecutor()
-	r := &laterRead{execution: pipelineExecution{ctx: p.ctx, executor: e}, answer: p.keep(a)}
+	r := &laterRead{execution: pipelineExecution{ctx: p.ctx, executor: e}, answer: p.keep(a), counted: a.queuedBytes()}
 	r.execution.begin(p.server, p.conn, p.access.header, p.origin)
 	r.execution.repeated = true
 	r.execution.in.init()
@@ -142,7 +144,7 @@ func (p *directPipeline) endRead(r *laterRead) {
 // answerRead answers a read, or lets its answer wait.
 func (p *directPipeline) answerRead(r *laterRead) {
 	p.mu.Lock()
-	p.bytes += r.answer.bytes()
+	p.bytes += r.answer.queuedBytes() - r.counted
 	p.countLocked()
 	room := p.bytes < ackQueueBytesMax
 	p.mu.Unlock()
