@@ -7,13 +7,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/telemetry"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Requests that wait in a server with `--audit-full block`: those of the direct transport keep no room of others.
+// Requests that wait in a server with `--audit-full block`: those of the direct transport keep no room of others, and a commit that waits for room ends.
 
 // smallAudit is a queue of few lines.
 func smallAudit(c *config.Config) { c.Audit.QueueSize = 64 * config.KiB }
@@ -157,4 +161,79 @@ func TestWritesThatWaitForTheDiskLeaveRoomInTheAuditLog(t *testing.T) {
 	}
 	all.Wait()
 	wantOneLineEach(t, lines(), append(keys, "of another client")...)
+}
+
+// endsInside opens a transaction, has its commit wait and the transaction be ended, and expects that the wait ends with the reason.
+func (h *harness) endsInside(t *testing.T, end func(*openTxn), reason pb.ErrorReason, counted telemetry.AbortReason) {
+	t.Helper()
+	k := h.talk(t)
+	id := k.begin().Id
+	k.must(txnPutRequest("of the transaction", "v"))
+	row := h.Server.transactions.find(id)
+	if err := k.stream.Send(commitRequest); err != nil {
+		t.Fatal(err)
+	}
+	if end != nil {
+		eventually(t, "the commit has come", func() bool { n, _, _ := h.admission.inflight(); return n == 1 })
+		end(row)
+	}
+	_, err := k.hear()
+	if f := failureOf(t, err); f.code != codes.Aborted || f.reason != reason.Reason() {
+		t.Errorf("it ended with %v", err)
+	}
+	eventually(t, "it has ended", func() bool { return h.Server.transactions.stats().Open == 0 && h.counters.streams.Load() == 0 })
+	if n := h.Server.transactions.stats().Aborted[counted]; n != 1 {
+		t.Errorf("%d transactions are counted as ended so", n)
+	}
+	if h.get(t, "of the transaction").Found {
+		t.Error("it was committed")
+	}
+}
+
+// ofOperator ends a transaction as an operator does.
+func (h *harness) ofOperator(row *openTxn) { (&adminService{Server: h.Server}).endTransaction(row) }
+
+// TestACommitThatWaitsForTheAuditLogEndsWithItsTransaction: with the reason, also if the transaction may be idle for less than it may be open.
+func TestACommitThatWaitsForTheAuditLogEndsWithItsTransaction(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		start := func(t *testing.T, adjust ...func(*config.Config)) *harness {
+			t.Helper()
+			h, _ := startAudited(t, append(adjust, with, withBlockingAudit, smallAudit)...)
+			if err := h.observer.audit.log.Admit(t.Context(), int(h.config.Audit.QueueSize)); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { h.observer.audit.log.Release(int(h.config.Audit.QueueSize)) })
+			return h
+		}
+		for _, idle := range []time.Duration{200 * time.Millisecond, time.Second} {
+			t.Run(fmt.Sprint("time, idle ", idle), func(t *testing.T) {
+				h := start(t, func(c *config.Config) { c.TxnIdleTimeout, c.TxnTimeout = idle, time.Second })
+				h.endsInside(t, nil, pb.ErrorReason_ERROR_REASON_TXN_TIMEOUT, telemetry.AbortTimeout)
+			})
+		}
+		t.Run("operator", func(t *testing.T) {
+			h := start(t)
+			h.endsInside(t, h.ofOperator, pb.ErrorReason_ERROR_REASON_TXN_ENDED, telemetry.AbortOperator)
+		})
+	})
+}
+
+// TestACommitThatWaitsForTheLogEndsWithItsTransaction: no segment of the log comes.
+func TestACommitThatWaitsForTheLogEndsWithItsTransaction(t *testing.T) {
+	withTransports(t, func(t *testing.T, with func(*config.Config)) {
+		h := mustStart(t, with)
+		until := make(chan struct{})
+		release := sync.OnceFunc(func() { close(until) })
+		t.Cleanup(release)
+		h.faults.Inject(vfs.Rule{Op: vfs.OpCreate, Name: "*.log", Sticky: true, Fault: vfs.Slow, Until: until})
+		for full := false; !full; {
+			ctx, cancel := context.WithTimeout(testContext(t), 200*time.Millisecond)
+			_, err := h.kv.Put(ctx, &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 200_000), Durability: pb.Durability_DURABILITY_ASYNC})
+			cancel()
+			full = err != nil
+		}
+		eventually(t, "nothing is executed", h.holdsNothing)
+		h.endsInside(t, h.ofOperator, pb.ErrorReason_ERROR_REASON_TXN_ENDED, telemetry.AbortOperator)
+		release()
+	})
 }

@@ -223,18 +223,14 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	}
 	at, durability := c.txn.At(), c.row.durability
 	if c.executor.access, err = c.access.commit(c.txn); err != nil {
-		c.server.transactions.aborted[telemetry.AbortFailed].Add(1)
-		c.releaseLocked()
-		return ackWait{}, err
+		return ackWait{}, c.endFailedLocked(err)
 	}
 	if s := c.server; s.observer.audit.log != nil {
-		if c.spent.note, err = s.noteRequest(c.stream.Context(), c.access.operation, audit.ClassWrite, &rowOfTxn, c.txn, nil); err != nil {
-			c.server.transactions.aborted[telemetry.AbortFailed].Add(1)
-			c.releaseLocked()
-			return ackWait{}, err
+		if c.spent.note, err = s.noteRequest(c.row.ctx, c.access.operation, audit.ClassWrite, &rowOfTxn, c.txn, nil); err != nil {
+			return ackWait{}, c.endFailedLocked(err)
 		}
 	}
-	epoch, err := c.txn.CommitRequest(c.stream.Context(), request)
+	epoch, err := c.txn.CommitRequest(c.row.ctx, request) // which ends waits only, once the commit has an epoch
 	w, err := c.executor.outcome(ackWait{}.revealing(c.txn.Await()), err)
 	if before, again, ok := c.executor.before(err, durability); ok {
 		c.server.transactions.committed.Add(1)
@@ -243,9 +239,7 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 		return again.revealing(w.epoch), nil
 	}
 	if err != nil {
-		c.server.transactions.aborted[abortReason(err)].Add(1)
-		c.releaseLocked()
-		return w, err
+		return w, c.endFailedLocked(err)
 	}
 	c.server.transactions.committed.Add(1)
 	c.releaseLocked()
@@ -255,6 +249,16 @@ func (c *transactionStream) commit(req *pb.CommitRequest, out *pb.TransactRespon
 	c.at.epoch = uint64(epoch)
 	out.Response = &pb.TransactResponse_Commit{Commit: &pb.CommitResponse{Epoch: uint64(epoch)}}
 	return ackCommit(epoch, durability).revealing(w.epoch), nil
+}
+
+// endFailedLocked ends a transaction whose commit has failed with err, and returns err. What has ended its context rolls it back, and ends the stream
+// with the reason.
+func (c *transactionStream) endFailedLocked(err error) error {
+	if c.row.ctx.Err() == nil {
+		c.server.transactions.aborted[abortReason(err)].Add(1)
+		c.releaseLocked()
+	}
+	return err
 }
 
 func abortReason(err error) telemetry.AbortReason {

@@ -118,11 +118,11 @@ func (c *transactionStream) end(row *openTxn, why error, reason telemetry.AbortR
 
 // expire ends the transaction after its timeout, and otherwise sets the timer again.
 func (c *transactionStream) expire(row *openTxn) {
-	if total := c.server.transactions.total; time.Since(row.begun) >= total {
-		row.stop(&txnTimeoutError{limit: total})
-	}
-	c.mu.Lock()
+	total := c.server.transactions.total
+	late := time.AfterFunc(total-time.Since(row.begun), func() { row.stop(&txnTimeoutError{limit: total}) })
+	c.mu.Lock() // which a request may have for longer than that
 	defer c.mu.Unlock()
+	late.Stop()
 	if c.row != row || c.txn == nil {
 		return
 	}
