@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -98,10 +99,15 @@ func (s *Store) mergeLast(ctx context.Context) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	err := s.Checkpoint(ctx)
-	if s.engine.Err() != nil || errors.Is(err, vfs.ErrNoSpace) || err != nil && ctx.Err() != nil {
+	if s.engine.Err() != nil || foundNoRoom(err) || err != nil && ctx.Err() != nil {
 		return nil // known already, or the time was up
 	}
 	return err
+}
+
+// foundNoRoom reports whether a merge has failed only because there was no space, no log segment or no memory for it in time.
+func foundNoRoom(err error) bool {
+	return errors.Is(err, vfs.ErrNoSpace) || errors.Is(err, storage.ErrNoSegment) || errors.Is(err, ErrMemoryFull)
 }
 
 // halfOf is ctx with half of the time that it has left.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/storage"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
@@ -181,6 +182,55 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: not within a minute", what)
+		}
+	}
+}
+
+// TestCloseWithoutTheLastCheckpoint: the device is slow to make a segment of the log, so that the last merge finds none in time. Nothing is lost, and the
+// end is in order.
+func TestCloseWithoutTheLastCheckpoint(t *testing.T) {
+	mem := vfs.NewMem()
+	fs := vfs.NewFaulty(mem)
+	o := tiny(fs)
+	o.Storage.StallMax = 20 * time.Millisecond
+	s := mustOpen(t, o)
+	mustPut(t, s, "k", "value")
+	until := make(chan struct{})
+	release := sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
+	fs.Inject(vfs.Rule{Op: vfs.OpCreate, Name: "*.log", Sticky: true, Fault: vfs.Slow, Until: until})
+	x := mustSession(t, s)
+	for failed := error(nil); failed == nil; {
+		if _, failed = put(x, "large", string(make([]byte, 4<<10)), DurabilityAsync); failed != nil && !errors.Is(failed, storage.ErrNoSegment) {
+			t.Fatal(failed)
+		}
+	}
+	x.Close()
+	last := s.Visible()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Close() }()
+	eventually(t, "the merge has ended", func() bool { return s.lifecycle.step.Load() == &stepFiles })
+	release()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	again := mustOpen(t, tiny(mem.Crash(1, vfs.SurviveNone)))
+	if r := again.Recovery(); r.Epoch < last || get(t, again, "k", 0) != "value" {
+		t.Errorf("the restart recovered epoch %d, want %d", r.Epoch, last)
+	}
+}
+
+// TestWhichMergesFoundNoRoom: the log has everything, and the next start tries again.
+func TestWhichMergesFoundNoRoom(t *testing.T) {
+	for err, want := range map[error]bool{
+		nil: false, vfs.ErrCrashed: false, ErrFailed: false,
+		vfs.ErrNoSpace: true, storage.ErrNoSegment: true, ErrMemoryFull: true, storage.ErrMergeFirst: true,
+	} {
+		if err != nil {
+			err = fmt.Errorf("merge: %w", err)
+		}
+		if foundNoRoom(err) != want {
+			t.Errorf("%v: %t", err, !want)
 		}
 	}
 }
