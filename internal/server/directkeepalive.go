@@ -181,7 +181,7 @@ func (*directKeepAlives) trim() {}
 func (k *directKeepAlives) end(st *status.Status) {
 	if k.server.direct.streams.take(k.request) != nil {
 		k.request.EndStream(st)
-		k.request.Flush()
+		k.request.FlushAside() // a drain ends those of all clients
 		k.observe(st.Code())
 	}
 }

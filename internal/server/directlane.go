@@ -100,7 +100,12 @@ func (l *lane) Execute(r transport.Request, message []byte) {
 		return
 	}
 	if len(message) >= handedOver || a.method == telemetry.MethodDeleteRange {
-		l.handOver(message, s.drain.receivers.Go)
+		l.handOver(message, func(t task) {
+			s.drain.receivers.Go(func() {
+				t.run()
+				t.after()
+			})
+		})
 		return
 	}
 	execute, err := l.decode(a.method, message)
@@ -120,10 +125,13 @@ func (l *lane) readLater(message []byte) {
 	}
 	l.answer.repeated = true
 	l.answer.details.note.giveBack(s.observer.audit.log)
-	l.handOver(message, func(f func()) {
-		s.direct.readers.run(func() {
-			defer s.admission.sessions.release(conn)
-			f()
+	l.handOver(message, func(t task) {
+		s.direct.readers.run(task{
+			run: func() {
+				defer s.admission.sessions.release(conn)
+				t.run()
+			},
+			after: t.after,
 		})
 	})
 }
@@ -144,16 +152,18 @@ func (s *Server) admitDirect(c *directClient, a *directAnswer, k kind) error {
 }
 
 // handOver executes a request in another goroutine, with a lane of its own. Admission bounds them.
-func (l *lane) handOver(message []byte, run func(func())) {
+func (l *lane) handOver(message []byte, do func(task)) {
 	other := l.client.Lane().(*lane) //nolint:forcetypeassert // there is no other kind
 	other.answer, other.executor, other.waits = l.answer, l.giveExecutor(), true
 	execute, err := other.decode(l.answer.method, message)
-	run(func() {
-		request := other.answer.request
-		other.answer.details.queue = l.server.clock.now() - other.answer.start
-		other.run(execute, err)
-		request.Flush()
-		other.Rest()
+	request := other.answer.request
+	do(task{
+		run: func() {
+			other.answer.details.queue = l.server.clock.now() - other.answer.start
+			other.run(execute, err)
+			other.Rest()
+		},
+		after: request.Flush,
 	})
 }
 

@@ -48,7 +48,7 @@ func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 	p.mu.Lock()
 	p.reads.small++
 	p.mu.Unlock()
-	p.server.direct.readers.run(func() { p.readSmall(r) })
+	p.server.direct.readers.run(task{func() { p.readSmall(r) }, p.request.Flush})
 }
 
 // readSmall repeats a read, unless its value is large.
@@ -95,9 +95,12 @@ func (p *directPipeline) refuseLater(r *laterRead) {
 }
 
 func (p *directPipeline) startAlone(r *laterRead) {
-	p.server.direct.readers.run(func() {
-		p.read(r)
-		p.answerRead(r)
+	p.server.direct.readers.run(task{
+		run: func() {
+			p.read(r)
+			p.answerRead(r)
+		},
+		after: p.request.Flush,
 	})
 }
 
@@ -141,7 +144,7 @@ func (p *directPipeline) endRead(r *laterRead) {
 	p.server.admission.sessions.release(p.conn)
 }
 
-// answerRead answers a read, or lets its answer wait.
+// answerRead answers a read, or lets its answer wait. The caller flushes.
 func (p *directPipeline) answerRead(r *laterRead) {
 	p.mu.Lock()
 	p.bytes += r.answer.queuedBytes() - r.counted
@@ -159,5 +162,4 @@ func (p *directPipeline) answerRead(r *laterRead) {
 		return
 	}
 	p.deliver(r.answer, false)
-	p.request.Flush()
 }

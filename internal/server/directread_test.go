@@ -244,20 +244,44 @@ func TestWorkersAreBoundedAndRunAll(t *testing.T) {
 	hold := make(chan struct{})
 	var running, most, ran atomic.Int64
 	for range 3 * readersMax {
-		w.run(func() {
+		w.run(task{after: func() {}, run: func() {
 			n := running.Add(1)
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 			}
 			<-hold
 			running.Add(-1)
 			ran.Add(1)
-		})
+		}})
 	}
 	eventually(t, "the workers run", func() bool { return running.Load() == readersMax })
 	close(hold)
 	group.Wait()
 	if most.Load() != readersMax || ran.Load() != 3*readersMax || w.running != 0 || w.queue != nil {
 		t.Errorf("%d at once, %d in all, %d left", most.Load(), ran.Load(), w.running)
+	}
+}
+
+// TestWorkersDoNotWaitForClients: as many as there are send answers that are not taken. The next ones run, in order, and so does what comes then.
+func TestWorkersDoNotWaitForClients(t *testing.T) {
+	var group sync.WaitGroup
+	w := workers{goroutines: &group}
+	begin, hold := make(chan struct{}), make(chan struct{})
+	for range readersMax {
+		w.run(task{func() { <-begin }, func() { <-hold }})
+	}
+	ran := make(chan int, 3)
+	for i := range 2 {
+		w.run(task{func() { ran <- i }, func() {}})
+	}
+	close(begin)
+	for range 2 {
+		<-ran
+	}
+	w.run(task{func() { ran <- 2 }, func() { close(hold) }})
+	<-ran
+	group.Wait()
+	if w.running != 0 || w.queue != nil {
+		t.Errorf("%d run, %d wait", w.running, len(w.queue))
 	}
 }
 

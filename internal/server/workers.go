@@ -13,36 +13,41 @@ type workers struct {
 
 	mu      sync.Mutex // a leaf; guards what follows
 	running int
-	queue   []func()
+	queue   []task
 }
 
-// run runs f soon.
-func (w *workers) run(f func()) {
+// task is a function, and what follows it without the worker's place: it may wait for a client that takes nothing, and others need the place.
+type task struct{ run, after func() }
+
+// run runs a task soon.
+func (w *workers) run(t task) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.running == readersMax {
-		w.queue = append(w.queue, f)
+		w.queue = append(w.queue, t)
 		return
 	}
 	w.running++
-	w.goroutines.Go(func() {
-		for f != nil {
-			f()
-			f = w.next()
-		}
-	})
+	w.goroutines.Go(func() { w.do(t) })
 }
 
-// next takes the next function, or nil: then the worker ends.
-func (w *workers) next() (f func()) {
+// do does a task in a place, which the next task has then.
+func (w *workers) do(t task) {
+	t.run()
+	w.leave()
+	t.after()
+}
+
+func (w *workers) leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.queue) == 0 {
 		w.running--
 		w.queue = nil
-		return nil
+		return
 	}
-	f, w.queue[0] = w.queue[0], nil
+	t := w.queue[0]
+	w.queue[0] = task{}
 	w.queue = w.queue[1:]
-	return f
+	w.goroutines.Go(func() { w.do(t) })
 }

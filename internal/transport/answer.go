@@ -267,8 +267,15 @@ func (c *Conn) endWithLocked(s *stream, st *status.Status, md metadata.MD) {
 	s.trailers, s.last = appendMetadata(appendStatus(block, st), md), true
 }
 
-// Flush sends what has been prepared, unless another goroutine does so.
+// Flush sends what has been prepared, unless another goroutine does so. It may wait for the client.
 func (r Request) Flush() { r.conn.flush() }
+
+// FlushAside is Flush in a goroutine of its own, for what serves other clients, too.
+func (r Request) FlushAside() {
+	r.conn.mu.Lock()
+	defer r.conn.mu.Unlock()
+	r.conn.flushAsideLocked()
+}
 
 // Ended reports whether nothing can be answered any more.
 func (r Request) Ended() bool {
