@@ -93,14 +93,17 @@ func TestHalfSentMessagesLeaveRoom(t *testing.T) {
 		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half })
 		two.putOf(1, half)
 		eventually(t, "it has the place", func() bool { return h.receiving.beside.bytes() == half && h.receiving.reserved() == half })
-		three := h.dialRaw(t)
+		three := h.dialRawFrom(t, clientAddress())
 		three.putOf(1, half)
 		if got := three.reasonOf(t, 1); got != "OVERLOADED" {
 			t.Errorf("the other half: %q", got)
 		}
 		three.putOf(3, half/2)
 		eventually(t, "it is being received", func() bool { return h.receiving.reserved() == half+half/2 })
-		h.put(t, "k", string(make([]byte, 1<<20)))
+		put := &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 1<<20), Durability: pb.Durability_DURABILITY_ASYNC}
+		if _, err := pb.NewKVServiceClient(h.dialClient(t)).Put(testContext(t), put); err != nil {
+			t.Errorf("a message of another client: %v", err)
+		}
 	})
 }
 
@@ -112,7 +115,7 @@ func TestALargeMessageIsReceivedBesideAFullShare(t *testing.T) {
 		r := &h.receiving
 		var full []*rawClient
 		for has := int64(0); ; {
-			c := h.dialRaw(t)
+			c := h.dialRawFrom(t, clientAddress()) // of one client they leave a quarter
 			more := (r.large.limit - has) / 2
 			if more < r.large.limit/largePart {
 				break

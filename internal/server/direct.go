@@ -219,9 +219,9 @@ func (c *directClient) Receive(bytes int) error {
 	var admitted bool
 	r := &c.server.receiving
 	if bytes >= receivedBytesMin {
-		_, admitted = r.addLarge(&c.large, c, &c.claim, int64(bytes), 0)
+		_, admitted = r.addLarge(&c.large, c.streams.of(ownedLarge), c, &c.claim, int64(bytes), 0)
 	} else {
-		admitted = r.small.add(&c.small, int64(bytes))
+		admitted = r.small.add(&c.small, c.streams.of(ownedSmall), int64(bytes))
 	}
 	if !admitted {
 		r.refused.Add(1)
@@ -236,9 +236,9 @@ func (c *directClient) Received(bytes int) {
 	defer c.mu.Unlock()
 	switch r := &c.server.receiving; {
 	case bytes < receivedBytesMin:
-		r.small.release(&c.small, int64(bytes))
+		r.small.release(&c.small, c.streams.of(ownedSmall), int64(bytes))
 	case !r.beside.leave(c, int64(bytes)):
-		r.large.release(&c.large, int64(bytes))
+		r.large.release(&c.large, c.streams.of(ownedLarge), int64(bytes))
 	}
 }
 

@@ -225,7 +225,7 @@ func (in *inbound) drop(m *receivedStream) {
 		in.leavePlace(m)
 	}
 	keep = min(keep, m.large)
-	in.receiving.large.release(&in.large, m.large-keep)
+	in.receiving.large.release(&in.large, in.streams.of(ownedLarge), m.large-keep)
 	m.large = keep
 }
 

@@ -305,7 +305,14 @@ type rawClient struct {
 
 func (h *harness) dialRaw(t testing.TB) *rawClient {
 	t.Helper()
-	conn, err := net.Dial("tcp", h.Address())
+	return h.dialRawFrom(t, "127.0.0.1")
+}
+
+// dialRawFrom is dialRaw from another address of this host.
+func (h *harness) dialRawFrom(t testing.TB, address string) *rawClient {
+	t.Helper()
+	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	conn, err := from.Dial("tcp", h.Address())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -182,7 +182,7 @@ func TestGreedyConnectionsLeaveRoomToReceive(t *testing.T) {
 		const part = 64 << 10
 		for range 6 {
 			greedy, messages := int64(0), 0
-			for s.add(&greedy, part) {
+			for s.add(&greedy, owned{}, part) {
 				messages++
 			}
 			if messages < 2 {
@@ -190,7 +190,7 @@ func TestGreedyConnectionsLeaveRoomToReceive(t *testing.T) {
 			}
 		}
 		one := int64(0)
-		if !s.add(&one, part) {
+		if !s.add(&one, owned{}, part) {
 			t.Errorf("%s: a message of a connection that sends nothing else was refused", name)
 		}
 	}

@@ -26,8 +26,13 @@ func (h *harness) dialFrom(t *testing.T, address string) *grpc.ClientConn {
 // dialClient is dial as another client: from an address that nothing else of the test has.
 func (h *harness) dialClient(t *testing.T) *grpc.ClientConn {
 	t.Helper()
+	return h.dialFrom(t, clientAddress())
+}
+
+// clientAddress is an address of this host that no other client has.
+func clientAddress() string {
 	n := clientAddresses.Add(1)
-	return h.dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+n/200%200, 1+n%200))
+	return fmt.Sprintf("127.%d.%d.1", 1+n/200%200, 1+n%200)
 }
 
 var clientAddresses atomic.Int64

@@ -12,6 +12,8 @@ const (
 	ownedTxns                         // interactive transactions that are open or begin; see txnTable.reserve
 	ownedTxnBytes                     // what these have of their share; see txnMemory
 	ownedScanBytes                    // in the share of scans; the connection's are in held
+	ownedLarge                        // bytes of large messages that are being received, or kept; see receiving
+	ownedSmall                        // of small ones
 	ownedConnections                  // that are served
 	ownedKinds
 )
@@ -43,6 +45,9 @@ func (c *connection) owns(k ownedKind) (o owned) {
 	}
 	return o
 }
+
+// of are the client's counts of a kind.
+func (c *connStreams) of(k ownedKind) owned { return owned{client: &c.client.owned[k]} }
 
 // clientTakes is how much a client may have for each that it leaves free.
 const clientTakes = 3

@@ -82,6 +82,19 @@ func TestOneClientLeavesAQuarter(t *testing.T) {
 			ownClients(t, s.max, 1, func(c *connection) bool { return s.hold(own(c), 1) }, func(c *connection) { s.release(own(c), 1) })
 		})
 	}
+	for kind, name := range map[ownedKind]string{ownedLarge: "large messages", ownedSmall: "small messages"} {
+		t.Run(name, func(t *testing.T) {
+			const each = 20 << 10
+			r, has := newReceiving(64<<20), map[*connection]*int64{}
+			s := map[ownedKind]*receivingShare{ownedLarge: &r.large, ownedSmall: &r.small}[kind]
+			ownClients(t, s.limit, each, func(c *connection) bool {
+				if has[c] == nil {
+					has[c] = new(int64)
+				}
+				return s.add(has[c], c.streams.of(kind), each)
+			}, func(c *connection) { s.release(has[c], c.streams.of(kind), each) })
+		})
+	}
 }
 
 // TestOneClientLeavesConnections to others, which are served at once; those beyond are told so, and many more are closed. One that was refused is served

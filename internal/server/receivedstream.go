@@ -119,7 +119,7 @@ func (in *inbound) admitLarge(m *receivedStream) error {
 		m.placed = true
 	case m.left <= m.large:
 	default:
-		beside, ok := r.addLarge(&in.large, in, &in.claim, m.left, m.large)
+		beside, ok := r.addLarge(&in.large, in.streams.of(ownedLarge), in, &in.claim, m.left, m.large)
 		if !ok {
 			return errOverloaded
 		}
@@ -138,7 +138,7 @@ func (in *inbound) reserve(m *receivedStream) bool {
 	if more < smallStep {
 		return true
 	}
-	if !in.receiving.small.add(&in.small, more) {
+	if !in.receiving.small.add(&in.small, in.streams.of(ownedSmall), more) {
 		return false
 	}
 	m.small += more
@@ -160,7 +160,7 @@ func (in *inbound) shrink(m *receivedStream) {
 		keep = 0
 	}
 	if m.small > keep {
-		in.receiving.small.release(&in.small, m.small-keep)
+		in.receiving.small.release(&in.small, in.streams.of(ownedSmall), m.small-keep)
 		m.small = keep
 	}
 }
@@ -169,7 +169,7 @@ func (in *inbound) shrink(m *receivedStream) {
 func (in *inbound) reset(m *receivedStream) {
 	m.library.end(in)
 	in.leavePlace(m)
-	in.receiving.large.release(&in.large, m.large)
-	in.receiving.small.release(&in.small, m.small)
+	in.receiving.large.release(&in.large, in.streams.of(ownedLarge), m.large)
+	in.receiving.small.release(&in.small, in.streams.of(ownedSmall), m.small)
 	*m = receivedStream{}
 }

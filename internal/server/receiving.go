@@ -18,7 +18,8 @@ import (
 //   - all its small messages that the server has not taken, with their declared lengths and the
 //     overhead of small frames. Their handler says which it has taken: see libraryStream.
 //
-// A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others. A message of more
+// A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others, and all connections of a
+// client leave a quarter: see owned. A message of more
 // than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out. What is
 // large for the share, and finds no room in it, may have that place, too: a few connections that send large messages all the time leave a free part
 // of the share in which it never fits.
@@ -102,30 +103,34 @@ func (r *receiving) init(inflight, streams, messageBytes int64) {
 	r.large.limit, r.small.limit, r.streams.limit = inflight/4, inflight/2, streams
 }
 
-// add reserves bytes for a connection that has reserved *conn bytes: if afterwards at least as many are free as it has, or if no others are reserved.
-func (s *receivingShare) add(conn *int64, bytes int64) bool {
+// add reserves bytes for a connection that has reserved *conn bytes: if afterwards at least as many are free as it has, and its client leaves
+// enough, or if no others are reserved.
+func (s *receivingShare) add(conn *int64, client owned, bytes int64) bool {
 	all := s.reserved.Add(bytes)
-	if *conn+bytes > s.limit-all && all != bytes {
+	_, ofClient := client.add(bytes)
+	if has := *conn + bytes; all != bytes && (has > s.limit-all || !client.leaves(bytes, has, ofClient, s.limit-all, s.limit)) {
 		s.reserved.Add(-bytes)
+		client.add(-bytes)
 		return false
 	}
 	*conn += bytes
 	return true
 }
 
-func (s *receivingShare) release(conn *int64, bytes int64) {
+func (s *receivingShare) release(conn *int64, client owned, bytes int64) {
 	if bytes > 0 {
 		*conn -= bytes
 		s.reserved.Add(-bytes)
+		client.add(-bytes)
 	}
 }
 
 // addLarge counts the bytes of a message that is not small, for a connection that has reserved *conn bytes of the share of large messages. They count in
 // that share, where so many of them are counted already, or in the place beside it, which the owner takes with its claim. It reports false if there is no
 // room.
-func (r *receiving) addLarge(conn *int64, owner any, c *claim, bytes, counted int64) (beside, ok bool) {
+func (r *receiving) addLarge(conn *int64, client owned, owner any, c *claim, bytes, counted int64) (beside, ok bool) {
 	if bytes <= r.large.limit/2 {
-		if r.large.add(conn, bytes-counted) {
+		if r.large.add(conn, client, bytes-counted) {
 			return false, true
 		}
 		if bytes <= r.large.limit/largePart {

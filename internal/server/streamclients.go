@@ -69,7 +69,7 @@ func (r *receiving) reserveStream(conn *connStreams) bool {
 
 // reserveStreams reserves streams for a connection, if there is room for it and for its client.
 func (r *receiving) reserveStreams(conn *connStreams, streams int64) bool {
-	if has := conn.used; !r.streams.add(&has, streams) {
+	if has := conn.used; !r.streams.add(&has, owned{}, streams) {
 		return false
 	}
 	if has := conn.client.reserved.Add(streams); has > streams && has > clientTakes*(r.streams.limit-r.streams.reserved.Load()) {
