@@ -210,29 +210,132 @@ func TestTheTimeOfABulkLoadOutlivesACrash(t *testing.T) {
 		time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
 		mustPut(t, s, "k", "at last")
 		time.Sleep(20 * time.Millisecond)
-		l, err := s.BeginBulkLoad()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Add([]byte("loaded"), []byte("v")); err != nil {
-			t.Fatal(err)
-		}
-		loaded, err := l.Commit(t.Context())
-		if err := errors.Join(err, l.Close()); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(20 * time.Millisecond)
-		at := s.Clock().Now() - 1
-		time.Sleep(20 * time.Millisecond)
+		noRecords(t, s)
+		loaded, at := loadAndTime(t, s)
 		mustPut(t, s, "k", "after")
 		for range 2 {
-			if e, err := s.EpochAt(t.Context(), at); err != nil || e != loaded.Epoch {
-				t.Fatalf("the state after the load of epoch %d is %d, %v", loaded.Epoch, e, err)
+			if e, err := s.EpochAt(t.Context(), at); err != nil || e != loaded {
+				t.Fatalf("the state after the load of epoch %d is %d, %v", loaded, e, err)
 			}
 			crashed := o.Storage.FS.(*vfs.Mem).Crash(1, vfs.SurviveNone)
 			_ = s.Close()
 			o.Storage.FS = crashed
 			s = mustOpen(t, o)
+		}
+	})
+}
+
+// noRecords keeps the timeline from recording anything, until the store is closed.
+func noRecords(t *testing.T, s *Store) {
+	if err := s.timeline.beginRecording(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loadAndTime makes a bulk load, and returns its epoch and a time soon after it.
+func loadAndTime(t *testing.T, s *Store) (e keys.Epoch, at uint64) {
+	l, err := s.BeginBulkLoad()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Add([]byte("loaded"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := l.Commit(t.Context())
+	if err := errors.Join(err, l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	at = s.Clock().Now() - 1
+	time.Sleep(20 * time.Millisecond)
+	return loaded.Epoch, at
+}
+
+// TestTheTimeOfABulkLoadOutlivesOtherTrees, of which the superblock has the time instead, and that come before the next sample.
+func TestTheTimeOfABulkLoadOutlivesOtherTrees(t *testing.T) {
+	crash := func(t *testing.T, s *Store, o *Options, survive vfs.Survival) *Store {
+		crashed := o.Storage.FS.(*vfs.Mem).Crash(1, survive)
+		_ = s.Close()
+		o.Storage.FS = crashed
+		return mustOpen(t, *o)
+	}
+	again := func(t *testing.T, s *Store, o *Options) *Store {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return mustOpen(t, *o)
+	}
+	load := func(t *testing.T, s *Store) { loadAndTime(t, s) }
+	checkpoint := func(t *testing.T, s *Store) {
+		mustPut(t, s, "k", "after")
+		if err := s.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		tree    func(*testing.T, *Store)
+		restart func(*testing.T, *Store, *Options) *Store
+		early   bool // there is a crash before the time has a record, and before the other tree
+	}{
+		{"a load and a crash", load, func(t *testing.T, s *Store, o *Options) *Store { return crash(t, s, o, vfs.SurviveNone) }, false},
+		{"a load and a kill", load, func(t *testing.T, s *Store, o *Options) *Store { return crash(t, s, o, vfs.SurviveAll) }, false},
+		{"a load and a stop", load, again, false},
+		{"a checkpoint and a crash", checkpoint, func(t *testing.T, s *Store, o *Options) *Store { return crash(t, s, o, vfs.SurviveNone) }, false},
+		{"a checkpoint and a stop", checkpoint, again, false},
+		{"two crashes", checkpoint, func(t *testing.T, s *Store, o *Options) *Store { return crash(t, s, o, vfs.SurviveNone) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := tiny(vfs.NewMem())
+				o.Retention, o.CheckpointInterval = time.Hour, time.Hour
+				s := mustOpen(t, o)
+				mustPut(t, s, "k", "before")
+				time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
+				mustPut(t, s, "k", "at last")
+				time.Sleep(20 * time.Millisecond)
+				if c.early {
+					noRecords(t, s)
+				}
+				loaded, at := loadAndTime(t, s)
+				next := mustPut(t, s, "k", "next")
+				if c.early {
+					s = crash(t, s, &o, vfs.SurviveNone)
+				}
+				c.tree(t, s)
+				for range 2 {
+					if e, err := s.EpochAt(t.Context(), at); err != nil || e < loaded || e >= next { // the record of the time may be between
+						t.Errorf("the state between the load of epoch %d and the commit of %d is %d, %v", loaded, next, e, err)
+					}
+					s = c.restart(t, s, &o)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// TestTheTimeOfABulkLoadIsRecordedWhenItReturns, durably, and once: the next sample has nothing to add.
+func TestTheTimeOfABulkLoadIsRecordedWhenItReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := tiny(vfs.NewMem())
+		o.Retention, o.CheckpointInterval, o.SyncInterval = time.Hour, time.Hour, time.Hour
+		s := mustOpen(t, o)
+		defer s.Close()
+		mustPut(t, s, "k", "before")
+		time.Sleep(2500 * time.Millisecond)
+		loaded, _ := loadAndTime(t, s)
+		if s.Visible() != loaded+1 || s.Durable() != loaded+1 {
+			t.Errorf("after the load of epoch %d visible is %d and durable %d", loaded, s.Visible(), s.Durable())
+		}
+		if again := s.timeline.unrecordedLoads(); len(again.noted) != 0 {
+			t.Errorf("without a record: %+v", again.noted)
+		}
+		time.Sleep(5 * time.Second)
+		if e := s.Visible(); e != loaded+1 {
+			t.Errorf("epochs up to %d without a commit after the load of epoch %d", e, loaded)
 		}
 	})
 }

@@ -153,6 +153,7 @@ func (l *BulkLoad) Commit(ctx context.Context) (BulkLoaded, error) {
 	// A later error is an error of the store: the bulk load has happened.
 	_ = s.engine.CompleteBulkLoad(ctx, l.load)
 	s.holdLoad(ctx, l.load)
+	_ = s.recordLoads(ctx, s.bulk.session) // else the next sample does
 	return BulkLoaded{Epoch: l.load.Epoch(), Keys: n, PausedAt: at, CommitPause: pause}, nil
 }
 

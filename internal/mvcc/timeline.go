@@ -54,6 +54,8 @@ type timeline struct {
 
 // recording is what has been recorded. The goroutine that records owns it.
 type recording struct {
+	records chan struct{} // holds a token of that goroutine, once the store is open
+
 	own      keys.Epoch // of its last commit
 	settled  keys.Epoch // every commit after the newest sample up to it is its own: no reason for another sample
 	pending  keys.Epoch // the floor of that commit, which is not in force yet; zero if there is none
@@ -100,6 +102,7 @@ func (s *timeSample) millisecond() uint64 { return (s.at + 999) / 1000 }
 func (t *timeline) init(o *Options) {
 	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
 	t.turn, t.logReads, t.searches = make(chan struct{}, 1), make(chan struct{}, logReadsMax), make(chan struct{}, 1)
+	t.records = make(chan struct{}, 1)
 	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
 	t.marks.every = markEveryBytes
 	t.markEvery = max(t.every/looksPerSample, time.Millisecond)
@@ -191,6 +194,10 @@ func (s *Store) runTimeline(ctx context.Context, x *Session) {
 // advanceTimeline takes a sample if there were commits since the last one, moves the floor, and records both.
 func (s *Store) advanceTimeline(ctx context.Context, x *Session) error {
 	t := &s.timeline
+	if err := t.beginRecording(ctx); err != nil {
+		return err
+	}
+	defer t.endRecording()
 	if t.pending != 0 && s.Durable() >= t.own {
 		t.floor.Store(uint64(t.pending))
 		t.pending, t.unread = 0, false
@@ -376,14 +383,15 @@ func (s *Store) recordStart(ctx context.Context) {
 	}
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
-	if t.later(sample) {
-		w.recordSample(sample)
-	}
-	w.recordFloor(keys.Epoch(t.floor.Load()))
+	next := nextRecords{add: t.later(sample), floor: keys.Epoch(t.floor.Load())}
+	t.changedLocked(sample, &next) // no other goroutine has the timeline yet
+	next.record(w, sample)
 	var err error
 	if t.own, err = s.probe.commitDurably(ctx, w); err == nil {
 		t.recorded, t.unread = true, false
 		s.keepHidden()
+		next.add = false // note adds it
+		t.apply(sample, &next)
 		sample.epoch = max(sample.epoch, 1)
 		t.note(sample)
 		if n := len(t.samples); t.samples[n-1].epoch+1 == t.own {
@@ -421,7 +429,7 @@ func (t *timeline) note(sample timeSample) {
 	t.samples = append(t.samples, sample)
 }
 
-// noteLoad adds the sample of a bulk load, which the log does not have. It gets its record with the next sample. The time of the last
+// noteLoad adds the sample of a bulk load, which the log does not have. Its record comes with recordLoads, or with the next sample. The time of the last
 // sample may be after it, because that was rounded up: then that one has the bulk load, too.
 func (t *timeline) noteLoad(load timeSample) {
 	t.mu.Lock()
