@@ -166,9 +166,24 @@ func (a *admission) enter(conn *connection, sh share, bytes int) bool {
 // is enter without own bytes. For what is admitted the caller calls leaveBeside.
 func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool {
 	if a.admits(conn, a.claim(conn, sh), sh, own, bytes) {
-		return true
+		if own > 0 || sh != shareSmallWrites || a.countWrite(conn) {
+			return true
+		}
+		a.leaveShare(conn, sh, bytes)
 	}
 	a.refused.Add(1)
+	return false
+}
+
+// countWrite counts a small write of a client, which may wait for a slow device, if the client leaves enough of them to others.
+func (a *admission) countWrite(conn *connection) bool {
+	own, w := conn.owns(ownedWriteRequests), &a.words[shareSmallWrites]
+	_, has := own.add(1)
+	all := int64(w.limit.requests)
+	if own.leaves(1, 0, has, all-int64(w.word.Load()>>admissionShift), all) {
+		return true
+	}
+	own.add(-1)
 	return false
 }
 
@@ -213,7 +228,7 @@ func (a *admission) admits(conn *connection, c *claim, sh share, own, bytes int)
 	if own > 0 {
 		a.remove(conn, sh, own, 0)
 	} else if w.word.Add(one)>>admissionShift > w.limit.requests {
-		a.leave(conn, sh, bytes)
+		a.leaveShare(conn, sh, bytes)
 		return false
 	}
 	return true
@@ -300,6 +315,13 @@ func (a *admission) enterKind(conn *connection, k kind, sh share, bytes int) boo
 }
 
 func (a *admission) leave(conn *connection, sh share, bytes int) {
+	a.leaveShare(conn, sh, bytes)
+	if sh == shareSmallWrites {
+		conn.owns(ownedWriteRequests).add(-1)
+	}
+}
+
+func (a *admission) leaveShare(conn *connection, sh share, bytes int) {
 	w, delta := &a.words[sh], uint64(admissionOne)
 	if !w.large.leave(conn, int64(bytes)) {
 		delta += uint64(bytes)

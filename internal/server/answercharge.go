@@ -160,13 +160,13 @@ func (c *connection) charge(a *admission, bytes int64, must bool) bool {
 	switch delta := admissionOne + uint64(bytes); {
 	case c.ended:
 		return must
-	case w.add(delta, c.answers+bytes):
-		c.answers += bytes
+	case c.leavesAnswers(w, bytes) && w.add(delta, c.answers+bytes):
+		c.countAnswers(bytes)
 	case w.takeLarge(c, bytes):
 		w.word.Add(admissionOne)
 	case must:
 		w.word.Add(delta)
-		c.answers += bytes
+		c.countAnswers(bytes)
 	default:
 		return false
 	}
@@ -179,6 +179,19 @@ func (w *admissionWord) takeLarge(c *connection, bytes int64) bool {
 	return w.limit.isLarge(bytes) && w.large.take(c, &c.claims[shareAnswers], bytes)
 }
 
+// countAnswers counts more bytes of answers. The connection's mutex is held.
+func (c *connection) countAnswers(bytes int64) {
+	c.answers += bytes
+	c.owns(ownedAnswerBytes).add(bytes)
+}
+
+// leavesAnswers reports whether the client leaves enough of the share to others with more bytes of the connection, whose mutex is held.
+func (c *connection) leavesAnswers(w *admissionWord, more int64) bool {
+	own := c.owns(ownedAnswerBytes)
+	_, ofClient := own.add(0)
+	return own.leaves(more, c.answers+more, ofClient+more, w.limit.free(w.word.Load()+uint64(more)), int64(w.limit.bytes))
+}
+
 // resize changes the bytes of a charge. More may be refused, like a charge; but a number that a
 // charge need not count is not refused either.
 func (c *connection) resize(d *chargedBytes, bytes int64, must bool) bool {
@@ -189,14 +202,14 @@ func (c *connection) resize(d *chargedBytes, bytes int64, must bool) bool {
 	case c.ended || more >= 0 && more < countedBytesMin:
 		return true
 	case w.large.change(c, d.bytes, bytes):
-	case more > 0 && w.add(uint64(more), c.answers+more):
-		c.answers += more
+	case more > 0 && c.leavesAnswers(w, more) && w.add(uint64(more), c.answers+more):
+		c.countAnswers(more)
 	case more > 0 && w.takeLarge(c, bytes):
 		w.word.Add(-uint64(d.bytes))
-		c.answers -= d.bytes
+		c.countAnswers(-d.bytes)
 	case more < 0 || must:
 		w.word.Add(uint64(more))
-		c.answers += more
+		c.countAnswers(more)
 	default:
 		return false
 	}
@@ -213,7 +226,7 @@ func (c *connection) releaseCharge(d *chargedBytes) {
 	w, delta := &d.admission.words[shareAnswers], uint64(admissionOne)
 	if !w.large.leave(c, d.bytes) {
 		delta += uint64(d.bytes)
-		c.answers -= d.bytes
+		c.countAnswers(-d.bytes)
 	}
 	w.word.Add(-delta)
 	c.charges--
@@ -296,5 +309,6 @@ func (c *connection) end(a *admission) {
 			a.leave(c, shareScans, room)
 		}
 	}
-	c.answers, c.waiting, c.charges, c.pages, c.queued = 0, 0, 0, nil, nil
+	c.countAnswers(-c.answers)
+	c.waiting, c.charges, c.pages, c.queued = 0, 0, nil, nil
 }

@@ -16,10 +16,10 @@ import (
 )
 
 // dialDeaf is a client whose streams take 64 KiB each and no more until they are read.
-func (h *harness) dialDeaf(t testing.TB) *grpc.ClientConn {
+func (h *harness) dialDeaf(t testing.TB, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+h.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()), h.token(),
-		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))
+	conn, err := grpc.NewClient("passthrough:///"+h.Address(), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), h.token(),
+		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,10 @@ func TestUnreadAnswersStayInTheirShare(t *testing.T) {
 	for range 15 {
 		many = append(many, []byte("large/000"), []byte("large/001"))
 	}
-	conns := []*grpc.ClientConn{h.dialDeaf(t), h.dialDeaf(t), h.dialDeaf(t)}
+	var conns []*grpc.ClientConn
+	for range 3 {
+		conns = append(conns, h.dialDeaf(t, fromAddress(clientAddress())))
+	}
 	for i := range 150 {
 		ask(ctx, t, conns[i%3], "Get", &pb.GetRequest{Key: []byte("large/000")})
 		if i%3 == 0 {
@@ -342,7 +345,7 @@ func TestBatchGetCountsOnlyWhatItAnswers(t *testing.T) {
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	for i := range 2 {
-		ask(ctx, t, h.dialDeaf(t), "Get", &pb.GetRequest{Key: []byte("large/000")})
+		ask(ctx, t, h.dialDeaf(t, fromAddress(clientAddress())), "Get", &pb.GetRequest{Key: []byte("large/000")})
 		eventually(t, "the answer is held", func() bool {
 			_, _, answers := h.admission.inflight()
 			return answers >= int64(i+1)*(4<<20-1<<10)

@@ -135,14 +135,15 @@ func TestPartsOfWalksFitTheLeastResponses(t *testing.T) {
 	h := mustStart(t, retaining)
 	const loaded = 200
 	first := h.put(t, "first", "")
-	if _, err := h.bulk(t, loaded, 10_000, true); err != nil {
+	large, err := h.bulk(t, loaded, 10_000, true)
+	if err != nil {
 		t.Fatal(err)
 	}
-	middle := uint64(h.store.Visible())
-	if _, err := h.bulk(t, loaded, 100, true); err != nil {
+	small, err := h.bulk(t, loaded, 100, true)
+	if err != nil {
 		t.Fatal(err)
 	}
-	end := uint64(h.store.Visible())
+	middle, end := large.Epoch, small.Epoch
 	var ranges []*pb.KeyRange
 	for i := range watchRangesMax {
 		key := fmt.Sprintf("key-%05d", i)

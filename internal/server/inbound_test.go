@@ -42,7 +42,13 @@ func newReceiving(inflight int64) *receiving {
 // newFollowed is a connection in which streams 1 to 19 are open.
 func newFollowed(t *testing.T, r *receiving) *inbound {
 	t.Helper()
-	in := newInbound(r, r.clients.enter("client"))
+	return newFollowedOf(t, r, "client")
+}
+
+// newFollowedOf is newFollowed of a client.
+func newFollowedOf(t *testing.T, r *receiving, client string) *inbound {
+	t.Helper()
+	in := newInbound(r, r.clients.enter(client))
 	in.received.skip = 0
 	for stream := uint32(1); stream < 20; stream += 2 {
 		if err := in.follow(frame(frameHeaders, 4, stream, make([]byte, 30))); err != nil {
@@ -193,7 +199,7 @@ func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
 		r := newReceiving(1)
 		r.large.limit, r.small.limit = limit, limit
 		r.beside.take(r, nil, 1) // so that what finds no room in the share is refused
-		one, other, third := newFollowed(t, r), newFollowed(t, r), newFollowed(t, r)
+		one, other, third := newFollowed(t, r), newFollowedOf(t, r, "other"), newFollowedOf(t, r, "third")
 		m := prefixed(size)
 		start := func(in *inbound, stream uint32) (admitted bool) {
 			t.Helper()

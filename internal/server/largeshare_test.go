@@ -34,7 +34,7 @@ func TestUnreadLargeAnswersLeaveRoomToOthers(t *testing.T) {
 	ctx := testContext(t)
 	share := int64(h.admission.words[shareAnswers].limit.bytes)
 	for i := range int64(3) {
-		ask(ctx, t, h.dialDeaf(t), "Get", getLarge)
+		ask(ctx, t, h.dialDeaf(t, fromAddress(clientAddress())), "Get", getLarge) // of one client they leave a quarter
 		eventually(t, "the answer waits", func() bool { _, _, answers := h.admission.inflight(); return answers >= (i+1)*(4<<20) })
 	}
 	if _, _, answers := h.admission.inflight(); answers < share {

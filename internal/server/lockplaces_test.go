@@ -19,8 +19,12 @@ import (
 // dialFrom is dial from another address of this host.
 func (h *harness) dialFrom(t *testing.T, address string) *grpc.ClientConn {
 	t.Helper()
+	return h.dial(t, fromAddress(address))
+}
+
+func fromAddress(address string) grpc.DialOption {
 	from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	return h.dial(t, grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return from.DialContext(ctx, "tcp", to) }))
+	return grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return from.DialContext(ctx, "tcp", to) })
 }
 
 // dialClient is dial as another client: from an address that nothing else of the test has.

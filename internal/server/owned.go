@@ -6,15 +6,17 @@ import "sync/atomic"
 type ownedKind int
 
 const (
-	ownedReads       ownedKind = iota // sessions of reads that wait; see heldSessions
-	ownedWrites                       // sessions of writes, of a connection those that read first
-	ownedWalks                        // sessions of the walks of watches
-	ownedTxns                         // interactive transactions that are open or begin; see txnTable.reserve
-	ownedTxnBytes                     // what these have of their share; see txnMemory
-	ownedScanBytes                    // in the share of scans; the connection's are in held
-	ownedLarge                        // bytes of large messages that are being received, or kept; see receiving
-	ownedSmall                        // of small ones
-	ownedConnections                  // that are served
+	ownedReads         ownedKind = iota // sessions of reads that wait; see heldSessions
+	ownedWrites                         // sessions of writes, of a connection those that read first
+	ownedWalks                          // sessions of the walks of watches
+	ownedTxns                           // interactive transactions that are open or begin; see txnTable.reserve
+	ownedTxnBytes                       // what these have of their share; see txnMemory
+	ownedScanBytes                      // in the share of scans; the connection's are in held
+	ownedAnswerBytes                    // in that of answers; the connection's are in answers
+	ownedLarge                          // bytes of large messages that are being received, or kept; see receiving
+	ownedSmall                          // of small ones
+	ownedWriteRequests                  // small writes until they are durable
+	ownedConnections                    // that are served
 	ownedKinds
 )
 

@@ -82,6 +82,17 @@ func TestOneClientLeavesAQuarter(t *testing.T) {
 			ownClients(t, s.max, 1, func(c *connection) bool { return s.hold(own(c), 1) }, func(c *connection) { s.release(own(c), 1) })
 		})
 	}
+	t.Run("small writes", func(t *testing.T) {
+		var a admission
+		a.init(8192, 256<<20)
+		ownClients(t, 8192, 1, func(c *connection) bool { return a.enter(c, shareSmallWrites, 10) }, func(c *connection) { a.leave(c, shareSmallWrites, 10) })
+	})
+	t.Run("bytes of answers", func(t *testing.T) {
+		var a admission
+		a.init(8192, 256<<20)
+		ownClients(t, int64(a.words[shareAnswers].limit.bytes), 16<<10, func(c *connection) bool { return c.charge(&a, 16<<10, false) },
+			func(c *connection) { c.releaseCharge(&chargedBytes{admission: &a, conn: c, bytes: 16 << 10}) })
+	})
 	for kind, name := range map[ownedKind]string{ownedLarge: "large messages", ownedSmall: "small messages"} {
 		t.Run(name, func(t *testing.T) {
 			const each = 20 << 10
