@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"io"
 	"testing"
 
@@ -51,5 +52,19 @@ func TestACommitOfAStreamThatHasEndedIsReportedSo(t *testing.T) {
 	all := lines()
 	if len(all) != 1 || all[0].Method != "Commit" || all[0].Code != "Aborted" {
 		t.Errorf("lines: %+v", all)
+	}
+}
+
+// TestAStreamThatWasEndedSaysWhy, also if its receiver has noticed before the watcher.
+func TestAStreamThatWasEndedSaysWhy(t *testing.T) {
+	h := mustStart(t)
+	for range 100 { // of two channels that are ready, select takes any
+		c := &transactionStream{server: h.Server, ended: make(chan error, 1)}
+		c.endLocked(errTxnEnded)
+		received := make(chan error, 1)
+		received <- errStreamOver
+		if err := c.watch(received); !errors.Is(err, errTxnEnded) {
+			t.Fatal(err)
+		}
 	}
 }

@@ -82,6 +82,9 @@ func (c *transactionStream) watch(received <-chan error) error {
 	for {
 		select {
 		case err := <-received:
+			if errors.Is(err, errStreamOver) {
+				return <-c.ended // which endLocked has filled before
+			}
 			return err
 		case err := <-c.ended:
 			return err

@@ -223,7 +223,7 @@ func TestAnOlderTableCostsNoOtherPage(t *testing.T) {
 		kind     pager.ArrayKind
 		level    byte
 		repaired int
-	}{{pager.ArrayAllocationMap, 1, 1}, {pager.ArrayAllocationMap, 0, 2}, {pager.ArrayIndirectionTable, 1, 1}, {pager.ArrayIndirectionTable, 0, 2}} {
+	}{{pager.ArrayAllocationMap, 1, 1}, {pager.ArrayAllocationMap, 0, 2}, {pager.ArrayIndirectionTable, 1, 2}, {pager.ArrayIndirectionTable, 0, 2}} {
 		l := lostBlobs{newQuarantineBench(t, vfs.NewMem()), rand.New(rand.NewPCG(1, 1)), map[string]bool{}}
 		l.options.disturb = nil
 		l.mustOpen()

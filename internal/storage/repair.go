@@ -62,7 +62,7 @@ func (e *Engine) openBlobs() (*blob.Store, error) {
 		return store, nil
 	}
 	e.repairs.made = append(e.repairs.made, fmt.Sprintf("the indirection table was rebuilt from blob pages and references: %v", cause))
-	if blob.AsksForRebuild(e.pager.Blobs()) && e.pager.MapDamage() == nil {
+	if e.pager.MapDamage() == nil { // a damaged page of the table does not name those below it, and nothing frees these
 		e.pager.DistrustMap(fmt.Errorf("pages may be live for nothing: %w", cause))
 	}
 	return store, nil
