@@ -14,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/audit"
 	"github.com/epochkv/epochkv/internal/config"
+	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
@@ -48,10 +49,24 @@ func wantOneLineEach(t *testing.T, all []auditLine, keys ...string) {
 	}
 }
 
+// inOneSegment leaves room in the first segment of the log for the writes of a test: the next one would wait for a sync.
+func inOneSegment(c *config.Config) { c.SegmentSize = 8 * config.MiB }
+
+// executedFirst has the first writes of an unread pipeline wait for the disk until the server has executed them, which executed awaits. Otherwise the
+// receiver itself sends the answer of one that is durable at once, waits for the client with it, and executes nothing more.
+func (h *harness) executedFirst(t *testing.T, writes int) (executed func()) {
+	release, before := h.holdSyncs(t), h.store.Visible()
+	return func() {
+		t.Helper()
+		eventually(t, "all are executed", func() bool { return h.store.Visible() >= before+keys.Epoch(writes) })
+		release()
+	}
+}
+
 // TestWritesOfABrokenPipelineHaveTheirLines: also the one whose answer waits for room among those that the client has not read. startAudited looks at
 // the room of their lines, too.
 func TestWritesOfABrokenPipelineHaveTheirLines(t *testing.T) {
-	h, lines := startAudited(t, overGRPC, withBlockingAudit)
+	h, lines := startAudited(t, overGRPC, withBlockingAudit, inOneSegment)
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(ctx)
@@ -59,11 +74,13 @@ func TestWritesOfABrokenPipelineHaveTheirLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	var keys []string
+	executed := h.executedFirst(t, 2) // the third waits until there is room for the answer of the second
 	for i := range uint64(3) {
 		key := fmt.Sprintf("key-%d", i)
 		mustSend(t, stream, invokeRequest(i+1, key, bytes.Repeat([]byte("v"), 600<<10)))
 		keys = append(keys, key)
 	}
+	executed()
 	eventually(t, "all are written", func() bool { return h.get(t, keys[2]).Found })
 	cancel()
 	eventually(t, "the stream has ended", func() bool { return h.counters.streams.Load() == 0 })
@@ -107,22 +124,25 @@ func TestAnswersOfABrokenPipelineEndOnce(t *testing.T) {
 // TestAnUnreadPipelineLeavesRoomInTheAuditLog: thousands of its writes may wait for their turn among answers that the client does not read. They are
 // executed, and others need the room of their lines.
 func TestAnUnreadPipelineLeavesRoomInTheAuditLog(t *testing.T) {
-	h, lines := startAudited(t, overGRPC, withBlockingAudit, func(c *config.Config) { c.Audit.QueueSize = 64 * config.KiB })
+	h, lines := startAudited(t, overGRPC, withBlockingAudit, inOneSegment, smallAudit)
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	stream, err := pb.NewKVServiceClient(h.dialDeaf(t)).Pipeline(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	const small = 200 // more than the queue has room for
 	keys := []string{"large-0", "large-1"}
+	executed := h.executedFirst(t, len(keys)+small)
 	for i, key := range keys {
-		mustSend(t, stream, invokeRequest(uint64(i), key, bytes.Repeat([]byte("v"), 600<<10)))
+		mustSend(t, stream, invokeRequest(uint64(i), key, bytes.Repeat([]byte("v"), 400<<10)))
 	}
-	for i := range uint64(200) { // more than the queue has room for
+	for i := range uint64(small) {
 		key := fmt.Sprintf("small-%d", i)
 		mustSend(t, stream, putRequest(10+i, key, "v", pb.Durability_DURABILITY_SYNC))
 		keys = append(keys, key)
 	}
+	executed()
 	eventually(t, "all are written", func() bool { return h.get(t, keys[len(keys)-1]).Found })
 	eventually(t, "nothing has room for its line", func() bool { return h.observer.audit.stats().QueueBytes == 0 })
 	h.put(t, "of another client", "v")
