@@ -200,16 +200,23 @@ func TestASampleMissesNoCommit(t *testing.T) {
 	}
 }
 
+// openBetweenSamples opens a store that retains history, with two puts, half of the time before its next sample.
+func openBetweenSamples(t *testing.T) (*Store, Options) {
+	t.Helper()
+	o := tiny(vfs.NewMem())
+	o.Retention, o.CheckpointInterval = time.Hour, time.Hour
+	s := mustOpen(t, o)
+	mustPut(t, s, "k", "before")
+	time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
+	mustPut(t, s, "k", "at last")
+	time.Sleep(20 * time.Millisecond)
+	return s, o
+}
+
 // TestTheTimeOfABulkLoadOutlivesACrash that comes before the time has a record: the log has the commits around it, and not the load.
 func TestTheTimeOfABulkLoadOutlivesACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := tiny(vfs.NewMem())
-		o.Retention, o.CheckpointInterval = time.Hour, time.Hour
-		s := mustOpen(t, o)
-		mustPut(t, s, "k", "before")
-		time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
-		mustPut(t, s, "k", "at last")
-		time.Sleep(20 * time.Millisecond)
+		s, o := openBetweenSamples(t)
 		noRecords(t, s)
 		loaded, at := loadAndTime(t, s)
 		mustPut(t, s, "k", "after")
@@ -287,13 +294,7 @@ func TestTheTimeOfABulkLoadOutlivesOtherTrees(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := tiny(vfs.NewMem())
-				o.Retention, o.CheckpointInterval = time.Hour, time.Hour
-				s := mustOpen(t, o)
-				mustPut(t, s, "k", "before")
-				time.Sleep(2500 * time.Millisecond) // two samples, and half of the time to the next one
-				mustPut(t, s, "k", "at last")
-				time.Sleep(20 * time.Millisecond)
+				s, o := openBetweenSamples(t)
 				if c.early {
 					noRecords(t, s)
 				}

@@ -14,8 +14,8 @@ type besideClient struct {
 	sessions int
 }
 
-// BesideTaken is how many sessions of SessionOf a client may have for each that it leaves free: three quarters of all, if no other has any.
-const BesideTaken = 3
+// ClientTakes is how much of something a client may have for each that it leaves free: three quarters of all, if no other has any.
+const ClientTakes = 3
 
 // take counts one more session of a client, whose name is empty for what no client asks for; nil if there is none for it.
 func (b *besideSessions) take(limit int, client string) *besideClient {
@@ -24,7 +24,7 @@ func (b *besideSessions) take(limit int, client string) *besideClient {
 		c = &besideClient{name: client}
 	}
 	has, free := c.sessions+1, limit-b.open-1
-	if free < 0 || client != "" && has > 1 && has > BesideTaken*free && limit > BesideTaken {
+	if free < 0 || client != "" && has > 1 && has > ClientTakes*free && limit > ClientTakes {
 		return nil
 	}
 	if b.clients == nil {

@@ -177,14 +177,9 @@ func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool
 
 // countWrite counts a small write of a client, which may wait for a slow device, if the client leaves enough of them to others.
 func (a *admission) countWrite(conn *connection) bool {
-	own, w := conn.owns(ownedWriteRequests), &a.words[shareSmallWrites]
-	_, has := own.add(1)
+	w := &a.words[shareSmallWrites]
 	all := int64(w.limit.requests)
-	if own.leaves(1, 0, has, all-int64(w.word.Load()>>admissionShift), all) {
-		return true
-	}
-	own.add(-1)
-	return false
+	return conn.owns(ownedWriteRequests).takeOne(all-int64(w.word.Load()>>admissionShift), all)
 }
 
 func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {
@@ -321,6 +316,7 @@ func (a *admission) leave(conn *connection, sh share, bytes int) {
 	}
 }
 
+// leaveShare is leave of what countWrite has not counted.
 func (a *admission) leaveShare(conn *connection, sh share, bytes int) {
 	w, delta := &a.words[sh], uint64(admissionOne)
 	if !w.large.leave(conn, int64(bytes)) {
@@ -368,8 +364,8 @@ func (a *admission) holdSession(conn *connection) error {
 	return nil
 }
 
-// holdWrite is holdSession for a write, while it commits. Of one that reads first, own is what its connection has. After nil the caller must
-// release the session from a.sessions.writes.
+// holdWrite is holdSession for a write, while it commits. The own counts of one that need not read first are those of its client alone. After nil the
+// caller must release the session from a.sessions.writes.
 func (a *admission) holdWrite(own owned) error {
 	if !a.sessions.writes.hold(own, 1) {
 		a.refused.Add(1)

@@ -131,10 +131,7 @@ func TestReadsThatWaitForTheDeviceLeaveRoomInTheAuditLog(t *testing.T) {
 // TestWritesThatWaitForTheDiskLeaveRoomInTheAuditLog: writes of a pipeline, and requests of their own.
 func TestWritesThatWaitForTheDiskLeaveRoomInTheAuditLog(t *testing.T) {
 	h, lines := startAudited(t, withDirect, withBlockingAudit, smallAudit)
-	until := make(chan struct{})
-	release := sync.OnceFunc(func() { close(until) })
-	t.Cleanup(release)
-	h.faults.Inject(vfs.Rule{Op: vfs.OpSyncData, Name: "*.log", Fault: vfs.Slow, Until: until})
+	release := h.holdSyncs(t)
 	const each = 50 // of both kinds; the lines of all need more room than there is
 	var keys []string
 	stream, err := h.kv.Pipeline(testContext(t))

@@ -213,13 +213,10 @@ func (c *connections) admit(addr net.Addr) *connection {
 
 // takePlace counts a connection as served, if there is room for it, and for its client, which leaves some to others.
 func (c *connections) takePlace(conn *connection) bool {
-	own := conn.owns(ownedConnections)
-	_, has := own.add(1)
-	if free := c.max - c.served.Add(1); free >= 0 && own.leaves(1, 0, has, free, c.max) {
+	if free := c.max - c.served.Add(1); free >= 0 && conn.owns(ownedConnections).takeOne(free, c.max) {
 		return true
 	}
 	c.served.Add(-1)
-	own.add(-1)
 	return false
 }
 

@@ -20,7 +20,7 @@ func limitRows() []limitRow {
 	c := config.Default()
 	size := func(n int) string { return config.Size(n).String() }
 	option := func(value any, name string) string { return fmt.Sprintf("%v (`--%s`)", value, name) }
-	leaves := fmt.Sprintf("one client has at most %d for each that it leaves free", clientTakes)
+	leaves := fmt.Sprintf("one client has at most %d for each that it leaves free", mvcc.ClientTakes)
 	years := fmt.Sprintf("%d years", ttlMax/(365*24*time.Hour))
 	return []limitRow{
 		{"bytes of a key", fmt.Sprintf("1 to %d, a quarter of `--page-size`", int(c.PageSize)/4), "`KEY_EMPTY`, `KEY_TOO_LARGE`"},
@@ -64,7 +64,7 @@ func limitRows() []limitRow {
 		{"leases", option(c.Limits.Leases, "max-leases"), "`TOO_MANY_LEASES`"},
 		{
 			"requests for leases, locks and holds that are executed at once",
-			fmt.Sprintf("%d, a quarter of `--max-inflight-requests`, and 16 at least; one client has at most %d for each that it leaves free", leaseSessionsMax(c.Limits.InflightRequests), mvcc.BesideTaken),
+			fmt.Sprintf("%d, a quarter of `--max-inflight-requests`, and 16 at least; %s", leaseSessionsMax(c.Limits.InflightRequests), leaves),
 			"`TOO_MANY_SESSIONS`",
 		},
 		{"keys of a lease", fmt.Sprint(lease.KeysMax), "`TOO_MANY_LEASE_KEYS`"},

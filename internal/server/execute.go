@@ -174,7 +174,7 @@ func (c *executor) addMutation(m *pb.Mutation, list string, i int) error {
 
 func (c *executor) commit(ctx context.Context) (ackWait, error) {
 	own := connectionOf(ctx).owns(ownedWrites)
-	if len(c.write.Conditions) == 0 {
+	if len(c.write.Conditions) == 0 { // it does not read first
 		own.connection = nil
 	}
 	if err := c.admission.holdWrite(own); err != nil {

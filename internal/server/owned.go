@@ -1,6 +1,10 @@
 package server
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
 
 // ownedKind is something of which clients may keep much for long, while they do little: what their connections have of it is counted.
 type ownedKind int
@@ -51,18 +55,25 @@ func (c *connection) owns(k ownedKind) (o owned) {
 // of are the client's counts of a kind.
 func (c *connStreams) of(k ownedKind) owned { return owned{client: &c.client.owned[k]} }
 
-// clientTakes is how much a client may have for each that it leaves free.
-const clientTakes = 3
-
-// leaves reports whether a connection that gets n more, so that it has so many then, and its client has so many of all, of which so many are free, leaves
-// enough to others. A client leaves a quarter, if no other has any. Of the last eighth of all that a client may have, a connection leaves as many to
-// the client's other connections as it has then: clients may share an address.
+// leaves reports whether enough is left to others after n more were counted. Then the connection has so many, its client so many of all, and so many are
+// free. A client leaves a quarter to other clients, if none of them has any. While a client may have at most an eighth of all in addition, each of its
+// connections leaves as many to the others as it has: clients may share an address.
 func (o owned) leaves(n, has, ofClient, free, all int64) bool {
-	if o.client == nil || ofClient <= n || all <= clientTakes {
+	if o.client == nil || ofClient <= n || all <= mvcc.ClientTakes {
 		return true
 	}
-	room := clientTakes*free - ofClient // four times what the client may have beside
-	return room >= 0 && ((clientTakes+1)*has <= room || 2*room >= all)
+	room := mvcc.ClientTakes*free - ofClient // four times what the client may have in addition
+	return room >= 0 && ((mvcc.ClientTakes+1)*has <= room || 2*room >= all)
+}
+
+// takeOne counts one more if the client leaves enough of all to others, of which so many are free then. The connection has no rule of its own.
+func (o owned) takeOne(free, all int64) bool {
+	_, ofClient := o.add(1)
+	if o.leaves(1, 0, ofClient, free, all) {
+		return true
+	}
+	o.add(-1)
+	return false
 }
 
 // leavesScans is leaves of the bytes of scans.

@@ -18,11 +18,10 @@ import (
 //   - all its small messages that the server has not taken, with their declared lengths and the
 //     overhead of small frames. Their handler says which it has taken: see libraryStream.
 //
-// A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others, and all connections of a
-// client leave a quarter: see owned. A message of more
-// than half of the share has the only place beside it, whatever its size: so it neither waits for the others to end, nor keeps them out. What is
-// large for the share, and finds no room in it, may have that place, too: a few connections that send large messages all the time leave a free part
-// of the share in which it never fits.
+// A connection gets bytes of a share only if afterwards at least as many are free as it has, or if there are no others. All connections of a client
+// together leave a quarter: see owned. A message of more than half of the share has the only place beside it, whatever its size: so it neither waits
+// for the others to end, nor keeps them out. What is large for the share, and finds no room in it, may have that place, too: a few connections that
+// send large messages all the time leave a free part of the share in which it never fits.
 //
 // An incomplete message must make progress. A client that sends less than progressBytes of it
 // within the configured time, although the windows allow more, has its stream ended. The same

@@ -3,10 +3,12 @@ package server
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// streamClients has what each client has of the streams that all connections share. A client is the network of its address: connections have no other
-// identity, and one client may have all of them.
+// streamClients has what each client has of the streams, and of the other kinds of owned, that all connections share. A client is the network of its
+// address: connections have no other identity, and one client may have all of them.
 type streamClients struct {
 	mu  sync.Mutex // a leaf; guards all, and the connections of each
 	all map[string]*streamClient
@@ -72,7 +74,7 @@ func (r *receiving) reserveStreams(conn *connStreams, streams int64) bool {
 	if has := conn.used; !r.streams.add(&has, owned{}, streams) {
 		return false
 	}
-	if has := conn.client.reserved.Add(streams); has > streams && has > clientTakes*(r.streams.limit-r.streams.reserved.Load()) {
+	if has := conn.client.reserved.Add(streams); has > streams && has > mvcc.ClientTakes*(r.streams.limit-r.streams.reserved.Load()) {
 		r.releaseStreams(conn.client, streams)
 		return false
 	}

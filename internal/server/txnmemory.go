@@ -12,10 +12,10 @@ import (
 
 // txnMemory bounds what open interactive transactions hold together.
 //
-// They share shared.bytes. A connection gets of it what leaves enough to others, and so does a client: see admissionLimit.leaves and owned.leaves. One transaction at a time may be
-// beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds room whatever the
-// share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside the
-// share for a quarter of --txn-timeout is rolled back when another one needs the place, which its connection does not get again for as long.
+// They share shared.bytes. A connection gets of it what leaves enough to others, and so does a client: see admissionLimit.leaves and owned.leaves. One
+// transaction at a time may be beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds
+// room whatever the share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside
+// the share for a quarter of --txn-timeout is rolled back when another one needs the place, which its connection does not get again for as long.
 type txnMemory struct {
 	// Constant after Open.
 	shared     admissionLimit

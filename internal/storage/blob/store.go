@@ -49,7 +49,7 @@ type Stats struct {
 // Open reads the indirection table of the newest state of p.
 func Open(p *pager.Reader) (*Store, error) {
 	s := &Store{pager: p, pageSize: p.PageSize(), table: newTable(), state: p.Blobs()}
-	if AsksForRebuild(s.state) {
+	if s.state.Blobs > s.state.Slots { // it is to be rebuilt: see RebuildAgain
 		return nil, p.Corrupt(s.state.Table.Page, "the indirection table was rebuilt while the device failed reads, and is incomplete")
 	}
 	s.fill.capacity = capacity(s.pageSize)
@@ -67,9 +67,6 @@ func Open(p *pager.Reader) (*Store, error) {
 	s.publishStats()
 	return s, nil
 }
-
-// AsksForRebuild reports whether the table of a state is to be rebuilt: see RebuildAgain.
-func AsksForRebuild(state pager.BlobState) bool { return state.Blobs > state.Slots }
 
 // RebuildAgain makes the states of later batches ask for another rebuild of the table when they are opened. Such a state counts more blobs than
 // ids, which is impossible otherwise: earlier versions of the program take it for damage of the table, and rebuild the table as well.
