@@ -295,7 +295,7 @@ func build(ctx context.Context, o *Options, plan *archive.Plan, r *Report) (err 
 	if err := finish(ctx, o, r, partial); err != nil {
 		return err
 	}
-	return giveName(partial, o.Dir)
+	return giveName(partial, o.Dir, vfs.NewOS().SyncDir)
 }
 
 // replay brings the records up to the target into the data file, and makes it another store.

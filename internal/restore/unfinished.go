@@ -38,27 +38,30 @@ func markUnfinished(dir string) error {
 	return errors.Join(f.Close(), vfs.NewOS().SyncDir(dir))
 }
 
-// markFinished is called before the directory gets its name, which must not have the mark after a crash.
-func markFinished(dir string) error {
-	if err := os.Remove(filepath.Join(dir, unfinishedFile)); err != nil {
-		return err
+// giveName renames a directory whose store is whole. If that fails, the directory has the mark again before it is removed.
+func giveName(partial, dir string, syncDir func(dir string) error) error {
+	err := renameFinished(partial, dir, syncDir)
+	if err == nil {
+		return syncDir(filepath.Dir(dir))
 	}
-	return vfs.NewOS().SyncDir(dir)
+	if again := markUnfinished(partial); !errors.Is(again, fs.ErrExist) {
+		err = errors.Join(err, again)
+	}
+	return err
 }
 
-// giveName renames a directory whose store is whole. If that fails, the directory has the mark again before it is removed.
-func giveName(partial, dir string) error {
-	if err := markFinished(partial); err != nil {
+// renameFinished removes the mark first: what has the name must not have it after a crash.
+func renameFinished(partial, dir string, syncDir func(dir string) error) error {
+	if err := os.Remove(filepath.Join(partial, unfinishedFile)); err != nil {
 		return err
 	}
-	err := os.Remove(dir) // an empty directory
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = os.Rename(partial, dir)
+	if err := syncDir(partial); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(err, markUnfinished(partial))
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // an empty directory
+		return err
 	}
-	return vfs.NewOS().SyncDir(filepath.Dir(dir))
+	return os.Rename(partial, dir)
 }
 
 // removeUnfinished removes the directory, and the mark after all else: a kill meanwhile leaves what has it.

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestAnUnfinishedRestoreSaysSo: at every step of a restore its directory is one that a server refuses, and the finished one is not.
@@ -59,7 +61,8 @@ func TestTheMarkIsRemovedAfterAllElse(t *testing.T) {
 	}
 }
 
-// TestADirectoryThatGetsNoNameIsUnfinished: a file that has appeared in the data directory is not overwritten. What is removed then has the mark.
+// TestADirectoryThatGetsNoNameIsUnfinished: a file that has appeared in the data directory is not overwritten, and the disk may fail before the name is
+// given. What is removed then has the mark.
 func TestADirectoryThatGetsNoNameIsUnfinished(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "restored")
 	for _, name := range []string{dir, dir + partialSuffix} {
@@ -68,10 +71,13 @@ func TestADirectoryThatGetsNoNameIsUnfinished(t *testing.T) {
 	check(t, markUnfinished(dir+partialSuffix))
 	other := filepath.Join(dir, "other")
 	check(t, os.WriteFile(other, nil, 0o600))
-	if err := giveName(dir+partialSuffix, dir); err == nil || !errors.Is(CheckFinished(dir+partialSuffix), ErrUnfinished) {
-		t.Errorf("%v; with the mark: %v", err, CheckFinished(dir+partialSuffix))
+	works, broken := vfs.NewOS().SyncDir, errors.New("broken")
+	for _, sync := range []func(string) error{works, func(string) error { return broken }} {
+		if err := giveName(dir+partialSuffix, dir, sync); err == nil || !errors.Is(CheckFinished(dir+partialSuffix), ErrUnfinished) {
+			t.Errorf("%v; with the mark: %v", err, CheckFinished(dir+partialSuffix))
+		}
 	}
 	check(t, os.Remove(other))
-	check(t, giveName(dir+partialSuffix, dir))
+	check(t, giveName(dir+partialSuffix, dir, works))
 	check(t, CheckFinished(dir))
 }

@@ -318,7 +318,7 @@ func (in *inbound) endOfPayload() error {
 	in.proceed(m, int64(n))
 	if n > 0 && n < smallFrameBytes {
 		m.smallFrame(in.data.large)
-		if !in.reserve(m) && m.prefixLen > 0 && m.cost()-m.small > smallFramesMax {
+		if !in.reserve(m) && !in.data.refused && m.prefixLen > 0 && m.cost()-m.small > smallFramesMax {
 			in.open[in.data.stream] = *m
 			*m = receivedStream{}
 			return errSmallFrames

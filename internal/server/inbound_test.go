@@ -191,6 +191,21 @@ func TestMessagesInSmallFramesEndTheirConnection(t *testing.T) {
 	}
 }
 
+// TestARefusedMessageInSmallFramesEndsItsRequestOnly: some clients send the prefix of a message alone.
+func TestARefusedMessageInSmallFramesEndsItsRequestOnly(t *testing.T) {
+	r := newReceiving(4 << 20)
+	r.small.limit = 1
+	r.small.reserved.Add(1) // others have all of it
+	in, m := newFollowed(t, r), prefixed(smallFramesMax+1)
+	first := frame(frameData, 0, 1, m[:grpcPrefixBytes])
+	if err := in.follow(first); err != nil || first[frameHeaderBytes+1] != 0xff {
+		t.Fatalf("%v, %x", err, first)
+	}
+	if err := in.follow(frame(frameData, 0, 3, prefixed(1))); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMessagesAboveTheShareAreGivenAnImpossibleLength: and those after them are followed all the
 // same.
 func TestMessagesAboveTheShareAreGivenAnImpossibleLength(t *testing.T) {
