@@ -106,7 +106,7 @@ var mayImport = map[string][]string{
 	"internal/telemetry":  {"internal/archive", "internal/config", "internal/feed", "internal/health", "internal/mvcc", "internal/storage", "internal/tracing", "internal/wal", "internal/vfs"},
 	"internal/server": {
 		"api/proto/epochkv/v1", "internal/archive", "internal/audit", "internal/objectstore", "internal/auth", "internal/auth/users", "internal/backup", "internal/certs", "internal/clock", "internal/config", "internal/console", "internal/feed", "internal/health", "internal/lease", "internal/mvcc", "internal/restore", "internal/storage", "internal/storage/inspect",
-		"internal/invariants", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/tracing", "internal/transport", "internal/vfs", "internal/wal",
+		"internal/fairqueue", "internal/invariants", "internal/keys", "internal/metadata", "internal/storage/batch", "internal/telemetry", "internal/tracing", "internal/transport", "internal/vfs", "internal/wal",
 	},
 	"cmd/kvserver": {"internal/config", "internal/server", "internal/telemetry"},
 	"cmd/kvctl":    {"api/proto/epochkv/v1", "client", "internal/audit", "internal/auth/users", "internal/archive", "internal/backup", "internal/certs", "internal/objectstore", "internal/restore", "internal/storage", "internal/storage/inspect", "internal/keys", "internal/vfs"}, // verify, salvage and restore of files

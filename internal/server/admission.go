@@ -194,7 +194,7 @@ func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {
 func (a *admission) count(conn *connection, sh share, bytes int) {
 	a.words[sh].word.Add(admissionOne + uint64(bytes))
 	if bytes >= countedBytesMin {
-		conn.enter(sh, int64(bytes))
+		conn.ownsBytes(sh).add(int64(bytes))
 	}
 }
 
@@ -277,8 +277,10 @@ func (a *admission) add(conn *connection, sh share, delta uint64, bytes int) boo
 	if !w.limit.leaves(int64(bytes), after) { // not even alone
 		return false
 	}
-	if has := conn.enter(sh, int64(bytes)); sh == shareScans && !conn.leavesScans(int64(bytes), has, &w.limit, after) || !w.add(delta, has) {
-		conn.leave(sh, int64(bytes))
+	own := conn.ownsBytes(sh)
+	has, ofClient := own.add(int64(bytes))
+	if !own.leaves(int64(bytes), has, ofClient, w.limit.free(after), int64(w.limit.bytes)) || !w.add(delta, has) {
+		own.add(-int64(bytes))
 		return false
 	}
 	return true
@@ -291,7 +293,7 @@ func (a *admission) remove(conn *connection, sh share, from, to int) {
 		if to >= countedBytesMin {
 			left = to
 		}
-		conn.leave(sh, int64(from-left))
+		conn.ownsBytes(sh).add(int64(left - from))
 	}
 	a.words[sh].word.Add(-uint64(from - to))
 }
@@ -322,7 +324,7 @@ func (a *admission) leaveShare(conn *connection, sh share, bytes int) {
 	if !w.large.leave(conn, int64(bytes)) {
 		delta += uint64(bytes)
 		if bytes >= countedBytesMin {
-			conn.leave(sh, int64(bytes))
+			conn.ownsBytes(sh).add(-int64(bytes))
 		}
 	}
 	w.word.Add(-delta)

@@ -182,12 +182,12 @@ func (w *admissionWord) takeLarge(c *connection, bytes int64) bool {
 // countAnswers counts more bytes of answers. The connection's mutex is held.
 func (c *connection) countAnswers(bytes int64) {
 	c.answers += bytes
-	c.owns(ownedAnswerBytes).add(bytes)
+	c.owns(ownedKind(shareAnswers)).add(bytes)
 }
 
 // leavesAnswers reports whether the client leaves enough of the share to others with more bytes of the connection, whose mutex is held.
 func (c *connection) leavesAnswers(w *admissionWord, more int64) bool {
-	own := c.owns(ownedAnswerBytes)
+	own := c.owns(ownedKind(shareAnswers))
 	_, ofClient := own.add(0)
 	return own.leaves(more, c.answers+more, ofClient+more, w.limit.free(w.word.Load()+uint64(more)), int64(w.limit.bytes))
 }

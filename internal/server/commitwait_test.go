@@ -24,7 +24,7 @@ func TestACommitWaitsForItsTurn(t *testing.T) {
 		claims := func() int {
 			slot.mu.Lock()
 			defer slot.mu.Unlock()
-			return len(slot.claims)
+			return slot.claims.Len()
 		}
 		waiting := func(t *testing.T) (k *talk, id uint64, release func()) {
 			t.Helper()
@@ -138,8 +138,8 @@ func TestTheWaitOfACommitIsBounded(t *testing.T) {
 				if took := time.Since(start); took != c.took || k.spent.queue != took {
 					t.Errorf("it waited for %v, and notes %v", took, k.spent.queue)
 				}
-				if refused := k.server.admission.refused.Load(); refused != 1 || len(slot.claims) > 0 {
-					t.Errorf("%d refusals are counted, and %d claims left", refused, len(slot.claims))
+				if refused := k.server.admission.refused.Load(); refused != 1 || slot.claims.Len() > 0 {
+					t.Errorf("%d refusals are counted, and %d claims left", refused, slot.claims.Len())
 				}
 			})
 		})

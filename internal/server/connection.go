@@ -36,8 +36,7 @@ type connection struct {
 	scans   map[*openScan]struct{}
 	closed  bool
 
-	held   [shareAnswers]atomic.Int64 // bytes in each share, of requests of countedBytesMin and more
-	claims [shareCount]claim          // to the large slots
+	claims [shareCount]claim // to the large slots
 	connectionCounts
 	connectionLayers
 
@@ -63,6 +62,22 @@ type connectionCounts struct {
 	owned   [ownedKinds]atomic.Int64
 	opens   atomic.Int64 // streams of methods that every client may call; see enterOpen
 	commits commitClaim  // of transactions, that wait
+}
+
+// join makes it one of its client's connections, before it is served.
+func (c *connection) join(s *connStreams) {
+	c.streams, c.commits.claim.client = s, s.client
+	for sh := range c.claims {
+		c.claims[sh].client = s.client
+	}
+}
+
+// client is what the connections of its client share; nil without a server.
+func (c *connection) client() *streamClient {
+	if c == nil || c.streams == nil {
+		return nil
+	}
+	return c.streams.client
 }
 
 // peer is the address of the client.
@@ -126,28 +141,7 @@ func (c *connection) bytes(sh share) int64 {
 	if c == nil {
 		return 0
 	}
-	return c.held[sh].Load()
-}
-
-// enter counts bytes of a share, and returns how many the connection has then.
-func (c *connection) enter(sh share, bytes int64) int64 {
-	if c == nil {
-		return bytes
-	}
-	if sh == shareScans {
-		c.owns(ownedScanBytes).add(bytes)
-	}
-	return c.held[sh].Add(bytes)
-}
-
-func (c *connection) leave(sh share, bytes int64) {
-	if c == nil {
-		return
-	}
-	if sh == shareScans {
-		c.owns(ownedScanBytes).add(-bytes)
-	}
-	c.held[sh].Add(-bytes)
+	return c.owned[sh].Load()
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -196,7 +190,7 @@ func (c *connections) admit(addr net.Addr) *connection {
 		addr:           addr,
 	}
 	if c.receiving != nil {
-		conn.streams = c.receiving.clients.enter(transport.NetworkOf(addr).String())
+		conn.join(c.receiving.clients.enter(transport.NetworkOf(addr).String()))
 	}
 	c.open.Add(1)
 	if c.takePlace(conn) {

@@ -3,11 +3,11 @@ package server
 import (
 	"context"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
 // decoding bounds the memory of requests that gRPC is decoding or has decoded and that are not yet
@@ -18,7 +18,7 @@ import (
 // waits for nothing: a unary request is decoded after its end has come. So begin waits only for requests
 // that are being decoded, and no longer than the client: when it resets the stream, the transport counts
 // the encoded message no more. A request that is alone is decoded whatever its size. The largest take a second, and so
-// there are three lines, each with its own room: smaller requests never wait for larger ones.
+// there are three lines, each with its own room: smaller requests never wait for larger ones. In a line clients have turns.
 type decoding struct {
 	count atomic.Int64 // of held: most requests are too small to be counted, and must find that out cheaply
 
@@ -27,11 +27,15 @@ type decoding struct {
 	held  map[any]decoded
 }
 
-// decodingLine has room for so many bytes of decoded requests, of which each takes up to most, and lets them be decoded in the order in which they came.
+// decodingLine has room for so many bytes of decoded requests, of which each takes up to most. Those of a client are decoded in the order in which they
+// came.
 type decodingLine struct {
 	most, limit, used int64
-	waiting           []*waitingDecode
+	waiting           fairqueue.Queue[*streamClient, *waitingDecode]
 }
+
+// fits reports whether there is room for a request. One that is alone has any size.
+func (l *decodingLine) fits(bytes int64) bool { return l.used == 0 || l.used+bytes <= l.limit }
 
 // decoded is a request that a line has let in.
 type decoded struct {
@@ -43,7 +47,7 @@ type decoded struct {
 type waitingDecode struct {
 	request any
 	bytes   int64
-	ready   chan struct{}
+	ready   chan struct{} // closed when it is counted
 }
 
 // decodingPart is the part of --max-inflight-bytes for requests that are not admitted yet. Decoding is
@@ -66,13 +70,18 @@ func (d *decoding) init(inflight int64) {
 // error is that of the context.
 func (d *decoding) begin(ctx context.Context, request any, bytes int) error {
 	d.mu.Lock()
-	w := &waitingDecode{request: request, bytes: int64(bytes), ready: make(chan struct{})}
+	w := &waitingDecode{request: request, bytes: int64(bytes)}
 	line := &d.lines[0]
 	for i := 1; w.bytes > line.most; i++ {
 		line = &d.lines[i]
 	}
-	line.waiting = append(line.waiting, w)
-	d.admitLocked(line)
+	if line.waiting.Len() == 0 && line.fits(w.bytes) {
+		d.countLocked(line, w)
+		d.mu.Unlock()
+		return nil
+	}
+	w.ready = make(chan struct{})
+	place := line.waiting.Push(connectionOf(ctx).client(), w)
 	d.mu.Unlock()
 	select {
 	case <-w.ready:
@@ -81,8 +90,7 @@ func (d *decoding) begin(ctx context.Context, request any, bytes int) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if i := slices.Index(line.waiting, w); i >= 0 {
-		line.waiting = slices.Delete(line.waiting, i, i+1)
+	if line.waiting.Remove(place) {
 		d.admitLocked(line) // those after it
 	} else {
 		d.endLocked(request)
@@ -92,14 +100,16 @@ func (d *decoding) begin(ctx context.Context, request any, bytes int) error {
 
 // admitLocked lets requests of a line be decoded as far as there is room.
 func (d *decoding) admitLocked(line *decodingLine) {
-	for len(line.waiting) > 0 && (line.used == 0 || line.used+line.waiting[0].bytes <= line.limit) {
-		w := line.waiting[0]
-		line.waiting[0], line.waiting = nil, line.waiting[1:]
-		line.used += w.bytes
-		d.held[w.request] = decoded{line, w.bytes}
-		d.count.Add(1)
-		close(w.ready)
+	for next := line.waiting.Next(); next != nil && line.fits(next.Value.bytes); next = line.waiting.Next() {
+		d.countLocked(line, next.Value)
+		close(line.waiting.Pop().ready)
 	}
+}
+
+func (d *decoding) countLocked(line *decodingLine, w *waitingDecode) {
+	line.used += w.bytes
+	d.held[w.request] = decoded{line, w.bytes}
+	d.count.Add(1)
 }
 
 // end says that a request was admitted, refused or not decoded at all. For a request that was not

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -85,7 +86,7 @@ func TestRequestsThatAreDecodedWaitForRoom(t *testing.T) {
 // empty reports whether nothing is counted, and nothing waits.
 func (d *decoding) empty() bool {
 	for _, line := range d.lines {
-		if line.used != 0 || len(line.waiting) > 0 {
+		if line.used != 0 || line.waiting.Len() > 0 {
 			return false
 		}
 	}
@@ -120,7 +121,7 @@ func TestSmallerRequestsAreDecodedBesideLargerOnes(t *testing.T) {
 	d.end(2)
 	<-small
 	d.mu.Lock()
-	if n := len(d.lines[2].waiting); n != 1 {
+	if n := d.lines[2].waiting.Len(); n != 1 {
 		t.Errorf("%d large requests wait for the largest one, want 1", n)
 	}
 	d.mu.Unlock()
@@ -131,6 +132,45 @@ func TestSmallerRequestsAreDecodedBesideLargerOnes(t *testing.T) {
 	}
 	for _, request := range []any{"a", "b", "c", "d", "small", "large"} {
 		d.end(request)
+	}
+	if !d.empty() {
+		t.Error("something is counted at the end")
+	}
+}
+
+// TestClientsAreDecodedInTurn: however many requests of one client wait, one of another client waits for the first of them at most.
+func TestClientsAreDecodedInTurn(t *testing.T) {
+	const room = 4 << 20
+	var d decoding
+	d.init(room * decodingPart)
+	var clients streamClients
+	from := func(client string) context.Context {
+		conn := &connection{connectionLayers: connectionLayers{streams: clients.enter(client)}}
+		return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: conn})
+	}
+	_ = d.begin(from("one"), "decoded", room)
+	order := make(chan any, 11)
+	var all sync.WaitGroup
+	wait := func(client string, request any, n int) {
+		all.Go(func() {
+			_ = d.begin(from(client), request, room)
+			order <- request
+			d.end(request)
+		})
+		eventually(t, "it waits", func() bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return d.lines[2].waiting.Len() == n
+		})
+	}
+	for i := range 10 {
+		wait("one", i, i+1)
+	}
+	wait("other", "of another client", 11)
+	d.end("decoded")
+	all.Wait()
+	if first, second := <-order, <-order; first != 0 || second != "of another client" {
+		t.Errorf("%v and %v were decoded first", first, second)
 	}
 	if !d.empty() {
 		t.Error("something is counted at the end")
@@ -150,7 +190,7 @@ func TestAWaitToBeDecodedEndsWithItsContext(t *testing.T) {
 			eventually(t, "it waits", func() bool {
 				d.mu.Lock()
 				defer d.mu.Unlock()
-				return len(d.lines[2].waiting) == n
+				return d.lines[2].waiting.Len() == n
 			})
 		}
 		all.Go(func() {
@@ -192,7 +232,7 @@ func TestRequestsThatAreGoneAreNotDecoded(t *testing.T) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			for _, line := range d.lines {
-				n += len(line.waiting)
+				n += line.waiting.Len()
 			}
 			return n
 		}

@@ -140,7 +140,7 @@ func (s *directService) Connect(tc *transport.Conn) transport.Client {
 		return nil
 	}
 	conn.tls = tc.TLS()
-	c := &directClient{server: (*Server)(s), connection: conn, conn: tc}
+	c := &directClient{server: (*Server)(s), connection: conn, conn: tc, claim: claim{client: conn.client()}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }

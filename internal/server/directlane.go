@@ -126,7 +126,7 @@ func (l *lane) readLater(message []byte) {
 	l.answer.repeated = true
 	l.answer.details.note.giveBack(s.observer.audit.log)
 	l.handOver(message, func(t task) {
-		s.direct.readers.run(task{
+		s.direct.readers.run(conn, task{
 			run: func() {
 				defer s.admission.sessions.release(conn)
 				t.run()

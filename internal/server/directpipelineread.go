@@ -48,7 +48,7 @@ func (p *directPipeline) readLater(l *lane, a *answer, message []byte) {
 	p.mu.Lock()
 	p.reads.small++
 	p.mu.Unlock()
-	p.server.direct.readers.run(task{func() { p.readSmall(r) }, p.request.Flush})
+	p.server.direct.readers.run(p.conn, task{func() { p.readSmall(r) }, p.request.Flush})
 }
 
 // readSmall repeats a read, unless its value is large.
@@ -95,7 +95,7 @@ func (p *directPipeline) refuseLater(r *laterRead) {
 }
 
 func (p *directPipeline) startAlone(r *laterRead) {
-	p.server.direct.readers.run(task{
+	p.server.direct.readers.run(p.conn, task{
 		run: func() {
 			p.read(r)
 			p.answerRead(r)

@@ -244,7 +244,7 @@ func TestWorkersAreBoundedAndRunAll(t *testing.T) {
 	hold := make(chan struct{})
 	var running, most, ran atomic.Int64
 	for range 3 * readersMax {
-		w.run(task{after: func() {}, run: func() {
+		w.run(nil, task{after: func() {}, run: func() {
 			n := running.Add(1)
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 			}
@@ -256,7 +256,7 @@ func TestWorkersAreBoundedAndRunAll(t *testing.T) {
 	eventually(t, "the workers run", func() bool { return running.Load() == readersMax })
 	close(hold)
 	group.Wait()
-	if most.Load() != readersMax || ran.Load() != 3*readersMax || w.running != 0 || w.queue != nil {
+	if most.Load() != readersMax || ran.Load() != 3*readersMax || w.running != 0 || w.queue.Len() != 0 {
 		t.Errorf("%d at once, %d in all, %d left", most.Load(), ran.Load(), w.running)
 	}
 }
@@ -267,22 +267,47 @@ func TestWorkersDoNotWaitForClients(t *testing.T) {
 	w := workers{goroutines: &group}
 	begin, hold := make(chan struct{}), make(chan struct{})
 	for range readersMax {
-		w.run(task{func() { <-begin }, func() { <-hold }})
+		w.run(nil, task{func() { <-begin }, func() { <-hold }})
 	}
 	ran := make(chan int, 3)
 	for i := range 2 {
-		w.run(task{func() { ran <- i }, func() {}})
+		w.run(nil, task{func() { ran <- i }, func() {}})
 	}
 	close(begin)
 	for range 2 {
 		<-ran
 	}
-	w.run(task{func() { ran <- 2 }, func() { close(hold) }})
+	w.run(nil, task{func() { ran <- 2 }, func() { close(hold) }})
 	<-ran
 	group.Wait()
-	if w.running != 0 || w.queue != nil {
-		t.Errorf("%d run, %d wait", w.running, len(w.queue))
+	if w.running != 0 || w.queue.Len() != 0 {
+		t.Errorf("%d run, %d wait", w.running, w.queue.Len())
 	}
+}
+
+// TestWorkersRunClientsInTurn: however much of one client waits, what another one adds waits for one task of it.
+func TestWorkersRunClientsInTurn(t *testing.T) {
+	var group sync.WaitGroup
+	var clients streamClients
+	of := func(name string) *connection {
+		return &connection{connectionLayers: connectionLayers{streams: clients.enter(name)}}
+	}
+	w, one := workers{goroutines: &group}, make(chan struct{})
+	for range readersMax {
+		w.run(nil, task{func() { <-one }, func() {}})
+	}
+	ran := make(chan string)
+	for _, name := range []string{"one", "one", "one", "other"} {
+		w.run(of(name), task{func() { ran <- name }, func() {}})
+	}
+	one <- struct{}{} // one leaves its place, in which all run that wait
+	for _, want := range []string{"one", "other", "one", "one"} {
+		if got := <-ran; got != want {
+			t.Errorf("%s has its turn, and not %s", got, want)
+		}
+	}
+	close(one)
+	group.Wait()
 }
 
 // TestLargeReadsOfAPipelineWaitForTheirClient: a pipeline whose client takes no answers reads a few

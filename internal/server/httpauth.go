@@ -28,11 +28,11 @@ var httpRights = map[string]auth.Actions{
 // handle adds a path of the HTTP listener, with the check of its callers.
 func (s *Server) handle(mux *http.ServeMux, pattern string, handler http.Handler) {
 	actions, known := httpRights[pattern]
+	if !known {
+		actions = auth.ActionsAll
+	}
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if !known {
-			actions = auth.ActionsAll
-		}
-		if known && actions == 0 {
+		if actions == 0 {
 			handler.ServeHTTP(w, r)
 			return
 		}

@@ -56,7 +56,7 @@ type sentFrames struct {
 func newInbound(r *receiving, streams *connStreams) *inbound {
 	return &inbound{
 		receiving: r, streams: streams, received: frames{skip: prefaceBytes}, sent: sentFrames{last: streamMax},
-		open: map[uint32]receivedStream{}, window: connWindowFirst,
+		open: map[uint32]receivedStream{}, window: connWindowFirst, claim: claim{client: streams.client},
 	}
 }
 

@@ -138,7 +138,7 @@ func TestALargeRequestGoesBackToItsShare(t *testing.T) {
 	a.leaveBeside(one, shareLargeWrites, mib, 5*mib)
 	want("it is released", 0, mib)
 	a.leave(one, shareLargeWrites, mib)
-	if n, bytes, _ := a.inflight(); n != 0 || bytes != 0 || one.held[shareLargeWrites].Load() != 0 {
+	if n, bytes, _ := a.inflight(); n != 0 || bytes != 0 || one.bytes(shareLargeWrites) != 0 {
 		t.Errorf("%d requests, %d bytes", n, bytes)
 	}
 }

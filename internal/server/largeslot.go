@@ -1,23 +1,25 @@
 package server
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
 // largeSlot is a place beside a share, for one thing of any size that the share has no room for: a client that is alone may send and
 // read the largest there is, and takes nothing of the share from others with it. What is in the slot is known by its owner and its size:
 // two things that are alike in both, in the slot and in the share, are as good as each other, and either may leave the slot.
 //
-// Owners take turns. One that is refused has a claim, at the end of the line of claims. While the slot is free it is kept for the owner of the first
-// claim, for a while after that has asked last. Then the claim lapses, and if its owner asks again it has a new one, at the end of the line.
+// Clients take turns, and so do the owners of each. An owner that is refused has a claim, at the end of the line of its client. While the slot is free it
+// is kept for the owner of the next claim, for a while after that has asked last. Then the claim lapses, which ends the turn of its client, and if its
+// owner asks again it has a new one, at the end of the line.
 //
-// Invariant: while the slot is free, the owner of the first claim either has the slot when it asks or loses its claim within claimTimeMax, and
-// whatever had a turn has no claim older than those that wait. So an owner that asks every claimTimeMin has its turn after at most (older claims
-// and the turn that goes on) x (longest turn + claimTimeMax), whatever others do; and turns are the shorter, the longer the line is. Nothing waits
-// in the line but claims.
+// Invariant: while the slot is free, the owner of the next claim either has the slot when it asks or loses its claim within claimTimeMax, and
+// whatever had a turn has no claim older than those of its client that wait. So an owner that asks every claimTimeMin has its turn after at most (older
+// claims of its client, and one) x (clients that wait, and one) x (longest turn + claimTimeMax), whatever others do; and turns are the shorter, the more
+// wait. Nothing waits but claims.
 type largeSlot struct {
 	held atomic.Pointer[largeHeld] // changed with mu locked
 
@@ -26,7 +28,7 @@ type largeSlot struct {
 	by     *claim    // of what took it
 	sent   time.Time // when its client was the one to take it; zero: it is not
 	wanted bool      // another owner was refused since it was taken
-	claims []*claim  // the oldest first
+	claims fairqueue.Queue[*streamClient, *claim]
 	keep   time.Duration
 }
 
@@ -38,7 +40,9 @@ type largeHeld struct {
 // claim is that of an owner that was refused and has not had the slot since. An owner whose commits wait has another one for these, so that they and
 // its requests take turns, too. The slot's mutex guards it.
 type claim struct {
-	asked time.Time // when the owner was refused last; zero: it has no claim
+	client *streamClient                           // of the owner; constant
+	place  *fairqueue.Place[*streamClient, *claim] // nil: it has no claim
+	asked  time.Time                               // when the owner was refused last
 }
 
 // The slot is kept for the next owner for as long as the one before had it: so it is in use for half of the time at least, and clients that wait
@@ -68,8 +72,8 @@ func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
 		return true
 	}
 	if s.wanted = true; c != nil {
-		if c.asked.IsZero() {
-			s.claims = append(s.claims, c)
+		if c.place == nil {
+			c.place = s.claims.Push(c.client, c)
 		}
 		c.asked = now
 	}
@@ -78,12 +82,11 @@ func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
 
 // isTurnLocked reports whether the slot, which is free, is kept for no other. Claims lapse here.
 func (s *largeSlot) isTurnLocked(c *claim, now time.Time) bool {
-	lapsed := 0
-	for ; lapsed < len(s.claims) && now.Sub(s.claims[lapsed].asked) > s.keep; lapsed++ {
-		s.claims[lapsed].asked = time.Time{}
+	next := s.claims.Next()
+	for ; next != nil && now.Sub(next.Value.asked) > s.keep; next = s.claims.Next() {
+		s.forgetLocked(next.Value)
 	}
-	s.claims = slices.Delete(s.claims, 0, lapsed)
-	return c == nil || len(s.claims) == 0 || s.claims[0] == c
+	return c == nil || next == nil || next.Value == c
 }
 
 // forget ends the claim of an owner that will not ask any more.
@@ -93,11 +96,17 @@ func (s *largeSlot) forget(c *claim) {
 	s.forgetLocked(c)
 }
 
+// forgetLocked ends a claim, and the turn of its client if it is the next one.
 func (s *largeSlot) forgetLocked(c *claim) {
-	if i := slices.Index(s.claims, c); i >= 0 {
-		s.claims = slices.Delete(s.claims, i, i+1)
-		c.asked = time.Time{}
+	switch {
+	case c == nil || c.place == nil:
+		return
+	case s.claims.Next() == c.place:
+		s.claims.Pop()
+	default:
+		s.claims.Remove(c.place)
 	}
+	c.place = nil
 }
 
 // change changes the size of what is in the slot. It reports false if that is something else.
@@ -162,7 +171,7 @@ func (s *largeSlot) haste() int {
 	if !s.wanted {
 		return 0
 	}
-	return haste(len(s.claims))
+	return haste(s.claims.Len())
 }
 
 // haste divides the time for which a client may keep a slot for which so many wait.
@@ -170,7 +179,7 @@ func haste(waiting int) int { return min(max(waiting, 1), slotParts) }
 
 // turnLocked is how long a turn may last, if it may last for most with one other waiting.
 func (s *largeSlot) turnLocked(most time.Duration) time.Duration {
-	return most / time.Duration(haste(len(s.claims)))
+	return most / time.Duration(haste(s.claims.Len()))
 }
 
 // isOverdue reports whether the owner's client has taken longer than it may over what is in the slot, by more than a grace, and another wants the

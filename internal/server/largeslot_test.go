@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +88,55 @@ func TestALargeSlotIsTakenInTurns(t *testing.T) {
 			t.Error("it is kept for ever")
 		}
 	})
+}
+
+// TestClientsHaveALargeSlotInTurn: however many owners of one client wait, one of another client comes after the first of them at most, whether that has
+// its turn, gives up, or asks no more.
+func TestClientsHaveALargeSlotInTurn(t *testing.T) {
+	for name, end := range map[string]func(s *largeSlot, first *claimant, askOn func()){
+		"has its turn": func(s *largeSlot, first *claimant, _ func()) {
+			first.take(s)
+			s.drop(first)
+		},
+		"gives up": func(s *largeSlot, first *claimant, _ func()) { s.forget(&first.claim) },
+		"asks no more": func(_ *largeSlot, _ *claimant, askOn func()) {
+			time.Sleep(claimTimeMin)
+			askOn()
+			time.Sleep(time.Nanosecond)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var s largeSlot
+				holder, one := new(claimant), &claimant{claim{client: new(streamClient)}}
+				holder.take(&s)
+				many, greedy := make([]*claimant, 100), new(streamClient)
+				for i := range many {
+					many[i] = &claimant{claim{client: greedy}}
+					many[i].take(&s)
+				}
+				one.take(&s)
+				askOn := func() {
+					for _, c := range append(slices.Clone(many[1:]), one) {
+						if c.take(&s) {
+							t.Fatal("it has the turn of another")
+						}
+					}
+				}
+				s.drop(holder)
+				askOn()
+				end(&s, many[0], askOn)
+				for _, c := range many[1:] {
+					if c.take(&s) {
+						t.Fatal("another one of the same client comes before it")
+					}
+				}
+				if !one.take(&s) {
+					t.Error("it is not its turn")
+				}
+			})
+		})
+	}
 }
 
 // TestALargeSlotIsOverdueForOthers: the time of its client counts from when what is there waits for it, and only if another wants the slot.
@@ -185,7 +235,7 @@ func TestAClaimEndsWithItsOwner(t *testing.T) {
 		}
 		connections.release(conn)
 	}
-	if n := len(slot.claims); n != 0 {
+	if n := slot.claims.Len(); n != 0 {
 		t.Errorf("there are %d claims", n)
 	}
 	a.leave(holder, shareScans, 6<<20)

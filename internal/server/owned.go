@@ -6,21 +6,20 @@ import (
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
-// ownedKind is something of which clients may keep much for long, while they do little: what their connections have of it is counted.
+// ownedKind is something of which clients may keep much for long, while they do little: what their connections have of it is counted. The first kinds are
+// the bytes of the shares; see ownsBytes.
 type ownedKind int
 
 const (
-	ownedReads         ownedKind = iota // sessions of reads that wait; see heldSessions
-	ownedWrites                         // sessions of writes, of a connection those that read first
-	ownedWalks                          // sessions of the walks of watches
-	ownedTxns                           // interactive transactions that are open or begin; see txnTable.reserve
-	ownedTxnBytes                       // what these have of their share; see txnMemory
-	ownedScanBytes                      // in the share of scans; the connection's are in held
-	ownedAnswerBytes                    // in that of answers; the connection's are in answers
-	ownedLarge                          // bytes of large messages that are being received, or kept; see receiving
-	ownedSmall                          // of small ones
-	ownedWriteRequests                  // small writes until they are durable
-	ownedConnections                    // that are served
+	ownedReads         = ownedKind(shareCount) + iota // sessions of reads that wait; see heldSessions
+	ownedWrites                                       // sessions of writes, of a connection those that read first
+	ownedWalks                                        // sessions of the walks of watches
+	ownedTxns                                         // interactive transactions that are open or begin; see txnTable.reserve
+	ownedTxnBytes                                     // what these have of their share; see txnMemory
+	ownedLarge                                        // bytes of large messages that are being received, or kept; see receiving
+	ownedSmall                                        // of small ones
+	ownedWriteRequests                                // small writes until they are durable
+	ownedConnections                                  // that are served
 	ownedKinds
 )
 
@@ -46,8 +45,8 @@ func (c *connection) owns(k ownedKind) (o owned) {
 		return o
 	}
 	o.connection = &c.owned[k]
-	if c.streams != nil {
-		o.client = &c.streams.client.owned[k]
+	if client := c.client(); client != nil {
+		o.client = &client.owned[k]
 	}
 	return o
 }
@@ -76,9 +75,12 @@ func (o owned) takeOne(free, all int64) bool {
 	return false
 }
 
-// leavesScans is leaves of the bytes of scans.
-func (c *connection) leavesScans(bytes, has int64, l *admissionLimit, word uint64) bool {
-	own := c.owns(ownedScanBytes)
-	_, ofClient := own.add(0)
-	return own.leaves(bytes, has, ofClient, l.free(word), int64(l.bytes))
+// ownsBytes are the connection's counts of the bytes of a share. Those of its client are not counted of small requests, which would all write them:
+// small writes count one by one, and small reads that wait have sessions. What watches have in their share is shared by a line.
+func (c *connection) ownsBytes(sh share) owned {
+	own := c.owns(ownedKind(sh))
+	if sh == shareSmallReads || sh == shareSmallWrites || sh == shareWatches {
+		own.client = nil
+	}
+	return own
 }

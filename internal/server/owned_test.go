@@ -64,6 +64,15 @@ func TestOneClientLeavesAQuarter(t *testing.T) {
 		ownClients(t, int64(scansMax(8192)), 1, func(c *connection) bool { return a.enter(c, shareScans, each) },
 			func(c *connection) { a.leave(c, shareScans, each) })
 	})
+	for sh, name := range map[share]string{shareLargeReads: "large reads", shareLargeWrites: "large writes", shareMessages: "messages"} {
+		t.Run(name, func(t *testing.T) {
+			const each = 20 << 10
+			var a admission
+			a.init(8192, 256<<20)
+			ownClients(t, int64(a.words[sh].limit.bytes), each, func(c *connection) bool { return a.add(c, sh, admissionOne+each, each) },
+				func(c *connection) { a.leave(c, sh, each) })
+		})
+	}
 	for kind, share := range map[ownedKind]func(*heldSessions) *sessionShare{
 		ownedReads:  func(h *heldSessions) *sessionShare { return &h.reads },
 		ownedWalks:  func(h *heldSessions) *sessionShare { return &h.walks },
@@ -163,6 +172,19 @@ func TestOneClientLeavesConnections(t *testing.T) {
 	}
 	if c.open.Load() != 0 || c.served.Load() != 0 || c.beyond.Load() != 0 || len(c.receiving.clients.all) != 0 {
 		t.Errorf("%d are open, %d served, %d beyond", c.open.Load(), c.served.Load(), c.beyond.Load())
+	}
+}
+
+// TestClaimsToLargeSlotsAreThoseOfAClient: clients have these slots in turn.
+func TestClaimsToLargeSlotsAreThoseOfAClient(t *testing.T) {
+	c := connections{max: 2, requests: new(telemetry.Requests), receiving: newReceiving(0), admission: new(admission)}
+	conn := c.admit(&net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 1})
+	defer c.release(conn)
+	in := newInbound(c.receiving, conn.streams)
+	for i, claim := range append(conn.claims[:], conn.commits.claim, in.claim) {
+		if claim.client != conn.client() || claim.client == nil {
+			t.Errorf("claim %d is that of %v", i, claim.client)
+		}
 	}
 }
 

@@ -390,7 +390,7 @@ func TestEachClaimHasItsTurn(t *testing.T) {
 					s.drop(holder)
 					holder = nil
 				}
-				if len(s.claims) > 0 && holder == nil && now.Sub(s.claims[0].asked) > s.keep {
+				if next := s.claims.Next(); next != nil && holder == nil && now.Sub(next.Value.asked) > s.keep {
 					lapsed++
 				}
 				time.Sleep(step)

@@ -1,30 +1,34 @@
 package server
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/epochkv/epochkv/internal/fairqueue"
+)
 
 // readersMax is how many reads of the direct transport wait for the device at once. Each takes a
 // thread. More than a device serves at once gain nothing.
 const readersMax = 256
 
-// workers run what may wait, in the order in which it comes, in a bounded number of goroutines.
-// Admission bounds what waits for one.
+// workers run what may wait in a bounded number of goroutines, for clients in turn, and for each in the order in which it comes. Admission bounds what
+// waits for one.
 type workers struct {
 	goroutines *sync.WaitGroup // that the workers belong to
 
 	mu      sync.Mutex // a leaf; guards what follows
 	running int
-	queue   []task
+	queue   fairqueue.Queue[*streamClient, task]
 }
 
 // task is a function, and what follows it without the worker's place: it may wait for a client that takes nothing, and others need the place.
 type task struct{ run, after func() }
 
-// run runs a task soon.
-func (w *workers) run(t task) {
+// run runs a task of a connection soon.
+func (w *workers) run(conn *connection, t task) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.running == readersMax {
-		w.queue = append(w.queue, t)
+		w.queue.Push(conn.client(), t)
 		return
 	}
 	w.running++
@@ -41,13 +45,10 @@ func (w *workers) do(t task) {
 func (w *workers) leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.queue) == 0 {
+	if w.queue.Len() == 0 {
 		w.running--
-		w.queue = nil
 		return
 	}
-	t := w.queue[0]
-	w.queue[0] = task{}
-	w.queue = w.queue[1:]
+	t := w.queue.Pop()
 	w.goroutines.Go(func() { w.do(t) })
 }
