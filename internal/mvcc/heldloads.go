@@ -28,6 +28,9 @@ type heldLoads struct {
 	session *Session  // of the archiver
 }
 
+// ArchiveOwner begins the owners of the log archive's holds. What clients take must not begin with it.
+const ArchiveOwner = "log archive: "
+
 const (
 	// heldLoadTTL is how long a hold outlives the archiver.
 	heldLoadTTL = 24 * time.Hour
@@ -36,7 +39,7 @@ const (
 	// heldLoadWithin bounds the commits that change holds.
 	heldLoadWithin = 10 * time.Second
 
-	heldLoadOwner = "log archive: bulk load after epoch %d, %s"
+	heldLoadOwner = ArchiveOwner + "bulk load after epoch %d, %s"
 	heldLoadTime  = "2006-01-02T15:04:05.000000Z"
 )
 

@@ -236,8 +236,9 @@ func TestHoldsKeepThePast(t *testing.T) {
 	}
 	for name, req := range map[string]*pb.TakeHoldRequest{
 		"no time": {}, "too long": {Ttl: durationpb.New(mvcc.HoldTimeMax + 1)}, "another owner": {Id: kept.GetId(), Owner: "x", Ttl: durationpb.New(time.Hour)},
-		"a long owner":      {Owner: strings.Repeat("x", mvcc.HoldOwnerMax+1), Ttl: durationpb.New(time.Hour)},
-		"an epoch and time": {Epoch: 1, TimeUs: 1, Ttl: durationpb.New(time.Hour)},
+		"a long owner":         {Owner: strings.Repeat("x", mvcc.HoldOwnerMax+1), Ttl: durationpb.New(time.Hour)},
+		"an epoch and time":    {Epoch: 1, TimeUs: 1, Ttl: durationpb.New(time.Hour)},
+		"one as the archive's": {Owner: mvcc.ArchiveOwner + "bulk load after epoch 0, 2026-11-22T10:00:00.000000Z", Ttl: durationpb.New(time.Hour)},
 	} {
 		_, err := h.admin.TakeHold(ctx, req)
 		t.Log(name)

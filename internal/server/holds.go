@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -63,6 +65,8 @@ func (s *adminService) TakeHold(ctx context.Context, req *pb.TakeHoldRequest) (*
 			return invalid("ttl", "must be between 1s and 720h")
 		case len(req.GetOwner()) > mvcc.HoldOwnerMax:
 			return invalid("owner", "may have 128 bytes")
+		case strings.HasPrefix(req.GetOwner(), mvcc.ArchiveOwner):
+			return invalid("owner", fmt.Sprintf("must not begin with %q, as those of the archive do", mvcc.ArchiveOwner))
 		case req.GetId() != 0 && (req.GetOwner() != "" || req.GetEpoch() != 0 || req.GetTimeUs() != 0):
 			return invalid("id", "must be 0 with an owner, an epoch or a time: these cannot be changed")
 		}

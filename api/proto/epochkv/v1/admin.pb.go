@@ -1782,7 +1782,7 @@ type TakeHoldRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0: a new hold. Otherwise the hold whose deadline moves; owner, epoch and time_us must be unset.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Up to 128 bytes, for operators.
+	// Up to 128 bytes, for operators. It must not begin with "log archive: ".
 	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	// All versions from this epoch on are kept; 0: from the newest on.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
