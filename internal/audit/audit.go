@@ -13,7 +13,6 @@ package audit
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,6 +20,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
 // Full says what happens when the queue is full, or the file cannot be written.
@@ -86,11 +87,11 @@ type Log struct {
 	bytes   int        // of queue, of what is being written, and reserved
 	dropped uint64     // lines, since the last line that says so
 	total   Stats
-	second  int64         // in which the newest line about an unknown client came
-	within  int           // such lines in it
-	err     error         // why the last write failed; nil: it did not
-	writing time.Time     // since when a line is being written; zero: none is
-	room    chan struct{} // closed when bytes become free
+	second  int64                              // in which the newest line about an unknown client came
+	within  int                                // such lines in it
+	err     error                              // why the last write failed; nil: it did not
+	writing time.Time                          // since when a line is being written; zero: none is
+	waiting fairqueue.Queue[any, *waitingLine] // by client
 	closed  bool
 
 	work  chan struct{} // a token when there is something to write
@@ -112,7 +113,7 @@ func Open(o Options) (*Log, error) {
 		o.openFile = openFile
 	}
 	o.retry, o.patience, o.closeWait = cmp.Or(o.retry, retryEvery), cmp.Or(o.patience, patience), cmp.Or(o.closeWait, closeWait)
-	l := &Log{options: o, work: make(chan struct{}, 1), ended: make(chan struct{}), room: make(chan struct{})}
+	l := &Log{options: o, work: make(chan struct{}, 1), ended: make(chan struct{})}
 	if err := l.recover(); err != nil {
 		if l.out.file != nil {
 			_ = l.out.file.Close() // nothing was written
@@ -133,46 +134,6 @@ func openFile(path string) (file, error) {
 		return nil, errors.Join(fmt.Errorf("%s is written by another process; give each server a file of its own", path), f.Close())
 	}
 	return f, nil
-}
-
-// Admit makes room for the line of a request before it is executed, if the log must not lose one. It waits for room until
-// ctx ends. After nil the caller must call Write with admitted bytes once.
-func (l *Log) Admit(ctx context.Context, bytes int) error {
-	if l.options.Full != FullBlock {
-		return nil
-	}
-	for {
-		l.mu.Lock()
-		failed, room := l.errLocked() != nil || l.closed, l.room
-		fits := l.bytes == 0 || l.bytes+bytes <= l.options.QueueBytes
-		if !failed && fits {
-			l.bytes += bytes
-		}
-		l.mu.Unlock()
-		switch {
-		case failed:
-			return ErrUnavailable
-		case fits:
-			return nil
-		}
-		if err := l.await(ctx, room); err != nil {
-			return err
-		}
-	}
-}
-
-// await returns when there may be room, when it is time to look at the device again, or with the cause if ctx ends.
-func (l *Log) await(ctx context.Context, room <-chan struct{}) error {
-	timer := time.NewTimer(l.options.patience)
-	defer timer.Stop()
-	select {
-	case <-room:
-		return nil
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Release gives back what Admit has made room for, for a request that has no line after all.

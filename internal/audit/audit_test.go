@@ -194,7 +194,7 @@ func TestDroppedLinesAreCountedInTheLog(t *testing.T) {
 	full.Store(true)
 	for i := range 100 { // with what the server admits, and without
 		admitted := 500 * (i % 2)
-		if err := l.Admit(t.Context(), admitted); err != nil {
+		if err := l.Admit(t.Context(), nil, admitted); err != nil {
 			t.Fatal(err)
 		}
 		l.Write(event(i+1), admitted)
@@ -232,7 +232,7 @@ func TestUnknownClientsPushNoLineOut(t *testing.T) {
 	for i := range 2 * 4 * unknownMax {
 		e := event(1 + i/(4*unknownMax)) // two seconds
 		if e.User, e.UnknownClient = "", true; i%2 == 0 {
-			if err := l.Admit(t.Context(), 300); err != nil {
+			if err := l.Admit(t.Context(), nil, 300); err != nil {
 				t.Fatal(err)
 			}
 			l.Write(e, 300)
@@ -240,11 +240,11 @@ func TestUnknownClientsPushNoLineOut(t *testing.T) {
 			l.Write(e, 0)
 		}
 	}
-	if err := l.Admit(t.Context(), 300); err != nil {
+	if err := l.Admit(t.Context(), nil, 300); err != nil {
 		t.Fatal(err)
 	}
 	admitted := make(chan error, 1)
-	go func() { admitted <- l.Admit(t.Context(), 300) }() // waits for the room of the one before
+	go func() { admitted <- l.Admit(t.Context(), nil, 300) }() // waits for the room of the one before
 	time.Sleep(time.Millisecond)
 	l.Write(&Event{Time: time.Unix(2, 0), UnknownClient: true}, 300)
 	select {
@@ -276,17 +276,17 @@ func TestBlockedRequestsWaitForRoomOrAreRefused(t *testing.T) {
 	full := withFullDisk(&o)
 	l := mustOpen(t, o)
 	for range 4 {
-		if err := l.Admit(t.Context(), 500); err != nil {
+		if err := l.Admit(t.Context(), nil, 500); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if err := l.Admit(ctx, 500); !errors.Is(err, context.DeadlineExceeded) {
+	if err := l.Admit(ctx, nil, 500); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a full queue: %v", err)
 	}
 	admitted := make(chan error, 1)
-	go func() { admitted <- l.Admit(t.Context(), 500) }()
+	go func() { admitted <- l.Admit(t.Context(), nil, 500) }()
 	l.Write(event(1), 500)
 	if err := <-admitted; err != nil {
 		t.Error(err)
@@ -294,7 +294,7 @@ func TestBlockedRequestsWaitForRoomOrAreRefused(t *testing.T) {
 	full.Store(true)
 	l.Write(event(2), 500)
 	eventually(t, "no error", func() bool { return l.Err() != nil })
-	if err := l.Admit(t.Context(), 10); !errors.Is(err, ErrUnavailable) {
+	if err := l.Admit(t.Context(), nil, 10); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a full disk: %v", err)
 	}
 	full.Store(false)
@@ -463,7 +463,7 @@ func TestAFileThatWasTakenAwayDoesNotEndTheLog(t *testing.T) {
 				l.Write(event(i+1), 0)
 			}
 			eventually(t, "the log does not go on", func() bool { return l.Stats().Written >= 6 })
-			if err := l.Admit(t.Context(), 10); err != nil {
+			if err := l.Admit(t.Context(), nil, 10); err != nil {
 				t.Error(err)
 			}
 			if err := l.Close(); err != nil {
@@ -514,7 +514,7 @@ func TestALogBeginsOnAFullDisk(t *testing.T) {
 				if err := l.Err(); !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 					t.Errorf("the error of the log is %v", err)
 				}
-				if err := l.Admit(t.Context(), 10); (err != nil) != (way == FullBlock) {
+				if err := l.Admit(t.Context(), nil, 10); (err != nil) != (way == FullBlock) {
 					t.Errorf("a request: %v", err)
 				}
 				empty()

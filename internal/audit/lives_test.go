@@ -180,7 +180,7 @@ func TestALogGoesOnWhenItsFileCouldNotBeOpened(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the log does not go on", func() bool { return l.Stats().Written >= 6 })
-		if err := errors.Join(l.Admit(t.Context(), 10), l.Close()); err != nil {
+		if err := errors.Join(l.Admit(t.Context(), nil, 10), l.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if r, err := Verify(files(t, o)); err != nil || r.Last != 8 {

@@ -52,23 +52,23 @@ func TestADeviceThatDoesNotAnswerIsAFailure(t *testing.T) {
 	o := options(t)
 	o.Full, o.QueueBytes, o.patience = FullBlock, 600, 20*time.Millisecond
 	l, entered, release := withStuckDevice(t, o)
-	if err := l.Admit(t.Context(), 500); err != nil {
+	if err := l.Admit(t.Context(), nil, 500); err != nil {
 		t.Fatal(err)
 	}
 	waiting := make(chan error, 1)
-	go func() { waiting <- l.Admit(context.Background(), 500) }() // without a deadline
+	go func() { waiting <- l.Admit(context.Background(), nil, 500) }() // without a deadline
 	l.Write(event(1), 500)
 	<-entered
 	eventually(t, "a write that does not return is no error", func() bool { return errors.As(l.Err(), new(*stuckError)) })
 	if err := <-waiting; !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a request that waits for room: %v", err)
 	}
-	if err := l.Admit(context.Background(), 500); !errors.Is(err, ErrUnavailable) {
+	if err := l.Admit(context.Background(), nil, 500); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a request beside it: %v", err)
 	}
 	release()
 	eventually(t, "it stays failed", func() bool { return l.Err() == nil })
-	if err := l.Admit(t.Context(), 500); err != nil {
+	if err := l.Admit(t.Context(), nil, 500); err != nil {
 		t.Error(err)
 	}
 	l.Release(500)
@@ -102,17 +102,17 @@ func TestLinesOfRequestsThatLastAreNotDropped(t *testing.T) {
 	o.Full, o.QueueBytes, o.patience = FullBlock, 600, time.Hour
 	l, entered, release := withStuckDevice(t, o)
 	for range 3 { // requests that last
-		if err := l.Admit(t.Context(), 500); err != nil {
+		if err := l.Admit(t.Context(), nil, 500); err != nil {
 			t.Fatal(err)
 		}
 		l.Release(500)
 	}
-	if err := l.Admit(t.Context(), 500); err != nil {
+	if err := l.Admit(t.Context(), nil, 500); err != nil {
 		t.Fatal(err)
 	}
 	l.Write(event(1), 500)
 	<-entered
-	if err := l.Admit(t.Context(), 300); err != nil {
+	if err := l.Admit(t.Context(), nil, 300); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 3 {

@@ -142,11 +142,6 @@ func (l *Log) wrote(bytes int) {
 	l.wakeLocked()
 }
 
-func (l *Log) wakeLocked() {
-	close(l.room)
-	l.room = make(chan struct{})
-}
-
 // writeLine numbers a line, chains it, and appends it to the file. A line that is written in part is removed again.
 func (l *Log) writeLine(rest []byte) error {
 	if err := l.prepare(); err != nil {

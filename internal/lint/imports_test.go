@@ -93,7 +93,7 @@ var mayImport = map[string][]string{
 	"client/tracing":      {"client"},
 	"internal/testseed":   {},
 	"internal/doctable":   {},
-	"internal/audit":      {},
+	"internal/audit":      {"internal/fairqueue"},
 	"internal/config":     {"internal/audit", "internal/storage"}, // for its limits
 	"internal/health":     {},
 	"internal/console":    {},

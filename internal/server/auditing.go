@@ -98,7 +98,7 @@ func (s *Server) noteRequest(ctx context.Context, a *access, class audit.Class, 
 	}
 	line := audit.Event{User: n.user, Subject: n.subject, Reads: n.reads, Writes: n.writes}
 	bytes := line.BytesMax(au.config.Keys)
-	if err := au.log.Admit(ctx, bytes); err != nil {
+	if err := au.log.Admit(ctx, connectionOf(ctx).client(), bytes); err != nil {
 		n.executed = false
 		if refused == nil {
 			refused = err

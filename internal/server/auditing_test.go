@@ -641,7 +641,7 @@ func TestFullQueueDelaysOnlyItsConnection(t *testing.T) {
 func fullQueueDelaysOnlyItsConnection(t *testing.T, timeout time.Duration) error {
 	h, lines := startAudited(t, func(c *config.Config) { c.Audit.Full = audit.FullBlock })
 	log, size := h.observer.audit.log, int(h.config.Audit.QueueSize)
-	must(t, log.Admit(t.Context(), size))
+	must(t, log.Admit(t.Context(), nil, size))
 	waits := make(chan error, 1)
 	go func() {
 		_, err := h.kv.Put(testContext(t), &pb.PutRequest{Key: []byte("k-waits")})

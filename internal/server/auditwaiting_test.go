@@ -196,7 +196,7 @@ func TestACommitThatWaitsForTheAuditLogEndsWithItsTransaction(t *testing.T) {
 		start := func(t *testing.T, adjust ...func(*config.Config)) *harness {
 			t.Helper()
 			h, _ := startAudited(t, append(adjust, with, withBlockingAudit, smallAudit)...)
-			if err := h.observer.audit.log.Admit(t.Context(), int(h.config.Audit.QueueSize)); err != nil {
+			if err := h.observer.audit.log.Admit(t.Context(), nil, int(h.config.Audit.QueueSize)); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { h.observer.audit.log.Release(int(h.config.Audit.QueueSize)) })

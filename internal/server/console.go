@@ -13,8 +13,7 @@ type consoleState struct {
 	methods inProcess
 	samples *console.Samples // nil without a console
 
-	turns    turnLine   // for what computes; see computing
-	browsers connection // counts the answers that wait for browsers: together they have no more of the share of answers than one client
+	turns turnLine // for what computes; see computing
 }
 
 // newConsole makes the handler of the console, or nil if there is none.
@@ -23,7 +22,7 @@ func (s *Server) newConsole() http.Handler {
 		return nil
 	}
 	s.endpoints.console.samples = console.NewSamples(s.consoleCounters)
-	return untilTaken(console.Handler(console.Options{
+	return s.untilTaken(console.Handler(console.Options{
 		Call: s.callForConsole, Samples: s.endpoints.console.samples, Checked: s.usersAreChecked,
 		Changes: s.config.Console == config.ConsoleFull,
 	}))

@@ -76,8 +76,16 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 	if conn == nil {
 		return nil, callError(statusOf(errTooManyConns))
 	}
-	defer s.connections.release(conn)
 	conn.tls = r.TLS
+	untilTaken, waits := r.Context().Value(browserKey{}).(*[]*connection)
+	answered := false
+	defer func() {
+		if answered && waits {
+			*untilTaken = append(*untilTaken, conn)
+		} else {
+			s.connections.release(conn)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, consoleCallTime)
 	defer cancel()
 	ctx = peer.NewContext(ctx, &peer.Peer{Addr: httpPeer(r), AuthInfo: conn})
@@ -90,29 +98,26 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 		return nil, err
 	}
 	text, err := call.execute(m)
-	if err != nil {
-		call.held.release()
+	if answered = err == nil; !answered {
 		return nil, errOfCall(err)
-	}
-	if held, ok := r.Context().Value(browserKey{}).(*[]*memoryCharge); ok {
-		*held = append(*held, call.held)
 	}
 	return text, nil
 }
 
-// browserKey is where the context of an HTTP request has the charges of the answers that are made for it.
+// browserKey is where the context of an HTTP request has the connections of the calls that are made for it. They count the answers.
 type browserKey struct{}
 
-// untilTaken lets the answers that are made for a request count until the browser has taken them.
-func untilTaken(next http.Handler) http.Handler {
+// untilTaken lets the answers that are made for a request count until the browser has taken them, or has had --message-timeout for it.
+func (s *Server) untilTaken(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var held []*memoryCharge
+		var calls []*connection
 		defer func() {
-			for _, c := range held {
-				c.release()
+			for _, conn := range calls {
+				s.connections.release(conn)
 			}
 		}()
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), browserKey{}, &held)))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(consoleCallTime + s.config.MessageTimeout)) // tests have none
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), browserKey{}, &calls)))
 	})
 }
 
@@ -133,9 +138,9 @@ func (c *inProcessCall) execute(m inProcessMethod) ([]byte, error) {
 	return text, err
 }
 
-// count counts the answer in JSON, as one of all browsers together.
+// count counts the answer in JSON.
 func (c *inProcessCall) count(bytes int) (err error) {
-	if c.held, err = c.server.admission.grow(c.held, &c.server.endpoints.console.browsers, bytes); err != nil {
+	if c.held, err = c.server.admission.grow(c.held, connectionOf(c.ctx), bytes); err != nil {
 		return statusOf(err).Err()
 	}
 	return nil

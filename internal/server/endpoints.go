@@ -29,6 +29,7 @@ type endpoints struct {
 	metrics  net.Listener // nil without --http
 	tls      secure
 	console  consoleState
+	scrapes  turnLine
 
 	httpConns httpConns
 	profiles  profiles
@@ -187,7 +188,7 @@ func (s *Server) newHTTP() {
 	if s.endpoints.tls.source != nil {
 		s.endpoints.metrics = newSecureListener(s.endpoints.metrics, s.endpoints.tls.http)
 	}
-	s.endpoints.http = newHTTP(s, telemetry.Handler(registry), s.log.Logger)
+	s.endpoints.http = newHTTP(s, telemetry.Handler(registry, s.enterScrape), s.log.Logger)
 }
 
 // Address is where gRPC is served.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epochkv/epochkv/internal/console"
 	"github.com/epochkv/epochkv/internal/health"
+	"github.com/epochkv/epochkv/internal/transport"
 )
 
 // newHTTP serves metrics, health, profiles and the console to operators. It is not the data plane: it may be
@@ -46,6 +47,11 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
+}
+
+// enterScrape waits for the turn of a client to read the counters.
+func (s *Server) enterScrape(r *http.Request) (leave func(), err error) {
+	return s.endpoints.scrapes.enter(r.Context(), transport.NetworkOf(httpPeer(r)).String())
 }
 
 // connectedKey is where the context of an HTTP request has the time at which its connection began.

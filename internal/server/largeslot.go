@@ -13,8 +13,8 @@ import (
 // two things that are alike in both, in the slot and in the share, are as good as each other, and either may leave the slot.
 //
 // Clients take turns, and so do the owners of each. An owner that is refused has a claim, at the end of the line of its client. While the slot is free it
-// is kept for the owner of the next claim, for a while after that has asked last. Then the claim lapses, which ends the turn of its client, and if its
-// owner asks again it has a new one, at the end of the line.
+// is kept for the owner of the next claim, for a while after that has asked last. Then the claim lapses, and if its owner asks again it has a new one, at
+// the end of the line. That ends the turn of its client, unless its owner had given up before the slot was free.
 //
 // Invariant: while the slot is free, the owner of the next claim either has the slot when it asks or loses its claim within claimTimeMax, and
 // whatever had a turn has no claim older than those of its client that wait. So an owner that asks every claimTimeMin has its turn after at most (older
@@ -30,6 +30,7 @@ type largeSlot struct {
 	wanted bool      // another owner was refused since it was taken
 	claims fairqueue.Queue[*streamClient, *claim]
 	keep   time.Duration
+	freed  time.Time
 }
 
 type largeHeld struct {
@@ -66,9 +67,9 @@ func (s *largeSlot) take(owner any, c *claim, bytes int64) bool {
 		return false // it has its turn
 	}
 	if h == nil && s.isTurnLocked(c, now) {
+		s.forgetLocked(c)
 		s.held.Store(&largeHeld{owner, bytes})
 		s.taken, s.by, s.sent, s.wanted = now, c, time.Time{}, false
-		s.forgetLocked(c)
 		return true
 	}
 	if s.wanted = true; c != nil {
@@ -96,12 +97,12 @@ func (s *largeSlot) forget(c *claim) {
 	s.forgetLocked(c)
 }
 
-// forgetLocked ends a claim, and the turn of its client if it is the next one.
+// forgetLocked ends a claim, and the turn of its client if the free slot was kept for it.
 func (s *largeSlot) forgetLocked(c *claim) {
 	switch {
 	case c == nil || c.place == nil:
 		return
-	case s.claims.Next() == c.place:
+	case s.held.Load() == nil && s.claims.Next() == c.place && s.freed.Sub(c.asked) <= s.keep:
 		s.claims.Pop()
 	default:
 		s.claims.Remove(c.place)
@@ -127,7 +128,8 @@ func (s *largeSlot) replace(owner any, bytes int64, with *largeHeld) bool {
 		return false
 	}
 	if s.held.Store(with); with == nil {
-		s.keep = min(max(time.Since(s.taken), claimTimeMin), claimTimeMax)
+		s.freed = time.Now()
+		s.keep = min(max(s.freed.Sub(s.taken), claimTimeMin), claimTimeMax)
 	}
 	return true
 }

@@ -139,6 +139,45 @@ func TestClientsHaveALargeSlotInTurn(t *testing.T) {
 	}
 }
 
+// TestClaimsThatWereGivenUpCostNoTurn: of a client with many connections some ask once. One that goes on asking does not wait a turn of another client
+// for each of these.
+func TestClaimsThatWereGivenUpCostNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s largeSlot
+		client, another := new(streamClient), new(streamClient)
+		holder, next := &claimant{claim{client: another}}, &claimant{claim{client: another}}
+		holder.take(&s)
+		given := make([]*claimant, 20)
+		for i := range given {
+			given[i] = &claimant{claim{client: client}}
+			given[i].take(&s)
+		}
+		one := &claimant{claim{client: client}}
+		one.take(&s)
+		next.take(&s)
+		time.Sleep(2 * claimTimeMax)
+		for turns := 0; ; turns++ {
+			if one.take(&s) {
+				t.Error("it is taken twice")
+			}
+			next.take(&s)
+			s.forget(&given[turns].claim) // its connection ends
+			s.drop(holder)
+			if one.take(&s) {
+				break
+			}
+			if turns > 1 {
+				t.Fatal("the other client has many turns before it")
+			}
+			if !next.take(&s) {
+				t.Fatal("nothing has its turn")
+			}
+			holder, next = next, holder
+			time.Sleep(claimTimeMin)
+		}
+	})
+}
+
 // TestALargeSlotIsOverdueForOthers: the time of its client counts from when what is there waits for it, and only if another wants the slot.
 func TestALargeSlotIsOverdueForOthers(t *testing.T) {
 	const most = 10 * time.Second

@@ -150,7 +150,7 @@ func TestAFailureOfManyInvocationsIsToldWhileTheirRightStays(t *testing.T) {
 		} {
 			h.setUsers(only(grant("rw", "k")))
 			log, most := h.observer.audit.log, int(h.config.Audit.QueueSize)
-			must(t, log.Admit(t.Context(), most))
+			must(t, log.Admit(t.Context(), nil, most))
 			answered := make(chan error, 1)
 			go func() { answered <- call(as(testContext(t), "alice"), clientsOf(h.conn)) }()
 			time.Sleep(50 * time.Millisecond) // it waits now; the outcome is the same if not

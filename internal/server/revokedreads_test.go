@@ -135,7 +135,7 @@ func TestRequestsThatHaveWaitedShowNothingThatCameAfterTheirRight(t *testing.T) 
 	onBothTransports(t, func(t *testing.T, h *harness) {
 		whileRevoked(t, h, requests, func() func() {
 			log, most := h.observer.audit.log, int(h.config.Audit.QueueSize)
-			must(t, log.Admit(t.Context(), most))
+			must(t, log.Admit(t.Context(), nil, most))
 			return func() { log.Release(most) }
 		})
 	}, func(c *config.Config) {
@@ -205,7 +205,7 @@ func TestAnOutcomeThatWasAskedForAsAnAdministratorIsNotTold(t *testing.T) {
 		_, err := c.kv.Put(as(testContext(t), "root"), &pb.PutRequest{Key: []byte("k"), RequestId: id})
 		must(t, err)
 		log, most := h.observer.audit.log, int(h.config.Audit.QueueSize)
-		must(t, log.Admit(t.Context(), most))
+		must(t, log.Admit(t.Context(), nil, most))
 		asked := make(chan error, 1)
 		go func() {
 			_, err := c.txn.GetOutcome(as(testContext(t), "alice"), &pb.GetOutcomeRequest{RequestId: id})

@@ -10,8 +10,9 @@ import (
 // streamClients has what each client has of the streams, and of the other kinds of owned, that all connections share. A client is the network of its
 // address: connections have no other identity, and one client may have all of them.
 type streamClients struct {
-	mu  sync.Mutex // a leaf; guards all, and the connections of each
-	all map[string]*streamClient
+	mu   sync.Mutex // a leaf; guards what follows, and the connections of each
+	all  map[string]*streamClient
+	left map[string]*streamClient // those of all without a connection: something that one of theirs has begun has not ended yet
 	// scarce: a stream found no room, so all are reserved one by one, and nothing is kept in spare, until three quarters are free.
 	scarce atomic.Bool
 }
@@ -44,6 +45,8 @@ func (c *streamClients) enter(client string) *connStreams {
 	}
 	conn := &connStreams{client: own}
 	own.connections[conn] = struct{}{}
+	delete(c.left, client)
+	c.sweepLocked()
 	return conn
 }
 
@@ -52,8 +55,32 @@ func (c *streamClients) leave(client string, conn *connStreams) {
 	defer c.mu.Unlock()
 	delete(conn.client.connections, conn)
 	if len(conn.client.connections) == 0 {
-		delete(c.all, client)
+		if c.left == nil {
+			c.left = map[string]*streamClient{}
+		}
+		c.left[client] = conn.client
 	}
+	c.sweepLocked()
+}
+
+// sweepLocked forgets clients without connections that have nothing any more. What requests have may outlast their connection: a read in a slow device has
+// its session. So a client that closes connections and opens others has no more than one that keeps them. Those that have something are bounded by that.
+func (c *streamClients) sweepLocked() {
+	for name, client := range c.left {
+		if client.hasNothing() {
+			delete(c.left, name)
+			delete(c.all, name)
+		}
+	}
+}
+
+func (c *streamClient) hasNothing() bool {
+	for k := range c.owned {
+		if c.owned[k].Load() != 0 {
+			return false
+		}
+	}
+	return c.reserved.Load() == 0
 }
 
 // reserveStream reserves one stream for a connection that has none in spare, and while there is plenty of room some in spare.

@@ -59,6 +59,7 @@ func TestConnectionsOfOneClientLeaveStreamsToOthers(t *testing.T) {
 		eventually(t, "their clients are forgotten", func() bool {
 			h.receiving.clients.mu.Lock()
 			defer h.receiving.clients.mu.Unlock()
+			h.receiving.clients.sweepLocked()        // as when a client comes or leaves
 			return len(h.receiving.clients.all) <= 1 // that of the harness
 		})
 	})
@@ -90,6 +91,41 @@ func TestOneClientMayHaveThreeQuartersOfTheStreams(t *testing.T) {
 		if free := limit - r.streams.reserved.Load(); free != left {
 			t.Errorf("%d are free, not %d", free, left)
 		}
+	}
+}
+
+// TestAClientThatConnectsAgainHasWhatItHad: what requests have may outlast their connection, and counts for the client until it has ended.
+func TestAClientThatConnectsAgainHasWhatItHad(t *testing.T) {
+	var clients streamClients
+	h := heldSessions{}
+	h.init(1024)
+	connect := func(name string) *connection {
+		return &connection{connectionLayers: connectionLayers{streams: clients.enter(name)}}
+	}
+	var held []*connection
+	for range 100 { // connections, one after another
+		conn := connect("one")
+		for range 60 {
+			if h.hold(conn) {
+				held = append(held, conn)
+			}
+		}
+		clients.leave("one", conn.streams)
+	}
+	if most := int(h.reads.max * 3 / 4); len(held) > most || len(held) < most*9/10 {
+		t.Errorf("a client has %d sessions of %d", len(held), h.reads.max)
+	}
+	other := connect("other")
+	if !h.hold(other) {
+		t.Error("another one has none")
+	}
+	h.release(other)
+	for _, conn := range held {
+		h.release(conn)
+	}
+	clients.leave("other", other.streams)
+	if len(clients.all) != 0 || len(clients.left) != 0 {
+		t.Errorf("%d clients are known, %d have left", len(clients.all), len(clients.left))
 	}
 }
 

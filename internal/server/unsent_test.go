@@ -217,31 +217,37 @@ func (b stuckBrowser) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestAnswersThatWaitForBrowsersAreCounted: an answer of the console is in memory until its browser has taken it, and those of all browsers together
-// have no more room than the answers of one client.
+// TestAnswersThatWaitForBrowsersAreCounted: an answer of the console is in memory until its browser has taken it. Those of a client leave room to the
+// browsers of others.
 func TestAnswersThatWaitForBrowsersAreCounted(t *testing.T) {
-	const browsers = 4
+	const browsers = 20
 	h := mustStart(t, func(c *config.Config) {
 		c.Limits.InflightBytes, c.Limits.BatchSize, c.Limits.ValueSize = 16*config.MiB, 8*config.MiB, 8*config.MiB
 	})
 	h.putLarge(t, 20, 50<<10) // 1.3 MiB in JSON
-	word, released := &h.admission.words[shareAnswers], make(chan struct{})
+	word, released, open := &h.admission.words[shareAnswers], make(chan struct{}), h.connections.open.Load()
 	var waiting sync.WaitGroup
+	scan := func(w http.ResponseWriter, from, limit string) {
+		r := h.authorize(httptest.NewRequest(http.MethodPost, "http://127.0.0.1/console/api/call/epochkv.v1.KVService/Scan", strings.NewReader(`{"limit":`+limit+`}`)))
+		r.Header.Set("X-Epochkv-Console", "1")
+		r.RemoteAddr = from + ":1"
+		h.endpoints.http.Handler.ServeHTTP(w, r)
+	}
 	for range browsers {
-		waiting.Go(func() {
-			r := h.authorize(httptest.NewRequest(http.MethodPost, "http://127.0.0.1/console/api/call/epochkv.v1.KVService/Scan", strings.NewReader("{}")))
-			r.Header.Set("X-Epochkv-Console", "1")
-			h.endpoints.http.Handler.ServeHTTP(stuckBrowser{httptest.NewRecorder(), released}, r)
-		})
+		waiting.Go(func() { scan(stuckBrowser{httptest.NewRecorder(), released}, "192.0.2.1", "3") })
 	}
 	scans := func() telemetry.Totals { return h.observer.requests.Totals(telemetry.MethodScan) }
 	eventually(t, "all requests have ended", func() bool { return scans().Count == browsers })
 	if _, _, held := h.admission.inflight(); held < 1<<20 || word.word.Load()&admissionBytes > word.limit.bytes || scans().Failed == 0 {
 		t.Errorf("%d bytes of answers are counted, %d of %d requests were refused", held, scans().Failed, browsers)
 	}
+	other := httptest.NewRecorder()
+	if scan(other, "192.0.2.2", "2"); other.Code != http.StatusOK {
+		t.Errorf("that of another client: %d, %s", other.Code, other.Body)
+	}
 	close(released)
 	waiting.Wait()
-	if word.word.Load() != 0 {
+	if word.word.Load() != 0 || h.connections.open.Load() != open {
 		t.Error("answers that were taken are counted")
 	}
 }

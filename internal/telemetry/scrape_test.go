@@ -29,7 +29,7 @@ func (d *deafScraper) Write(p []byte) (int, error) {
 
 // TestScrapersThatReadNothingStopNoOther, however many they are.
 func TestScrapersThatReadNothingStopNoOther(t *testing.T) {
-	handler, takes := Handler(NewRegistry(testSources())), make(chan struct{})
+	handler, takes := Handler(NewRegistry(testSources()), oneAtATime()), make(chan struct{})
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer close(takes)
@@ -45,6 +45,19 @@ func TestScrapersThatReadNothingStopNoOther(t *testing.T) {
 	}
 }
 
+// oneAtATime gives turns in the order in which requests came.
+func oneAtATime() func(*http.Request) (leave func(), err error) {
+	turn := make(chan struct{}, 1)
+	return func(r *http.Request) (func(), error) {
+		select {
+		case turn <- struct{}{}:
+			return func() { <-turn }, nil
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+}
+
 // TestScrapesTakeAPartOfAProcessor, however many clients ask without end.
 func TestScrapesTakeAPartOfAProcessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -56,7 +69,7 @@ func TestScrapesTakeAPartOfAProcessor(t *testing.T) {
 			time.Sleep(takes)
 			return server()
 		}
-		handler := Handler(NewRegistry(sources))
+		handler := Handler(NewRegistry(sources), oneAtATime())
 		ctx, cancel := context.WithTimeout(t.Context(), lasts)
 		defer cancel()
 		answers := make([]int, clients)
@@ -88,7 +101,7 @@ func TestScrapesHaveATimeout(t *testing.T) {
 			<-stuck
 			return server()
 		}
-		handler := Handler(NewRegistry(sources))
+		handler := Handler(NewRegistry(sources), oneAtATime())
 		codes := make(chan int)
 		scrape := func(ctx context.Context) {
 			w := httptest.NewRecorder()

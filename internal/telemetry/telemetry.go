@@ -57,24 +57,23 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	return r
 }
 
-// A scrape reads all counters of the engine and of the process, which takes a millisecond or two of a processor. So scrapes take turns, and after each
-// one there is a pause: together they have a part of one processor, however many clients ask without end.
+// A scrape reads all counters of the engine and of the process, which takes a millisecond or two of a processor. So clients take turns, and after each
+// scrape there is a pause: together they have a part of one processor, however many ask without end.
 const (
 	scrapeTimeout  = 10 * time.Second      // what Prometheus waits for by default
 	scrapePause    = 4                     // times as long as the scrape before
 	scrapePauseMax = 50 * time.Millisecond // a scrape takes long if it waits for a processor
 )
 
-// Handler answers scrapes. A client that takes nothing of its answer has no turn: http.TimeoutHandler sends what was written in the turn.
-func Handler(r *prometheus.Registry) http.Handler {
+// Handler answers scrapes, one in each turn, which enter waits for and leave ends. A client that takes nothing of its answer has no turn:
+// http.TimeoutHandler sends what was written in the turn.
+func Handler(r *prometheus.Registry, enter func(*http.Request) (leave func(), err error)) http.Handler {
 	const late = "the counters were not read in time\n"
-	scrape, turns := promhttp.HandlerFor(r, promhttp.HandlerOpts{}), make(chan time.Time, 1)
-	turns <- time.Time{}
+	scrape := promhttp.HandlerFor(r, promhttp.HandlerOpts{})
+	var next time.Time // when the pause is over; of the one that has the turn
 	inTurn := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		ctx := req.Context()
-		select {
-		case next := <-turns: // when the pause is over
-			defer func() { turns <- next }()
+		if leave, err := enter(req); err == nil {
+			defer leave()
 			select {
 			case <-time.After(time.Until(next)):
 				began := time.Now()
@@ -82,9 +81,8 @@ func Handler(r *prometheus.Registry) http.Handler {
 				now := time.Now()
 				next = now.Add(min(scrapePause*now.Sub(began), scrapePauseMax))
 				return
-			case <-ctx.Done():
+			case <-req.Context().Done():
 			}
-		case <-ctx.Done():
 		}
 		http.Error(w, late, http.StatusServiceUnavailable)
 	})
