@@ -171,7 +171,7 @@ func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	before := len(l.queue)
 	l.queue = e.append(l.queue, l.options.Keys)
 	size := len(l.queue) - before
-	full := l.bytes > 0 && l.bytes+size > l.options.QueueBytes && !room
+	full := !room && (l.waiting.Len() > 0 || l.bytes > 0 && l.bytes+size > l.options.QueueBytes) // those that wait come first
 	if l.closed || full {
 		l.queue = l.queue[:before]
 		l.dropped++
@@ -181,6 +181,7 @@ func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	if l.bytes += size; l.closed {
 		return
 	}
+	l.wakeLocked() // it may need less room than it had
 	select {
 	case l.work <- struct{}{}:
 	default:

@@ -54,6 +54,9 @@ func TestClientsHaveRoomInTurn(t *testing.T) {
 			t.Fatal("a smaller line has the room of one that came before it")
 		}
 		l.Release(500)
+		if l.Write(event(1), 0); l.Stats().Dropped == 0 {
+			t.Fatal("the line of a request that was refused has the room for which others wait")
+		}
 	}
 	if r := <-got; r != large {
 		t.Errorf("%v has room first", r)

@@ -8,7 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
-// consoleState is what the console needs. It is constant after Open, but for the counts.
+// consoleState is what the console needs. It is constant after Open.
 type consoleState struct {
 	methods inProcess
 	samples *console.Samples // nil without a console

@@ -77,12 +77,10 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 		return nil, callError(statusOf(errTooManyConns))
 	}
 	conn.tls = r.TLS
-	untilTaken, waits := r.Context().Value(browserKey{}).(*[]*connection)
-	answered := false
+	untilTaken, waits := r.Context().Value(browserKey{}).(*[]keptAnswer)
+	kept := false
 	defer func() {
-		if answered && waits {
-			*untilTaken = append(*untilTaken, conn)
-		} else {
+		if !kept {
 			s.connections.release(conn)
 		}
 	}()
@@ -98,26 +96,41 @@ func (s *Server) callForConsole(r *http.Request, method string, message []byte) 
 		return nil, err
 	}
 	text, err := call.execute(m)
-	if answered = err == nil; !answered {
+	if err != nil {
 		return nil, errOfCall(err)
+	}
+	if kept = waits; kept {
+		*untilTaken = append(*untilTaken, keptAnswer{conn, call.held})
 	}
 	return text, nil
 }
 
-// browserKey is where the context of an HTTP request has the connections of the calls that are made for it. They count the answers.
+// browserKey is where the context of an HTTP request has the answers that are made for it.
 type browserKey struct{}
 
-// untilTaken lets the answers that are made for a request count until the browser has taken them, or has had --message-timeout for it.
+// keptAnswer is an answer that counts, for the connection of its call, until it is released. A charge to which nothing refers is released by the collector.
+type keptAnswer struct {
+	conn *connection
+	held *memoryCharge
+}
+
+func (a *keptAnswer) release(s *Server) {
+	a.held.release()
+	s.connections.release(a.conn)
+}
+
+// untilTaken lets the answers that are made for a request count until the browser has taken them. It has --message-timeout for it after the longest
+// request and the longest call.
 func (s *Server) untilTaken(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var calls []*connection
+		var kept []keptAnswer
 		defer func() {
-			for _, conn := range calls {
-				s.connections.release(conn)
+			for i := range kept {
+				kept[i].release(s)
 			}
 		}()
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(consoleCallTime + s.config.MessageTimeout)) // tests have none
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), browserKey{}, &calls)))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(httpReadTime + consoleCallTime + s.config.MessageTimeout)) // tests have none
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), browserKey{}, &kept)))
 	})
 }
 

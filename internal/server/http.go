@@ -41,13 +41,16 @@ func newHTTP(s *Server, metrics http.Handler, log *slog.Logger) *http.Server {
 			return context.WithValue(ctx, connectedKey{}, time.Now())
 		},
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
+		ReadTimeout:       httpReadTime,
 		WriteTimeout:      2 * time.Minute, // a CPU profile takes as long as its request says
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }
+
+// httpReadTime bounds the time in which an HTTP request must come.
+const httpReadTime = 10 * time.Second
 
 // enterScrape waits for the turn of a client to read the counters.
 func (s *Server) enterScrape(r *http.Request) (leave func(), err error) {
