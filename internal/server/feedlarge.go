@@ -50,7 +50,8 @@ func (w *watchStream) takeLarge(ctx context.Context, next *feed.Delivery, limit 
 func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (ok bool, err error) {
 	w.release() // a stream that waits for room has none
 	w.giveResponse()
-	w.room = w.server.admission.watches.enter(w.conn, w.response.client, bytes, &w.turn.holds)
+	room := w.server.admission.watches.enter(w.conn, w.response.client, bytes, &w.turn.holds)
+	w.room = room
 	defer func() {
 		if !ok {
 			w.release()
@@ -65,13 +66,13 @@ func (w *watchStream) charge(ctx context.Context, sw *streamWatch, bytes int) (o
 			return false, err
 		}
 		select {
-		case <-w.room.given:
+		case <-room.given:
 			return true, nil
 		case <-ended:
 			return false, nil
 		default:
 		}
-		if err := w.wait(ctx, w.room.given, ended); err != nil {
+		if err := w.wait(ctx, room.given, ended); err != nil {
 			return false, err
 		}
 	}

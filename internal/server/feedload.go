@@ -29,7 +29,12 @@ func (w *watchStream) beginLoad(ctx context.Context, sw *streamWatch, loaded *ke
 		if !errors.As(err, new(*mvcc.SnapshotGoneError)) {
 			return err
 		}
-		return w.sendUnread(ctx, sw, loaded, last)
+		unread := func(ctx context.Context) error { return w.sendUnread(ctx, sw, loaded, last) }
+		if w.room != nil { // a large response of another watch waits for room, or has it: these events may need room, too
+			w.later = append(w.later, laterWalk{sw, unread})
+			return nil
+		}
+		return unread(ctx)
 	})
 	if err != nil {
 		return w.end(ctx, sw, err)

@@ -122,6 +122,52 @@ func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
 	}
 }
 
+// TestALoadGoesOnAfterAWaitForRoom: a stream that waits for room for a large response executes requests meanwhile. One of them goes on with a load that is
+// not readable any more.
+func TestALoadGoesOnAfterAWaitForRoom(t *testing.T) {
+	h := mustStart(t)
+	before := h.put(t, "other", "not loaded")
+	if _, err := h.bulk(t, 2500, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(h.store.Visible())
+	expand := &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("key-")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true}
+	w := mustWatch(t, h, expand)
+	m := w.recv()
+	for m.GetChanges() == nil {
+		m = w.recv()
+	}
+	w.cancel()
+	eventually(t, "no walk is open", func() bool { return h.admission.sessions.walks.held.Load() == 0 })
+	for _, lease := range h.store.SnapshotLeases() {
+		h.store.EndSnapshotLease(lease.ID)
+	}
+	for uint64(h.store.LowWatermark()) <= at {
+		h.put(t, "other", "again")
+	}
+	const size = 3 << 20
+	large := h.put(t, "large", string(make([]byte, size)))
+	held := h.fillWatches()
+	w = mustWatch(t, h, &pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: large - 1}})
+	w.recv()
+	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
+	expand.WatchId, expand.Start = 2, &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: expand}})
+	if m := w.recv(); m.WatchId != 2 || m.GetCreated() == nil {
+		t.Fatal(m)
+	}
+	held.leave()
+	for got := [3]bool{}; !got[1] || !got[2]; {
+		m := w.recv()
+		for _, c := range m.GetChanges().GetCommits() {
+			if e := c.Events[0]; m.WatchId == 2 && e.Kind != pb.EventKind_EVENT_KIND_LOADED || m.WatchId == 1 && len(e.Value) != size {
+				t.Fatalf("watch %d has %v", m.WatchId, e.Kind)
+			}
+			got[m.WatchId] = true
+		}
+	}
+}
+
 // loaded receives the LOADED events of a commit.
 func (w *watcher) loaded(at uint64) (all []string, token []byte) {
 	w.t.Helper()
