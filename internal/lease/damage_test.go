@@ -98,7 +98,7 @@ func stillEnding(t *testing.T, h *harness, o mvcc.Options) *harness {
 		t.Fatal(err)
 	}
 	for _, id := range stuck {
-		if i, err := h.Lease(id); err != nil || !i.Revoking {
+		if i, err := h.Lease(t.Context(), id); err != nil || !i.Revoking {
 			t.Errorf("lease %d could not end before a start, and is %+v after it: %v", id, i, err)
 		}
 	}

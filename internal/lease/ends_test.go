@@ -28,7 +28,7 @@ func TestKeepAliveRemovesARemainderThatARestartHasRead(t *testing.T) {
 	h.pass(clock, 50*time.Minute)
 	h.stop()
 	h = mustOpen(t, fs, o)
-	if i, err := h.Lease(1); err != nil || i.Remaining > 20*time.Minute {
+	if i, err := h.Lease(t.Context(), 1); err != nil || i.Remaining > 20*time.Minute {
 		t.Fatalf("%v left, %v; no remainder was recorded", i.Remaining, err)
 	}
 	if _, err := h.KeepAlive(context.Background(), 1); err != nil {
@@ -38,7 +38,7 @@ func TestKeepAliveRemovesARemainderThatARestartHasRead(t *testing.T) {
 	h.stop()
 	h = mustOpen(t, crashed, o)
 	defer h.stop()
-	if i, err := h.Lease(1); err != nil || i.Remaining < ttl {
+	if i, err := h.Lease(t.Context(), 1); err != nil || i.Remaining < ttl {
 		t.Fatalf("%v left, %v; a keep-alive was answered just before", i.Remaining, err)
 	}
 }

@@ -86,13 +86,19 @@ func (m *Manager) keepAlive(ctx, ending context.Context, id ID) (time.Duration, 
 		case ended != nil:
 			return 0, awaitEnded(ctx, ending, id, ended)
 		}
+		if e.epoch > m.store.Durable() {
+			if err := m.awaitGrant(ctx, e); err != nil {
+				return 0, err
+			}
+			continue
+		}
 		if err := m.clearRecorded(ctx, e); err != nil && !errors.Is(err, ErrRevoking) {
 			return 0, err
 		}
 	}
 }
 
-// tryKeepAlive returns zero if what is recorded of the lease has to be removed before, or if it is being revoked: then the
+// tryKeepAlive returns zero if what is recorded of the lease has to be removed before, if its grant is not durable yet, or if it is being revoked: then the
 // channel is closed at its end.
 func (m *Manager) tryKeepAlive(e *entry) (ttl time.Duration, ended chan struct{}) {
 	e.mu.Lock()
@@ -100,7 +106,7 @@ func (m *Manager) tryKeepAlive(e *entry) (ttl time.Duration, ended chan struct{}
 	switch {
 	case e.revoking:
 		return 0, e.endedLocked()
-	case e.recorded:
+	case e.recorded || e.epoch > m.store.Durable():
 		return 0, nil
 	}
 	e.deadline = m.options.Elapsed() + e.record.ttl

@@ -177,6 +177,8 @@ type entry struct {
 	// since is the epoch of the grant; zero if something may have been attached before it. Constant once the lease is in
 	// Manager.leases.
 	since keys.Epoch
+	// epoch is that of the grant, until which nothing is told of the lease that a crash could take back; zero: it was read from the store. Constant.
+	epoch keys.Epoch
 
 	// Of Manager.mu: where the lease is in Manager.deadlines, and for which time.
 	at    time.Duration
@@ -302,11 +304,24 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 		}
 		return err
 	})
-	epoch, err := x.Commit(ctx, &w)
+	e.epoch, err = x.Commit(ctx, &w)
 	if !adopts {
-		e.since = epoch
+		e.since = e.epoch
 	}
-	return epoch, err
+	if errors.Is(err, ErrExists) { // another attempt of this request may have granted it, and not know yet whether that is durable
+		if err := m.store.Wait(ctx, x.Await(), mvcc.DurabilitySync); err != nil {
+			return 0, err
+		}
+	}
+	return e.epoch, err
+}
+
+// awaitGrant waits until the grant of a lease is durable.
+func (m *Manager) awaitGrant(ctx context.Context, e *entry) error {
+	if e.epoch <= m.store.Durable() {
+		return nil
+	}
+	return m.store.Wait(ctx, e.epoch, mvcc.DurabilitySync)
 }
 
 // reserve makes room for one more lease.
@@ -340,9 +355,12 @@ func (m *Manager) add(e *entry) {
 	}
 }
 
-// Lease describes one lease. The error is ErrNotFound.
-func (m *Manager) Lease(id ID) (Info, error) {
+// Lease describes one lease. The error is ErrNotFound, or why ctx ended.
+func (m *Manager) Lease(ctx context.Context, id ID) (Info, error) {
 	e, err := m.find(id)
+	if err == nil {
+		err = m.awaitGrant(ctx, e)
+	}
 	if err != nil {
 		return Info{}, err
 	}
@@ -368,6 +386,9 @@ func (m *Manager) List(ctx context.Context, after ID, limit int) (list []Info, m
 	}
 	list = make([]Info, 0, len(found))
 	for _, e := range found {
+		if err := m.awaitGrant(ctx, e); err != nil {
+			return nil, false, err
+		}
 		list = append(list, m.info(e))
 	}
 	return list, more, nil

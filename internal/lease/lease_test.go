@@ -111,7 +111,7 @@ func TestLongLeaseEndsInTimeAfterRestarts(t *testing.T) {
 		}
 		h.stop()
 		h = mustOpen(t, fs, o)
-		if _, err := h.Lease(2); err != nil {
+		if _, err := h.Lease(t.Context(), 2); err != nil {
 			ended = time.Duration(clock.Load())
 		}
 	}
@@ -139,7 +139,7 @@ func TestRecordedRemainderIsRemovedBeforeAKeepAliveIsAnswered(t *testing.T) {
 	h.stop()
 	h = mustOpen(t, crashed, o)
 	defer h.stop()
-	if i, err := h.Lease(1); err != nil || i.Remaining < ttl {
+	if i, err := h.Lease(t.Context(), 1); err != nil || i.Remaining < ttl {
 		t.Fatalf("%v left, %v; a keep-alive was answered just before", i.Remaining, err)
 	}
 }
@@ -430,7 +430,7 @@ func TestLongRevocationContinuesAfterACrash(t *testing.T) {
 				left++
 			}
 		}
-		switch info, gone := h.Lease(1); {
+		switch info, gone := h.Lease(t.Context(), 1); {
 		case err == nil && (gone == nil || left > 0):
 			t.Errorf("crash at %d: the revocation was answered, and %d keys are left, lease %+v", at, left, info)
 		case gone == nil && left != 95 && !info.Revoking:

@@ -122,7 +122,7 @@ func TestRecordDecidedBeforeAKeepAliveIsNotWrittenAfterIt(t *testing.T) {
 	h.stop()
 	h = mustOpen(t, fs, o)
 	defer h.stop()
-	if i, err := h.Lease(1); err != nil || i.Remaining < time.Hour {
+	if i, err := h.Lease(t.Context(), 1); err != nil || i.Remaining < time.Hour {
 		t.Errorf("%v left, %v; a keep-alive was answered before the record was written", i.Remaining, err)
 	}
 }

@@ -67,14 +67,14 @@ func TestALeaseWithManyKeysDoesNotKeepOthers(t *testing.T) {
 	}
 	clock.Store(int64(time.Minute))
 	h.revokeAll(ctx, h.takeDue(turnMax))
-	if _, err := h.Lease(2); !errors.Is(err, ErrNotFound) || h.found("other") {
+	if _, err := h.Lease(t.Context(), 2); !errors.Is(err, ErrNotFound) || h.found("other") {
 		t.Errorf("the other lease lives on: %v", err)
 	}
 	if n := left(); n != count-step {
 		t.Errorf("%d of %d keys are left after one turn, want %d", n, count, count-step)
 	}
 	turns := 1
-	for _, err := h.Lease(1); err == nil && turns <= count; _, err = h.Lease(1) {
+	for _, err := h.Lease(t.Context(), 1); err == nil && turns <= count; _, err = h.Lease(t.Context(), 1) {
 		h.revokeAll(ctx, h.takeDue(turnMax))
 		turns++
 	}

@@ -61,13 +61,13 @@ func TestLeasesThatCouldNotBeReadAreReadAgain(t *testing.T) {
 	if got := len(h.ids()); got != leases-1 {
 		t.Errorf("%d leases of %d, of which one was revoked", got, leases)
 	}
-	if _, err := h.Lease(hidden[1]); !errors.Is(err, ErrNotFound) {
+	if _, err := h.Lease(t.Context(), hidden[1]); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the one that was revoked: %v", err)
 	}
-	if info, err := h.Lease(hidden[2]); err != nil || info.TTL != 2*time.Hour {
+	if info, err := h.Lease(t.Context(), hidden[2]); err != nil || info.TTL != 2*time.Hour {
 		t.Errorf("the one that was granted again: %+v, %v", info, err)
 	}
-	if info, err := h.Lease(hidden[3]); err != nil || info.TTL != time.Hour || info.Remaining <= time.Hour-time.Minute {
+	if info, err := h.Lease(t.Context(), hidden[3]); err != nil || info.TTL != time.Hour || info.Remaining <= time.Hour-time.Minute {
 		t.Errorf("%+v, %v", info, err)
 	}
 	if err := keepAlive(hidden[0]); err != nil {

@@ -109,7 +109,7 @@ func TestKeepAliveThatWaitsEndsWithItsStream(t *testing.T) {
 		revoked <- err
 	}()
 	eventually(t, "the lease is being revoked", func() bool {
-		info, err := h.leases.Lease(1)
+		info, err := h.leases.Lease(t.Context(), 1)
 		return err == nil && info.Revoking
 	})
 	ctx, cancel := context.WithCancel(testContext(t))

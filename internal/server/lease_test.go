@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
@@ -328,4 +329,57 @@ func wantReason(t *testing.T, err error, code codes.Code, reason pb.ErrorReason)
 		metadata = []string{"key", "token", "index"}
 	}
 	failureOf(t, err).want(t, code, reason, metadata...)
+}
+
+// TestNothingTellsOfALeaseBeforeItIsDurable: a grant whose answer was lost is repeated, kept alive and looked at, and all of that waits for the first
+// attempt's record.
+func TestNothingTellsOfALeaseBeforeItIsDurable(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		leases, grant := pb.NewLeaseServiceClient(h.conn), &pb.GrantLeaseRequest{Id: 7, Ttl: durationpb.New(time.Hour)}
+		h.put(t, "k", "v")
+		release := h.holdSyncs(t)
+		within := func(d time.Duration, call func(ctx context.Context) error) error {
+			ctx, cancel := context.WithTimeout(testContext(t), d)
+			defer cancel()
+			return call(ctx)
+		}
+		calls := map[string]func(ctx context.Context) error{
+			"grant": func(ctx context.Context) error {
+				_, err := leases.GrantLease(ctx, grant)
+				return err
+			},
+			"look": func(ctx context.Context) error {
+				_, err := leases.GetLease(ctx, &pb.GetLeaseRequest{Id: 7})
+				return err
+			},
+			"list": func(ctx context.Context) error {
+				_, err := leases.ListLeases(ctx, &pb.ListLeasesRequest{})
+				return err
+			},
+			"keep alive": func(ctx context.Context) error {
+				stream, err := leases.KeepAlive(ctx)
+				if err == nil {
+					err = stream.Send(&pb.KeepAliveRequest{Ids: []uint64{7}})
+				}
+				if err == nil {
+					_, err = stream.Recv()
+				}
+				return err
+			},
+		}
+		if err := within(200*time.Millisecond, calls["grant"]); status.Code(err) != codes.DeadlineExceeded {
+			t.Fatal(err)
+		}
+		for what, call := range calls {
+			if err := within(100*time.Millisecond, call); status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		release()
+		for what, call := range calls {
+			if err := within(time.Minute, call); (err != nil) != (what == "grant") || err != nil && status.Code(err) != codes.AlreadyExists {
+				t.Errorf("afterwards, %s: %v", what, err)
+			}
+		}
+	})
 }

@@ -191,7 +191,7 @@ func (s *leaseService) keepAlive(ctx context.Context, req *pb.KeepAliveRequest) 
 func (s *leaseService) GetLease(ctx context.Context, req *pb.GetLeaseRequest) (*pb.GetLeaseResponse, error) {
 	out := new(pb.GetLeaseResponse)
 	return out, s.serveRead(ctx, telemetry.MethodGetLease, func() error {
-		info, err := s.leases.Lease(lease.ID(req.GetId()))
+		info, err := s.leases.Lease(ctx, lease.ID(req.GetId()))
 		if err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ func whileRevoked(t *testing.T, h *harness, requests map[string]func(context.Con
 	must(t, err)
 	goOn()
 	defer func() { // it was not revoked
-		_, err := h.leases.Lease(leaseOfTests)
+		_, err := h.leases.Lease(t.Context(), leaseOfTests)
 		must(t, err)
 	}()
 	for name, answered := range answers {
