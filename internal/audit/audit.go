@@ -171,7 +171,7 @@ func (l *Log) enqueue(e *Event, admitted int, room bool) {
 	before := len(l.queue)
 	l.queue = e.append(l.queue, l.options.Keys)
 	size := len(l.queue) - before
-	full := !room && (l.waiting.Len() > 0 || l.bytes > 0 && l.bytes+size > l.options.QueueBytes) // those that wait come first
+	full := !room && (l.waiting.Len() > 0 || !l.fitsLocked(size)) // those that wait come first
 	if l.closed || full {
 		l.queue = l.queue[:before]
 		l.dropped++

@@ -19,15 +19,18 @@ func (l *Log) Admit(ctx context.Context, client any, bytes int) error {
 		return nil
 	}
 	l.mu.Lock()
+	failed := l.failsLocked()
+	if failed || l.waiting.Len() == 0 && l.fitsLocked(bytes) {
+		defer l.mu.Unlock()
+		if failed {
+			return ErrUnavailable
+		}
+		l.bytes += bytes
+		return nil
+	}
 	w := &waitingLine{bytes: bytes, ready: make(chan error, 1)}
 	place := l.waiting.Push(client, w)
-	l.wakeLocked()
 	l.mu.Unlock()
-	select {
-	case err := <-w.ready:
-		return err
-	default:
-	}
 	looks := time.NewTicker(l.options.patience)
 	defer looks.Stop()
 	for {
@@ -48,6 +51,14 @@ func (l *Log) Admit(ctx context.Context, client any, bytes int) error {
 	}
 }
 
+// failsLocked reports whether nothing can be written.
+func (l *Log) failsLocked() bool { return l.errLocked() != nil || l.closed }
+
+// fitsLocked reports whether there is room for a line. One that is alone has any size.
+func (l *Log) fitsLocked(bytes int) bool {
+	return l.bytes == 0 || l.bytes+bytes <= l.options.QueueBytes
+}
+
 func (l *Log) wake() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,13 +67,13 @@ func (l *Log) wake() {
 
 // wakeLocked lets those in whose turn there is room, or refuses all that wait while nothing can be written.
 func (l *Log) wakeLocked() {
-	failed := l.errLocked() != nil || l.closed
+	failed := l.failsLocked()
 	for next := l.waiting.Next(); next != nil; next = l.waiting.Next() {
 		w := next.Value
 		switch {
 		case failed:
 			w.ready <- ErrUnavailable
-		case l.bytes == 0 || l.bytes+w.bytes <= l.options.QueueBytes:
+		case l.fitsLocked(w.bytes):
 			l.bytes += w.bytes
 			w.ready <- nil
 		default:

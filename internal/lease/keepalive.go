@@ -86,7 +86,7 @@ func (m *Manager) keepAlive(ctx, ending context.Context, id ID) (time.Duration, 
 		case ended != nil:
 			return 0, awaitEnded(ctx, ending, id, ended)
 		}
-		if e.epoch > m.store.Durable() {
+		if !m.isDurable(e) {
 			if err := m.awaitGrant(ctx, e); err != nil {
 				return 0, err
 			}
@@ -106,7 +106,7 @@ func (m *Manager) tryKeepAlive(e *entry) (ttl time.Duration, ended chan struct{}
 	switch {
 	case e.revoking:
 		return 0, e.endedLocked()
-	case e.recorded || e.epoch > m.store.Durable():
+	case e.recorded || !m.isDurable(e):
 		return 0, nil
 	}
 	e.deadline = m.options.Elapsed() + e.record.ttl

@@ -316,9 +316,12 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 	return e.epoch, err
 }
 
+// isDurable reports whether the grant of a lease is durable.
+func (m *Manager) isDurable(e *entry) bool { return e.epoch <= m.store.Durable() }
+
 // awaitGrant waits until the grant of a lease is durable.
 func (m *Manager) awaitGrant(ctx context.Context, e *entry) error {
-	if e.epoch <= m.store.Durable() {
+	if m.isDurable(e) {
 		return nil
 	}
 	return m.store.Wait(ctx, e.epoch, mvcc.DurabilitySync)

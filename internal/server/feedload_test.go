@@ -76,30 +76,25 @@ func TestExpandedLoadsAreTheirEntries(t *testing.T) {
 	mustEqualLists(t, after, fmt.Sprintf("%d S key-00200 later", later))
 }
 
-// TestLoadsThatAreNotReadableComeAsLoaded: if the state after a load is not kept, the events say which keys it may have set, also
-// for the rest of a load of which a part has come.
-func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
-	h := mustStart(t)
+// interruptedLoad loads key-00000 to key-02499, at an epoch whose state is not readable any more, and interrupts a watch of a range that expands the load
+// after the event of the last key. It returns how to begin that watch anew, and how to resume it.
+func (h *harness) interruptedLoad(t *testing.T, r *pb.KeyRange) (whole, rest *pb.CreateWatch, at uint64, last string) {
+	t.Helper()
 	before := h.put(t, "other", "not loaded")
 	if _, err := h.bulk(t, 2500, 1, true); err != nil {
 		t.Fatal(err)
 	}
-	at := uint64(h.store.Visible())
-	expand := func(token []byte) *pb.CreateWatch {
-		c := &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true}
-		if token != nil {
-			c.Start = &pb.CreateWatch_ResumeToken{ResumeToken: token}
-		}
-		return c
-	}
-	w := mustWatch(t, h, expand(nil))
+	at = uint64(h.store.Visible())
+	whole = &pb.CreateWatch{Ranges: []*pb.KeyRange{r}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true}
+	w := mustWatch(t, h, whole)
 	m := w.recv()
 	for m.GetChanges() == nil {
 		m = w.recv()
 	}
 	w.cancel()
 	events := m.GetChanges().Commits[0].Events
-	last := string(events[len(events)-1].Key)
+	last = string(events[len(events)-1].Key)
+	rest = &pb.CreateWatch{Ranges: whole.Ranges, Start: &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}, ExpandLoads: true}
 	eventually(t, "no walk is open", func() bool { return h.admission.sessions.walks.held.Load() == 0 })
 	for _, lease := range h.store.SnapshotLeases() { // of the walk, if it was interrupted
 		h.store.EndSnapshotLease(lease.ID)
@@ -107,14 +102,22 @@ func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
 	for uint64(h.store.LowWatermark()) <= at {
 		h.put(t, "other", "again")
 	}
-	rest := mustWatch(t, h, expand(m.ResumeToken))
-	got, _ := rest.loaded(at)
+	return whole, rest, at, last
+}
+
+// TestLoadsThatAreNotReadableComeAsLoaded: if the state after a load is not kept, the events say which keys it may have set, also
+// for the rest of a load of which a part has come.
+func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
+	h := mustStart(t)
+	whole, rest, at, last := h.interruptedLoad(t, &pb.KeyRange{})
+	resumed := mustWatch(t, h, rest)
+	got, _ := resumed.loaded(at)
 	mustEqualLists(t, got, fmt.Sprintf("%q-%q", last+"\x00", "key-02499\x00"))
-	whole := mustWatch(t, h, expand(nil))
-	got, _ = whole.loaded(at)
+	anew := mustWatch(t, h, whole)
+	got, _ = anew.loaded(at)
 	mustEqualLists(t, got, fmt.Sprintf("%q-%q", "key-00000", "key-02499\x00"))
 	h.put(t, "z", "after it")
-	for _, w := range []*watcher{rest, whole} {
+	for _, w := range []*watcher{resumed, anew} {
 		for last := ""; !strings.Contains(last, " S z after it"); {
 			next, _ := w.events(1)
 			last = next[len(next)-1]
@@ -126,33 +129,15 @@ func TestLoadsThatAreNotReadableComeAsLoaded(t *testing.T) {
 // not readable any more.
 func TestALoadGoesOnAfterAWaitForRoom(t *testing.T) {
 	h := mustStart(t)
-	before := h.put(t, "other", "not loaded")
-	if _, err := h.bulk(t, 2500, 1, true); err != nil {
-		t.Fatal(err)
-	}
-	at := uint64(h.store.Visible())
-	expand := &pb.CreateWatch{Ranges: []*pb.KeyRange{prefixRange("key-")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: before}, ExpandLoads: true}
-	w := mustWatch(t, h, expand)
-	m := w.recv()
-	for m.GetChanges() == nil {
-		m = w.recv()
-	}
-	w.cancel()
-	eventually(t, "no walk is open", func() bool { return h.admission.sessions.walks.held.Load() == 0 })
-	for _, lease := range h.store.SnapshotLeases() {
-		h.store.EndSnapshotLease(lease.ID)
-	}
-	for uint64(h.store.LowWatermark()) <= at {
-		h.put(t, "other", "again")
-	}
+	_, rest, _, _ := h.interruptedLoad(t, prefixRange("key-"))
 	const size = 3 << 20
 	large := h.put(t, "large", string(make([]byte, size)))
 	held := h.fillWatches()
-	w = mustWatch(t, h, &pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: large - 1}})
+	w := mustWatch(t, h, &pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{prefixRange("large")}, Start: &pb.CreateWatch_AfterEpoch{AfterEpoch: large - 1}})
 	w.recv()
 	eventually(t, "the stream waits for room", h.admission.watches.isAwaited)
-	expand.WatchId, expand.Start = 2, &pb.CreateWatch_ResumeToken{ResumeToken: m.ResumeToken}
-	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: expand}})
+	rest.WatchId = 2
+	w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: rest}})
 	if m := w.recv(); m.WatchId != 2 || m.GetCreated() == nil {
 		t.Fatal(m)
 	}

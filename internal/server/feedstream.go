@@ -174,7 +174,7 @@ func (w *watchStream) close() {
 
 // step sends a part of a walk and a delivery of the feed, and reports whether there was one of them.
 func (w *watchStream) step(ctx context.Context) (worked bool, err error) {
-	for n := len(w.later); n > 0 && len(w.later) > 0 && w.walking < watchWalksMax; n-- {
+	for n := len(w.later); n > 0 && len(w.later) > 0 && w.walking < watchWalksMax; n-- { // each once: it may have to wait again
 		if err := w.beginLater(ctx); err != nil {
 			return true, err
 		}

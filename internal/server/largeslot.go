@@ -30,7 +30,7 @@ type largeSlot struct {
 	wanted bool      // another owner was refused since it was taken
 	claims fairqueue.Queue[*streamClient, *claim]
 	keep   time.Duration
-	freed  time.Time
+	freed  time.Time // when it was left last
 }
 
 type largeHeld struct {

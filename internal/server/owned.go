@@ -75,8 +75,8 @@ func (o owned) takeOne(free, all int64) bool {
 	return false
 }
 
-// ownsBytes are the connection's counts of the bytes of a share. Those of its client are not counted of small requests, which would all write them:
-// small writes count one by one, and small reads that wait have sessions. What watches have in their share is shared by a line.
+// ownsBytes are the connection's counts of the bytes of a share. The client's have no bytes of small requests, because all of these would write one
+// counter: small writes are counted one by one, and small reads that wait for the device have sessions. Watches share theirs by a line.
 func (c *connection) ownsBytes(sh share) owned {
 	own := c.owns(ownedKind(sh))
 	if sh == shareSmallReads || sh == shareSmallWrites || sh == shareWatches {
