@@ -78,7 +78,7 @@ func (a *answer) drop() {
 	}
 }
 
-// ackQueueMax bounds the answers of one pipeline that wait for durability. A sync takes some 100
+// ackQueueMax bounds the answers of one pipeline that wait for durability; see waitingAnswers for those of all. A sync takes some 100
 // us, in which a stream at full speed sends fewer than 100 requests; a sync of a slow disk may take
 // a hundred times as long before flow control stops the client.
 const ackQueueMax = 4096
@@ -104,18 +104,24 @@ type ackQueue struct {
 	wake  chan struct{} // a token when the acker sleeps and has work
 	space chan struct{} // a token when the receiver sleeps and the queue has room
 
+	total *waitingAnswers // of all pipelines
+	own   owned           // what the client has of it
+
 	mu       sync.Mutex
 	list     []answer
-	bytes    int  // of the answers that were pushed and not sent
-	sleeping bool // the acker waits for wake
-	blocked  bool // the receiver waits for space
+	unsent   int   // answers that were pushed and not sent
+	bytes    int   // of them
+	counted  int64 // what they take, as total knows
+	sleeping bool  // the acker waits for wake
+	blocked  bool  // the receiver waits for space
 	closed   bool
 	over     bool // no more answers will be sent
 
-	unsent func(*answer) // is called for each answer that will not be sent
+	abandon func(*answer) // is called for each answer that will not be sent
 }
 
-func (q *ackQueue) init() {
+func (q *ackQueue) init(total *waitingAnswers, own owned, abandon func(*answer)) {
+	q.total, q.own, q.abandon = total, own, abandon
 	q.wake, q.space = make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
@@ -123,7 +129,7 @@ func (q *ackQueue) init() {
 func (q *ackQueue) push(ctx context.Context, a *answer) error {
 	size := a.queuedBytes()
 	q.mu.Lock()
-	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax {
+	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax || q.crowdedLocked(waitingOwn) {
 		q.blocked = true
 		q.mu.Unlock()
 		select {
@@ -135,12 +141,14 @@ func (q *ackQueue) push(ctx context.Context, a *answer) error {
 	}
 	if q.over {
 		unsent := *a // a itself need not be in the heap
-		q.unsent(&unsent)
+		q.abandon(&unsent)
 		q.mu.Unlock()
 		return nil
 	}
 	q.list = append(q.list, *a)
+	q.unsent++
 	q.bytes += size
+	q.countLocked()
 	q.wakeLocked()
 	q.mu.Unlock()
 	return nil
@@ -200,19 +208,28 @@ func (q *ackQueue) take(ctx context.Context, waiting []answer, stop <-chan struc
 
 // roomLocked wakes the receiver if it waits for room.
 func (q *ackQueue) roomLocked() {
-	if q.blocked && len(q.list) < ackQueueMax {
+	if q.blocked && len(q.list) < ackQueueMax && !q.crowdedLocked(waitingOwn/2) {
 		q.blocked = false
 		q.space <- struct{}{}
 	}
 }
 
+// costLocked is what the answers take that were pushed and not sent.
+func (q *ackQueue) costLocked() int64 { return int64(q.unsent)*waitingAnswerBytes + int64(q.bytes) }
+
+func (q *ackQueue) countLocked() { q.total.count(q.own, &q.counted, q.costLocked()) }
+
+// crowdedLocked is that of directPipeline.
+func (q *ackQueue) crowdedLocked(least int64) bool {
+	return q.costLocked() >= least && q.total.full(q.own)
+}
+
 // sent records that an answer of a number of bytes has left the queue.
 func (q *ackQueue) sent(size int) {
-	if size == 0 {
-		return
-	}
 	q.mu.Lock()
+	q.unsent--
 	q.bytes -= size
+	q.countLocked()
 	q.roomLocked()
 	q.mu.Unlock()
 }
@@ -223,8 +240,9 @@ func (q *ackQueue) release() {
 	q.mu.Lock()
 	q.over = true
 	for i := range q.list {
-		q.unsent(&q.list[i])
+		q.abandon(&q.list[i])
 	}
+	q.total.count(q.own, &q.counted, 0)
 	q.mu.Unlock()
 }
 

@@ -11,7 +11,7 @@ func TestAnAckQueueKeepsLittleWhileNothingWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, room := range []int{ackQueueKept, ackQueueMax} {
 			var q ackQueue
-			q.init()
+			q.init(new(waitingAnswers), owned{}, nil)
 			q.list = make([]answer, 0, room)
 			ctx, cancel := context.WithCancel(t.Context())
 			taken := make(chan []answer)

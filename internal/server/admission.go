@@ -26,6 +26,7 @@ type admission struct {
 	sessions heldSessions
 	decoding decoding
 	early    earlyAdmissions
+	waiting  waitingAnswers
 	watches  watchLine
 	unknown  [shareCount]claim // of what comes over no connection
 
@@ -110,6 +111,7 @@ func (a *admission) init(requests int, bytes uint64) {
 	}
 	a.words[shareScans].limit.requests = uint64(scansMax(requests))
 	a.sessions.init(requests)
+	a.waiting.init(int64(min(bytes, admissionBytes/2)))
 	for _, sh := range []share{shareMessages, shareWatches, shareAnswers} {
 		a.words[sh].limit.requests = admissionBytes >> 17 // no effective bound: the bytes bound them
 	}
@@ -177,9 +179,29 @@ func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool
 
 // countWrite counts a small write of a client, which may wait for a slow device, if the client leaves enough of them to others.
 func (a *admission) countWrite(conn *connection) bool {
-	w := &a.words[shareSmallWrites]
+	return a.countOne(conn, ownedWriteRequests, shareSmallWrites)
+}
+
+func (a *admission) countOne(conn *connection, kind ownedKind, sh share) bool {
+	w := &a.words[sh]
 	all := int64(w.limit.requests)
-	return conn.owns(ownedWriteRequests).takeOne(all-int64(w.word.Load()>>admissionShift), all)
+	return conn.owns(kind).takeOne(all-int64(w.word.Load()>>admissionShift), all)
+}
+
+// beginWait counts a request that was executed and waits for a sync, or refuses it: small reads are not counted for their clients before, and a slow device
+// would let one client have all of them. Writes are counted, and large requests by their bytes. After nil the caller calls endWait.
+func (a *admission) beginWait(conn *connection, sh share) error {
+	if sh == shareSmallReads && !a.countOne(conn, ownedReadRequests, sh) {
+		a.refused.Add(1)
+		return errOverloaded
+	}
+	return nil
+}
+
+func (a *admission) endWait(conn *connection, sh share) {
+	if sh == shareSmallReads {
+		conn.owns(ownedReadRequests).add(-1)
+	}
 }
 
 func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {

@@ -179,7 +179,7 @@ func TestWhatTheAuditLogSaysOfQueuedAnswersIsBounded(t *testing.T) {
 	a := answer{value: make([]byte, 10)}
 	a.details.note = &auditNote{reads: []string{"12", "345"}, writes: []string{"6"}}
 	var q ackQueue
-	q.init()
+	q.init(new(waitingAnswers), owned{}, nil)
 	if err := q.push(t.Context(), &a); err != nil || q.bytes != 16 {
 		t.Errorf("%v: %d bytes are counted", err, q.bytes)
 	}

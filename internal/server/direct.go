@@ -74,7 +74,6 @@ type directServer struct {
 	lanes     sync.Pool // of *lane
 	streams   directStreams
 	readers   workers
-	waiting   waitingAnswers
 }
 
 // handOverAfter is how long a request holds up the other requests of its connection at most, or twice
@@ -87,7 +86,6 @@ func (s *Server) newDirect() *transport.Services {
 		Codec: s.codec(), Buffers: pb.Buffers, MessageBytesMax: answerBytesMax, Receives: s.largestMessage, Unary: s.unary,
 	}
 	s.direct.readers.goroutines = &s.drain.receivers
-	s.direct.waiting.init(int64(s.config.Inflight()))
 	s.direct.lanes.New = func() any { return &lane{server: s, getOut: new(pb.GetResponse)} }
 	s.direct.transport = transport.New(transport.Options{
 		TLS:              s.endpoints.tls.grpc,
@@ -153,6 +151,7 @@ type directClient struct {
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	acks   directAcks
+	unsent int64 // what the transport has of small answers, as waitingAnswers knows; guarded by the mutex of conn
 
 	mu           sync.Mutex // a leaf; guards what follows
 	claim        claim      // to the place beside the share of large messages
@@ -240,6 +239,11 @@ func (c *directClient) Received(bytes int) {
 	case !r.beside.leave(c, int64(bytes)):
 		r.large.release(&c.large, c.streams.of(ownedLarge), int64(bytes))
 	}
+}
+
+// Unsent implements transport.Client.
+func (c *directClient) Unsent(bytes int) {
+	c.server.admission.waiting.count(c.owns(ownedWaiting), &c.unsent, int64(bytes))
 }
 
 // LeastProgress implements transport.Client.

@@ -55,6 +55,7 @@ type directAnswer struct {
 
 	deduplicated bool // of a plain write
 	repeated     bool // a read that was tried before
+	waits        bool // for a sync; see admission.beginWait
 
 	charge *memoryCharge
 
@@ -209,6 +210,10 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 	switch {
 	case a.ackWait.ready(s.store):
 	case s.isSync(a.ackWait.durability):
+		if refused := s.admission.beginWait(c.connection, a.share); refused != nil {
+			a.out, a.err = nil, refused
+			break
+		}
 		if a.out == encoder(l.getOut) {
 			l.getOut = new(pb.GetResponse) // the answer keeps the other
 		}
@@ -216,6 +221,7 @@ func (l *lane) run(execute executeFunc, err error) (wouldWait bool) {
 		a.size = a.encoded
 		a.details.executed = s.clock.now()
 		a.details.note.giveBack(s.observer.audit.log)
+		a.waits = true
 		c.await(a)
 		return false
 	default: // visibility is a matter of microseconds
@@ -307,8 +313,16 @@ func (c *directClient) answerWith(a *directAnswer, written *pb.PutResponse) {
 			code = codes.Canceled
 		}
 	}
-	s.admission.leave(c.connection, a.share, a.size)
+	c.leave(a)
 	c.ended(a, code)
+}
+
+// leave ends the admission of a request.
+func (c *directClient) leave(a *directAnswer) {
+	if a.waits {
+		c.server.admission.endWait(c.connection, a.share)
+	}
+	c.server.admission.leave(c.connection, a.share, a.size)
 }
 
 // committed is the epoch of a request's commit; 0 if it has none.
@@ -331,7 +345,7 @@ func (c *directClient) drop(a *directAnswer) {
 		return
 	}
 	a.charge.release()
-	c.server.admission.leave(c.connection, a.share, a.size)
+	c.leave(a)
 	c.ended(a, codes.Canceled)
 }
 

@@ -27,7 +27,7 @@ type directPipeline struct {
 	mu        sync.Mutex // before the connection's; guards what follows
 	waiting   int        // answers that wait for durability or for the device
 	bytes     int        // of them
-	counted   int64      // what they take, as waitingAnswers knows
+	counted   int64      // what they take, as waitingAnswers knows; what the transport has of them counts for the connection
 	reads     laterReads
 	executing bool
 	used      bool           // a request was executed since the last trim
@@ -216,15 +216,17 @@ func (p *directPipeline) keep(a *answer) *answer {
 var keptAnswers = sync.Pool{New: func() any { return new(answer) }}
 
 // countLocked counts the answers that wait among those of all pipelines.
-func (p *directPipeline) countLocked() { p.server.direct.waiting.count(&p.counted, p.costLocked()) }
+func (p *directPipeline) countLocked() {
+	p.server.admission.waiting.count(p.conn.owns(ownedWaiting), &p.counted, p.costLocked())
+}
 
 func (p *directPipeline) costLocked() int64 {
 	return int64(p.waiting)*waitingAnswerBytes + int64(p.bytes)
 }
 
-// crowdedLocked reports whether the pipeline has at least so much while all pipelines have too much.
+// crowdedLocked reports whether the pipeline has at least so much while its client leaves too little to the pipelines of others.
 func (p *directPipeline) crowdedLocked(least int64) bool {
-	return p.costLocked() >= least && p.server.direct.waiting.full()
+	return p.costLocked() >= least && p.server.admission.waiting.full(p.conn.owns(ownedWaiting))
 }
 
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.

@@ -168,7 +168,7 @@ func mustRun(t testing.TB, disk *vfs.Mem, checked bool, adjust ...func(*config.C
 		if s.receiving.beside.bytes() != 0 {
 			t.Error("the place for a large message is taken for ever")
 		}
-		if n := s.direct.waiting.held.Load(); n != 0 {
+		if n := s.admission.waiting.held.Load(); n != 0 {
 			t.Errorf("%d bytes of answers that wait are counted for ever", n)
 		}
 		if n := s.feed.units.used.Load(); n != 0 {

@@ -535,7 +535,8 @@ func (s *modelled) taken(answer bool) {
 	} else if bytes := min(int64(size)+grpcPrefixBytes, s.raw); bytes == s.raw {
 		s.raw, s.waiting = 0, left
 	} else {
-		s.waiting -= (s.waiting - left) * bytes / s.raw
+		rest := s.waiting - (s.waiting-left)*bytes/s.raw
+		s.waiting = max(rest, min(s.waiting, 16<<10)) // of the frame in which it came
 		s.raw -= bytes
 	}
 	if s.small = min(s.small, s.cost()); s.cost() < smallStep {

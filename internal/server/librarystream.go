@@ -22,6 +22,7 @@ type libraryStream struct {
 
 	// Guarded by the connection's mutex.
 	ended  bool
+	timed  bool // see requireProgress
 	waits  bool
 	unsent int64 // bytes that the handler has sent, and the library has not
 	cost   int64 // of them, with what a message takes beside its bytes
@@ -189,6 +190,25 @@ func (s *libraryStream) take(bytes int64) bool {
 	s.cost += bytes + unsentMessage
 	in.unsent += bytes + unsentMessage
 	return true
+}
+
+// requireProgress lets a client that takes nothing of what the stream has unsent lose its connection; see unread.
+func (s *libraryStream) requireProgress() {
+	if s != nil {
+		s.conn.mu.Lock()
+		defer s.conn.mu.Unlock()
+		s.timed = true
+	}
+}
+
+// timed is what those streams have unsent that require progress.
+func (in *inbound) timed() (bytes int64) {
+	for _, m := range in.open {
+		if m.library != nil && m.library.timed {
+			bytes += m.library.unsent
+		}
+	}
+	return bytes
 }
 
 // sent counts bytes that the library has sent.

@@ -19,6 +19,8 @@ const (
 	ownedLarge                                        // bytes of large messages that are being received, or kept; see receiving
 	ownedSmall                                        // of small ones
 	ownedWriteRequests                                // small writes until they are durable
+	ownedReadRequests                                 // small reads while they wait until what they have seen is durable
+	ownedWaiting                                      // bytes of small answers of pipelines; see waitingAnswers
 	ownedConnections                                  // that are served
 	ownedKinds
 )
@@ -76,7 +78,7 @@ func (o owned) takeOne(free, all int64) bool {
 }
 
 // ownsBytes are the connection's counts of the bytes of a share. The client's have no bytes of small requests, because all of these would write one
-// counter: small writes are counted one by one, and small reads that wait for the device have sessions. Watches share theirs by a line.
+// counter: small writes are counted one by one, and so are small reads that wait for a sync; those that wait for the device have sessions. Watches share theirs by a line.
 func (c *connection) ownsBytes(sh share) owned {
 	own := c.owns(ownedKind(sh))
 	if sh == shareSmallReads || sh == shareSmallWrites || sh == shareWatches {

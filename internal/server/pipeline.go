@@ -49,8 +49,7 @@ type pipeline struct {
 func (p *pipeline) init() {
 	p.in.init()
 	p.answers.init(p.stream)
-	p.acks.init()
-	p.acks.unsent = p.abandon
+	p.acks.init(&p.server.admission.waiting, p.conn.owns(ownedWaiting), p.abandon)
 	p.idle = make(chan struct{}, 1)
 }
 
@@ -71,6 +70,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 			return err
 		}
 		c.ctx = stream.Context()
+		libraryStreamOf(c.ctx).requireProgress()
 		p := &pipeline{stream: stream}
 		p.begin(s.Server, conn, authorizationOf(c.ctx), from)
 		p.ctx, p.executor = c.ctx, c

@@ -82,13 +82,18 @@ func (m *receivedStream) smallLeft() int64 {
 	return m.left
 }
 
+// keptFrame is the most that the library keeps of a frame while it has not handed on all of the frame's messages: a small one may follow what has filled it.
+const keptFrame = 16 << 10
+
 // taken subtracts bytes that the server has taken from the cost of the small messages.
 func (m *receivedStream) taken(bytes int64) {
 	left := m.smallLeft()
 	if bytes >= m.raw {
 		m.raw, m.waiting = 0, left
 	} else if bytes > 0 {
+		all := m.waiting
 		m.waiting -= (m.waiting - left) * bytes / m.raw
+		m.waiting = max(m.waiting, min(all, keptFrame))
 		m.raw -= bytes
 	}
 }

@@ -15,7 +15,8 @@ import (
 // They share shared.bytes. A connection gets of it what leaves enough to others, and so does a client: see admissionLimit.leaves and owned.leaves. One
 // transaction at a time may be beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds
 // room whatever the share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside
-// the share for a quarter of --txn-timeout is rolled back when another one needs the place, which its connection does not get again for as long.
+// the share for a quarter of --txn-timeout is rolled back when another one needs the place. Whatever ended it, the place is kept for others for as long if
+// one of them was refused meanwhile: its client does not get the place again, or its connection if all of them are of its client.
 type txnMemory struct {
 	// Constant after Open.
 	shared     admissionLimit
@@ -29,7 +30,10 @@ type txnMemory struct {
 	mu     sync.Mutex // a leaf
 	beside *openTxn
 	since  time.Time
-	ousted *connection // whose transaction had the place for too long; it does not get it again for as long
+	wanted bool        // one of another connection was refused the place since beside has it
+	other  bool        // it was one of another client
+	had    *connection // of the transaction that had the place, until when the place is kept for others
+	client *streamClient
 	until  time.Time
 }
 
@@ -71,20 +75,38 @@ func (m *txnMemory) place(t *openTxn) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t.conn == m.ousted && t.conn != nil && time.Now().Before(m.until) {
+	if m.keptLocked(t.conn) {
 		return false
 	}
 	if other := m.beside; other != nil {
+		m.wanted, m.other = m.wanted || t.conn != other.conn, m.other || t.conn.client() != other.conn.client()
 		if time.Since(m.since) > m.besideTime {
 			m.since = time.Now() // one end is enough
-			m.ousted, m.until = other.conn, m.since.Add(m.besideTime)
 			go other.end(&txnTimeoutError{beside: true, limit: m.besideTime}, telemetry.AbortTimeout)
 		}
 		return false
 	}
-	m.beside, m.since, t.beside = t, time.Now(), true
+	m.beside, m.since, m.wanted, m.other, t.beside = t, time.Now(), false, false, true
 	m.share(t, -t.bytes.Load())
 	return true
+}
+
+// keptLocked reports whether the place is kept for others than a connection.
+func (m *txnMemory) keptLocked(conn *connection) bool {
+	mine := conn != nil && conn == m.had || m.client != nil && conn.client() == m.client
+	return mine && time.Now().Before(m.until)
+}
+
+// leaveLocked frees the place, and keeps it for those that wanted it.
+func (m *txnMemory) leaveLocked() {
+	m.had, m.client = nil, nil
+	if m.wanted {
+		m.had, m.until = m.beside.conn, time.Now().Add(m.besideTime)
+		if m.other {
+			m.client = m.had.client()
+		}
+	}
+	m.beside = nil
 }
 
 // admit refuses a request of which a transaction keeps so many bytes, if it may not have as many or there is no room for them.
@@ -126,7 +148,7 @@ func (m *txnMemory) free(t *openTxn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.beside == t {
-		m.beside = nil
+		m.leaveLocked()
 	} else {
 		m.share(t, -has)
 	}

@@ -147,3 +147,43 @@ func TestATransactionBesideTheShareForTooLongEnds(t *testing.T) {
 		}
 	})
 }
+
+// TestThePlaceBesideTheShareIsKeptForOthers: a client, whose connections give the place to each other, does not get it again while another client wants it,
+// and no more does a connection while another one of its client does. If no other wanted it, it is free at once.
+func TestThePlaceBesideTheShareIsKeptForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newTxnMemory(64 << 20)
+		var clients streamClients
+		of := func(client string) *openTxn {
+			return &openTxn{conn: &connection{connectionLayers: connectionLayers{streams: clients.enter(client)}}}
+		}
+		first, second, other := of("many"), of("many"), of("other")
+		place := func(txn *openTxn, want bool) {
+			t.Helper()
+			if m.place(txn) != want {
+				t.Fatalf("the place is given: %v", !want)
+			}
+		}
+		leave := func(txn *openTxn) {
+			m.free(txn)
+			txn.beside = false
+		}
+		place(first, true)
+		leave(first)
+		place(first, true) // it was not wanted
+		place(second, false)
+		leave(first)
+		place(first, false)
+		place(second, true) // of the same client
+		place(other, false)
+		leave(second)
+		place(first, false)
+		place(second, false)
+		time.Sleep(m.besideTime - time.Millisecond)
+		place(first, false)
+		place(other, true)
+		leave(other)
+		time.Sleep(time.Millisecond)
+		place(first, true)
+	})
+}

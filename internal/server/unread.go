@@ -39,7 +39,7 @@ func (c *countedConn) checkUnread() (suspect, stuck bool) {
 	if c.inbound == nil {
 		return false, false
 	}
-	checks := c.unread.progress(waiting, c.inbound.sent.dataBytes, c.inbound.receiving.step.Load())
+	checks := c.unread.progress(waiting+c.inbound.timed(), c.inbound.sent.dataBytes, c.inbound.receiving.step.Load())
 	return checks > stallSteps, checks > stallSteps+1
 }
 

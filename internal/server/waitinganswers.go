@@ -1,11 +1,21 @@
 package server
 
-import "sync/atomic"
+import (
+	"sync/atomic"
 
-// waitingAnswers bounds what the answers of all pipelines of the direct transport take while they wait for durability, or for the
-// device: while a sync takes long, each pipeline may have thousands of them. A pipeline counts what it has beyond waitingOwn, in steps,
-// so that pipelines rarely write to the count that all of them share. While more than the limit is counted, pipelines that have
-// waitingOwn execute no more requests.
+	"github.com/epochkv/epochkv/internal/mvcc"
+)
+
+// waitingAnswers bounds what the small answers of all pipelines take that nothing else counts: those that wait for durability, or for the device, because
+// while a sync takes long each pipeline may have thousands of them, and those that the direct transport has and the windows of their clients do not allow to be
+// sent, because those that have waited are sent whatever the windows are. The gRPC library takes no more of a pipeline than its windows allow; the
+// others stay in its queue.
+//
+// A pipeline, and what the transport has for a connection, count beyond waitingOwn, in steps, so that they rarely write to counters that
+// are shared. A pipeline that has waitingOwn executes no more requests while its client does not leave enough to others, as with the shares: see owned.leaves.
+//
+// Invariant: held is the sum of what each client has, but at most what it may have with no others: what a client has beyond that, waitingOwn of each of many
+// pipelines, takes nothing from the part of others.
 type waitingAnswers struct {
 	limit int64 // constant after Open
 	held  atomic.Int64
@@ -14,8 +24,8 @@ type waitingAnswers struct {
 const (
 	// waitingAnswerBytes is about what an answer takes beside a value: its place in two lists, and a buffer.
 	waitingAnswerBytes = 1 << 10
-	// waitingOwn is what each pipeline may always have.
-	waitingOwn  = 16 << 10
+	// waitingOwn is what each pipeline, and the transport for each connection, may always have.
+	waitingOwn  = 8 << 10
 	waitingStep = 64 << 10
 	// waitingPart is the part of --max-inflight-bytes that the answers have.
 	waitingPart = 4
@@ -23,8 +33,13 @@ const (
 
 func (w *waitingAnswers) init(inflight int64) { w.limit = inflight / waitingPart }
 
-// count changes what a pipeline has counted to what so many bytes need, in steps.
-func (w *waitingAnswers) count(counted *int64, bytes int64) {
+// clientMost is what a client has of the limit at most.
+func (w *waitingAnswers) clientMost() int64 {
+	return w.limit / (mvcc.ClientTakes + 1) * mvcc.ClientTakes
+}
+
+// count changes what is counted, of what a client owns, to what so many bytes need.
+func (w *waitingAnswers) count(own owned, counted *int64, bytes int64) {
 	n := max(0, bytes-waitingOwn)
 	change := int64(0)
 	if n > *counted {
@@ -32,11 +47,17 @@ func (w *waitingAnswers) count(counted *int64, bytes int64) {
 	} else if bytes == 0 || *counted-n >= 2*waitingStep {
 		change = -(*counted - n) / waitingStep * waitingStep
 	}
-	if change != 0 {
-		*counted += change
-		w.held.Add(change)
+	if change == 0 {
+		return
 	}
+	*counted += change
+	_, ofClient := own.add(change)
+	w.held.Add(min(ofClient, w.clientMost()) - min(ofClient-change, w.clientMost()))
 }
 
-// full reports whether pipelines may have no more than waitingOwn.
-func (w *waitingAnswers) full() bool { return w.held.Load() > w.limit }
+// full reports whether pipelines of a client may have no more than waitingOwn.
+func (w *waitingAnswers) full(own owned) bool {
+	has, ofClient := own.add(0)
+	free := w.limit - w.held.Load()
+	return !own.leaves(0, has, ofClient, free, w.limit)
+}

@@ -24,7 +24,17 @@ func TestRequestsThatWaitForTheirPipelineHaveABound(t *testing.T) {
 	for range 1200 {
 		mustSend(t, first, getRequest(1, "k"))
 	}
-	eventually(t, "pipelines may have few answers", h.direct.waiting.full)
+	eventually(t, "the pipelines of the client may have few answers", func() bool {
+		q := &h.direct.streams
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		for _, s := range q.all {
+			if h.admission.waiting.full(s.(*directPipeline).conn.owns(ownedWaiting)) { //nolint:forcetypeassert // the test opens nothing else
+				return true
+			}
+		}
+		return false
+	})
 	const pipelines, requests = 10, 250
 	long := string(make([]byte, 1000))
 	streams := make([]pipelineClient, pipelines)

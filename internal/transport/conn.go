@@ -77,6 +77,7 @@ type windows struct {
 	sendWindow   int // what the server may still send on the connection
 	streamWindow int // the first window of a stream that the server sends on
 	pending      int // bytes that all streams have pending
+	unsent       int // of them, small messages of streams of messages; see Client.Unsent
 	framePayload int // the largest that the client takes
 }
 

@@ -277,11 +277,20 @@ func (r Request) Send(msg Message, release func()) bool {
 		s.pending.push(b, release)
 	} else {
 		b = s.pending.extend(n)
+		c.countUnsentLocked(n)
 	}
 	encodeMessage(b, msg)
 	c.pending += n
 	c.queueLocked(s)
 	return true
+}
+
+// countUnsentLocked counts more, or fewer, bytes of small messages that streams of messages have.
+func (c *Conn) countUnsentLocked(more int) {
+	if more != 0 {
+		c.unsent += more
+		c.client.Unsent(c.unsent)
+	}
 }
 
 // encodeMessage fills b with a message and its prefix. Encoding messages of the generated code does not fail.

@@ -4,6 +4,7 @@ package transport
 // lent, is a part by itself, so that its bytes are given back when it has been sent, whatever follows it. Small messages share parts.
 type pending struct {
 	bytes int
+	small int // bytes of them that nothing releases
 	first part
 	later []part // after the first
 }
@@ -23,6 +24,9 @@ func (p *pending) push(b []byte, release func()) {
 		p.later = append(p.later, last)
 	}
 	p.bytes += len(b)
+	if release == nil {
+		p.small += len(b)
+	}
 }
 
 // extend adds so many bytes, and returns them to be written.
@@ -39,6 +43,7 @@ func (p *pending) extend(n int) []byte {
 	from := len(last.rest)
 	last.rest = grow(last.rest, n)
 	p.bytes += n
+	p.small += n
 	return last.rest[from:]
 }
 
@@ -50,6 +55,9 @@ func (p *pending) appendTo(b []byte, n int) []byte {
 		k := min(n, len(first.rest))
 		b = append(b, first.rest[:k]...)
 		first.rest = first.rest[k:]
+		if first.release == nil {
+			p.small -= k
+		}
 		if n -= k; len(first.rest) == 0 {
 			p.shift()
 		}
@@ -74,6 +82,7 @@ func (p *pending) shift() {
 
 // drop gives everything back.
 func (p *pending) drop() {
+	p.small = 0
 	for p.bytes > 0 {
 		p.bytes -= len(p.first.rest)
 		p.shift()

@@ -56,15 +56,19 @@ func rotate(streams []*stream, n int) {
 func (c *Conn) sendFrameLocked(s *stream) {
 	if n := min(s.pending.bytes, s.sendWindow, c.sendWindow, c.framePayload); n > 0 {
 		c.out.buf = AppendFrameHeader(c.out.buf, n, http2.FrameData, 0, s.id)
+		small := s.pending.small
 		c.out.buf = s.pending.appendTo(c.out.buf, n)
 		c.pending -= n
 		s.sendWindow -= n
 		c.sendWindow -= n
 		s.progressLocked(n * len(c.streams)) // they share what the client takes
 		c.liveness.answered = true
-		if m := s.messages; m != nil && m.full && s.pending.bytes == 0 {
-			m.full = false
-			c.resumeLocked(s)
+		if m := s.messages; m != nil {
+			c.countUnsentLocked(s.pending.small - small)
+			if m.full && s.pending.bytes == 0 {
+				m.full = false
+				c.resumeLocked(s)
+			}
 		}
 		if s.call != nil {
 			s.call.sentLocked()

@@ -210,6 +210,7 @@ func (c *Conn) removeLocked(s *stream) {
 	if s.call != nil {
 		s.call.removedLocked()
 	}
+	small := s.pending.small
 	s.pending.drop()
 	if s.queued {
 		c.senders = slices.DeleteFunc(c.senders, func(other *stream) bool { return other == s })
@@ -221,6 +222,7 @@ func (c *Conn) removeLocked(s *stream) {
 	c.endMessage(&s.message)
 	if s.messages != nil {
 		c.dropMessagesLocked(s)
+		c.countUnsentLocked(-small)
 	}
 	if !s.recvEnded && !s.conn.ended { // the client may send more: it must not, and is not waited for
 		c.out.buf = AppendReset(c.out.buf, s.id, http2.ErrCodeNo)

@@ -100,6 +100,10 @@ type Client interface {
 	// the connection, whose mutex is held meanwhile.
 	Overdue() bool
 
+	// Unsent is called when that changes which streams of messages have of small messages that the client's windows do not allow to be sent yet, with
+	// the bytes of all of them. The connection's mutex is held meanwhile.
+	Unsent(bytes int)
+
 	// LeastProgress is how much of a message of so many bytes must arrive within Options.ProgressTimeout; at least progressBytes count. The
 	// connection's mutex is held meanwhile.
 	LeastProgress(bytes int) int
