@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 )
@@ -68,4 +69,76 @@ func TestReadsAtATime(t *testing.T) {
 	failureOf(t, err).want(t, codes.OutOfRange, pb.ErrorReason_ERROR_REASON_SNAPSHOT_GONE, "time_us", "oldest", "oldest_time_us")
 	_, err = h.kv.Get(ctx, &pb.GetRequest{Key: key, SnapshotTimeUs: at, SnapshotEpoch: 1})
 	failureOf(t, err).want(t, codes.InvalidArgument, pb.ErrorReason_ERROR_REASON_INVALID_REQUEST)
+}
+
+// TestReadsAtATimeCountWhatTheyReadOfTheLog: the record of a large commit is in memory as a whole while the log is asked when it was. Every read at a
+// time counts it as a part of an answer, and is refused while answers have no room.
+func TestReadsAtATimeCountWhatTheyReadOfTheLog(t *testing.T) {
+	h := mustStart(t, retaining)
+	ctx, feed := testContext(t), pb.NewFeedServiceClient(h.conn)
+	h.mustPut(t, "k", "small")
+	time.Sleep(2 * time.Millisecond) // it has an older time than the next, in whole milliseconds
+	h.mustPut(t, "large", string(make([]byte, 2<<20)))
+	past, err := feed.History(ctx, &pb.HistoryRequest{Key: []byte("large"), KeysOnly: true})
+	if err != nil || len(past.GetVersions()) != 1 {
+		t.Fatal(past, err)
+	}
+	at := past.GetVersions()[0].GetTimeUs()
+	h.mustPut(t, "k", "small, too")
+	key, txns := []byte("k"), pb.NewTransactionServiceClient(h.conn)
+	reads := map[string]func() error{
+		"get": func() error {
+			_, err := h.kv.Get(ctx, &pb.GetRequest{Key: key, SnapshotTimeUs: at})
+			return err
+		},
+		"batch of gets": func() error {
+			_, err := h.kv.BatchGet(ctx, &pb.BatchGetRequest{Keys: [][]byte{key}, SnapshotTimeUs: at})
+			return err
+		},
+		"get in parts": func() error {
+			s, err := h.kv.GetStream(ctx, &pb.GetStreamRequest{Key: key, SnapshotTimeUs: at})
+			if err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+		"scan": func() error {
+			s, err := h.kv.Scan(ctx, &pb.ScanRequest{Range: prefixRange("k"), SnapshotTimeUs: at})
+			if err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+		"transaction": func() error {
+			s, err := txns.Transact(ctx)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.CloseSend() }()
+			if err := s.Send(&pb.TransactRequest{Request: &pb.TransactRequest_Begin{Begin: &pb.BeginRequest{ReadOnly: true, SnapshotTimeUs: at}}}); err != nil {
+				return err
+			}
+			out, err := s.Recv()
+			if err == nil && out.GetError() != nil {
+				err = status.ErrorProto(out.GetError())
+			}
+			return err
+		},
+		"history": func() error {
+			_, err := feed.History(ctx, &pb.HistoryRequest{Key: key, ToTimeUs: at})
+			return err
+		},
+	}
+	for name, read := range reads {
+		if err := read(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	eventually(t, "the answers have been sent", func() bool { return h.admission.words[shareAnswers].word.Load() == 0 })
+	defer h.fillShare(shareAnswers, 0)()
+	for name, read := range reads {
+		if err := read(); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%s while answers have no room: %v", name, err)
+		}
+	}
 }

@@ -233,6 +233,7 @@ func (sc *scan) awaitLast(ctx context.Context) error {
 // begin opens the snapshot and the cursor.
 func (sc *scan) begin(ctx context.Context) (err error) {
 	x := sc.executor.session
+	sc.executor.ctx = ctx // what is read of the log for a time counts for its connection
 	sc.executor.named(sc.options.Lower)
 	if sc.atTime != 0 {
 		if sc.at != 0 {
