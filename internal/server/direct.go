@@ -252,6 +252,11 @@ func (c *directClient) LeastProgress(bytes int) int {
 	return int(r.progress(int64(bytes), r.beside.holds(c, int64(bytes))))
 }
 
+// IsWanted implements transport.Client.
+func (c *directClient) IsWanted(bytes int) bool {
+	return c.server.receiving.isWanted(c.server.receiving.beside.holds(c, int64(bytes)))
+}
+
 // Status implements transport.Client.
 func (c *directClient) Status(err error) *status.Status {
 	later := errors.As(err, new(*transport.LaterError))

@@ -25,8 +25,8 @@ import (
 //
 // An incomplete message must make progress. A client that sends less than progressBytes of it
 // within the configured time, although the windows allow more, has its stream ended. The same
-// happens if the message is complete and the client does not end its request. A message beside the share must come faster: see
-// slotParts.
+// happens if the message is complete and the client does not end its request. A message beside the share must come faster, and whatever the windows
+// are, while another wants its place: see slotParts.
 type receiving struct {
 	large, small receivingShare
 	beside       largeSlot      // for a message of more than half of large, or one that finds no room in it
@@ -147,6 +147,10 @@ func (r *receiving) progress(bytes int64, beside bool) int64 {
 	}
 	return progressBytes
 }
+
+// isWanted reports whether others are refused because of a message, which is in the place beside the share or not. Then it must come whatever the windows
+// are: its client may keep them closed itself, with what it does not let other streams take.
+func (r *receiving) isWanted(beside bool) bool { return beside && r.beside.haste() > 0 }
 
 // streamsOfOne is how many streams a connection may have while it is the only one that has more than its own.
 func (r *receiving) streamsOfOne() int {

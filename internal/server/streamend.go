@@ -16,7 +16,7 @@ func (in *inbound) findStalled() bool {
 		if in.within(id) || !m.incomplete() {
 			continue // a client that stops within a frame does not answer pings, and loses its connection
 		}
-		if m.window <= 0 || in.window <= 0 {
+		if (m.window <= 0 || in.window <= 0) && !in.receiving.isWanted(m.placed) {
 			m.step, m.gained = now, 0
 		} else if now-m.step > stallSteps {
 			m.later = m.later && m.prefixLen > 0 // a request that has not ended was not executed

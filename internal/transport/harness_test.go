@@ -52,6 +52,7 @@ type service struct {
 	overdue   atomic.Bool           // clients are
 	causes    atomic.Pointer[error] // of the end of the newest connection that has ended
 	refuse    atomic.Bool           // Receive refuses
+	wanted    atomic.Bool           // others want the place of any message
 
 	mu    sync.Mutex
 	later []Request // for pathLater
@@ -79,6 +80,7 @@ func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
 func (c client) Overdue() bool                { return c.overdue.Load() }
 func (c client) Unsent(bytes int)             { c.unsent.Store(int64(bytes)) }
 func (c client) LeastProgress(int) int        { return progressBytes }
+func (c client) IsWanted(int) bool            { return c.wanted.Load() }
 func (c client) HeadersRefused(int)           { c.headers.Add(1) }
 func (c client) Closed(cause error) {
 	c.clients.Add(-1)

@@ -175,7 +175,8 @@ func (c *Conn) check(now time.Time) {
 
 func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
 	sends := s.pending.bytes > 0 && s.call != nil && s.last // a handler that has not returned decides itself
-	receives := s.incomplete() && s.recvWindow > 0 && c.connWindow > 0
+	// A client that has no window cannot send; but it may itself keep the connection's window, and no others wait for that.
+	receives := s.incomplete() && (s.recvWindow > 0 && c.connWindow > 0 || c.client.IsWanted(s.declared()))
 	switch {
 	case s.fast != 0 && (receives || s.messages != nil) && !s.deadline.IsZero() && !now.Before(s.deadline):
 		c.failLocked(s, c.client.Status(context.DeadlineExceeded))
@@ -218,10 +219,12 @@ func (s *stream) progressLocked(bytes int) {
 }
 
 // leastProgress is how much must arrive, or be sent, within the progress timeout.
-func (s *stream) leastProgress() int {
-	declared := s.message.reserved
+func (s *stream) leastProgress() int { return s.conn.client.LeastProgress(s.declared()) }
+
+// declared is what Receive has admitted for the message at hand.
+func (s *stream) declared() int {
 	if s.call != nil {
-		declared = s.call.reserved
+		return s.call.reserved
 	}
-	return s.conn.client.LeastProgress(declared)
+	return s.message.reserved
 }

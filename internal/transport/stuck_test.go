@@ -298,3 +298,54 @@ func TestSmallerHeaderTablesAreAnnounced(t *testing.T) {
 		t.Errorf("the block after the settings begins with %x", b[0])
 	}
 }
+
+// TestAClientsOwnWindowEndsNoMessageUnlessItIsWanted: a message cannot come while the window of the connection is used up, by messages of other streams
+// that are not taken, which its client may cause. That is no reason to end it, unless others are refused because of it.
+func TestAClientsOwnWindowEndsNoMessageUnlessItIsWanted(t *testing.T) {
+	const window, part, large = 128 << 10, 16 << 10, 64 << 10
+	s, server, address := start(t, func(o *Options) {
+		o.StreamWindow, o.ConnWindow, o.ProgressTimeout, o.KeepaliveTime = window/2, window, time.Hour, 1000*time.Hour
+	})
+	p := dial(t, address)
+	p.open(1, pathEcho)
+	_ = p.framer.WriteData(1, false, prefixed(large)[:part])
+	eventually(t, "the message is being received", func() bool { return s.received.Load() == large })
+	c, now := onlyConn(t, server), time.Now()
+	for stream := uint32(3); ; stream += 2 {
+		c.mu.Lock()
+		left := c.connWindow
+		c.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		p.open(stream, pathIdle)
+		n := min(left, part)
+		_ = p.framer.WriteData(stream, false, make([]byte, n)) // messages of no bytes, and perhaps a part of one
+		eventually(t, "it has come", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.connWindow == left-n
+		})
+	}
+	pass := func(checks int) (received int64) {
+		for range checks {
+			now = now.Add(40 * time.Minute)
+			c.check(now)
+		}
+		return s.received.Load()
+	}
+	all := s.received.Load()
+	if pass(10) != all {
+		t.Error("a message that the client could not send was ended")
+	}
+	s.wanted.Store(true)
+	if pass(1) != all {
+		t.Error("a message was ended before its time")
+	}
+	if pass(2) != all-large {
+		t.Fatal("a message that others want to end was not ended")
+	}
+	if st, _ := p.outcome(1); st != "8" {
+		t.Errorf("got %s", st)
+	}
+}

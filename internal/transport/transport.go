@@ -108,6 +108,10 @@ type Client interface {
 	// connection's mutex is held meanwhile.
 	LeastProgress(bytes int) int
 
+	// IsWanted reports whether others are refused because a message of so many bytes is being received: then it must come, whatever the windows. The
+	// connection's mutex is held meanwhile.
+	IsWanted(bytes int) bool
+
 	// HeadersRefused is called when a request is refused with ErrMetadata, with the size of its metadata. The connection's mutex is
 	// held meanwhile.
 	HeadersRefused(bytes int)
