@@ -120,7 +120,7 @@ func (s *Store) refine(ctx context.Context, x *Session, at uint64, before, after
 	// No commit before the mark is later than the time.
 	before = max(before+1, marks.newest(after, at).Epoch()) - 1
 	mark, epoch := marks.newest(before+1, math.MaxUint64), before
-	_, complete, refused := s.readCommits(ctx, x, s.timeline.logReads, before, after, mark, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
+	_, complete, refused := s.readCommits(ctx, x, &s.timeline.logReads, before, after, mark, logReadMax, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 		if h.Time > at {
 			return false
 		}

@@ -72,9 +72,4 @@ func (s *Store) SessionOf(ctx context.Context) (*Session, error) {
 }
 
 // clientOf is the client of a request; empty if they are not told apart, or it is the server's own.
-func (s *Store) clientOf(ctx context.Context) string {
-	if s.options.Owner == nil {
-		return ""
-	}
-	return s.options.Owner(ctx).Client
-}
+func (s *Store) clientOf(ctx context.Context) string { return s.options.Owner(ctx).Client }

@@ -206,7 +206,7 @@ func (x *Session) describeCommits(ctx context.Context, versions []KeyVersion) er
 		newest := left[len(left)-1]
 		mark := s.timeline.marks.newest(newest, math.MaxUint64)
 		first, _ := slices.BinarySearch(left, mark.Epoch())
-		read, _, refused := s.readCommits(ctx, x, s.timeline.logReads, left[first]-1, newest, mark, budget, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
+		read, _, refused := s.readCommits(ctx, x, &s.timeline.logReads, left[first]-1, newest, mark, budget, func(e keys.Epoch, _ wal.TailMark, h batch.Header) bool {
 			for _, v := range of[e] {
 				if h.Time != 0 {
 					v.Time, v.Logged, v.Origin = h.Time, true, h.Origin

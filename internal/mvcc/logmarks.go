@@ -99,15 +99,13 @@ func (l *logMarks) newest(e keys.Epoch, at uint64) logMark {
 }
 
 // readCommits reads what the log says of the commits in (after, through], which must be durable, from a mark on. turns bounds the
-// goroutines that read at once. It reports false if not all of the commits could be read. A record is as large as its commit: x, unless it is nil, counts
+// goroutines that read at once: a part of the log may be long, so clients have turns. It reports false if not all of the commits could be read. A record is as large as its commit: x, unless it is nil, counts
 // a large one before it is read, and may refuse it, which is the error.
-func (s *Store) readCommits(ctx context.Context, x *Session, turns chan struct{}, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, wal.TailMark, batch.Header) bool) (read int64, complete bool, refused error) {
-	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
-	case <-ctx.Done():
-		return 0, false, nil
+func (s *Store) readCommits(ctx context.Context, x *Session, turns *turnLine, after, through keys.Epoch, mark logMark, bytesMax int64, visit func(keys.Epoch, wal.TailMark, batch.Header) bool) (read int64, complete bool, refused error) {
+	if turns.enter(ctx) != nil {
+		return 0, false, nil // the context has ended
 	}
+	defer turns.leave()
 	counted := 0 // of the largest record: one is in memory at a time
 	admit := func(bytes int) error {
 		if x == nil || bytes-counted < largeValueMin {

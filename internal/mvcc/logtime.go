@@ -50,7 +50,7 @@ func (s *Store) searchLog(ctx context.Context, at uint64, through keys.Epoch) (e
 	after, ok := max(mark.Epoch(), oldest, 1)-1, mark.Epoch() > 0 || oldest <= 1
 	e = max(mark.Epoch(), 1) - 1
 	latest := mark.at
-	_, complete, _ := s.readCommits(ctx, nil, t.searches, after, through, mark, math.MaxInt64, func(one keys.Epoch, next wal.TailMark, h batch.Header) bool {
+	_, complete, _ := s.readCommits(ctx, nil, &t.searches, after, through, mark, math.MaxInt64, func(one keys.Epoch, next wal.TailMark, h batch.Header) bool {
 		switch {
 		case h.Time > at:
 			return false

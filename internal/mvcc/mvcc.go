@@ -82,8 +82,8 @@ type Options struct {
 
 	WallClock func() time.Time // of the system; tests set it
 
-	// Owner is that of a large commit or an execution under ctx, which have turns in rotation, and of a session of SessionOf, of which clients leave
-	// some to each other; nil: all are of one, which leaves none.
+	// Owner is that of a large commit, an execution or a read of the log under ctx, which have turns in rotation, and of a session of SessionOf, of which
+	// clients leave some to each other; nil: all are of one, which leaves none.
 	Owner func(ctx context.Context) Owner
 
 	Limits Limits

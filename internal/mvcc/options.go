@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"context"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/storage"
@@ -31,6 +32,9 @@ func (o *Options) setDefaults() {
 	orDefault(&o.RequestWindow, defaultRequestWindow)
 	orDefault(&o.RequestBytes, defaultRequestBytes)
 	orDefault(&o.Storage.PageSize, defaultPageSize)
+	if o.Owner == nil {
+		o.Owner = func(context.Context) Owner { return Owner{} }
+	}
 	l := &o.Limits
 	orDefault(&l.KeyBytes, storage.KeyBytesMax(o.Storage.PageSize))
 	orDefault(&l.BatchBytes, defaultBatchBytes)

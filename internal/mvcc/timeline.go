@@ -46,8 +46,8 @@ type timeline struct {
 	logRead atomic.Uint64 // bytes of the log that were read to find commits
 
 	turn     chan struct{} // holds a token of the goroutine that changes the record of a hold
-	logReads chan struct{} // holds a token of each goroutine that reads a part of the log
-	searches chan struct{} // holds a token of the goroutine that may read all of it
+	logReads turnLine      // of goroutines that read a part of the log
+	searches turnLine      // of those that may read all of it
 
 	recording
 }
@@ -86,7 +86,7 @@ const (
 	samplesMin     = 16      // a shorter retention than 16 seconds is sampled more finely
 	// droppedAtOnce is how many records of samples a commit removes: more than it adds.
 	droppedAtOnce = 64
-	// logReadsMax bounds the reads at a time that read the log at once: each reads up to some segments of it.
+	// logReadsMax bounds the reads at a time, and histories, that read the log at once: each reads up to some segments of it. Clients have turns.
 	logReadsMax = 2
 )
 
@@ -101,8 +101,9 @@ func (s *timeSample) millisecond() uint64 { return (s.at + 999) / 1000 }
 
 func (t *timeline) init(o *Options) {
 	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
-	t.turn, t.logReads, t.searches = make(chan struct{}, 1), make(chan struct{}, logReadsMax), make(chan struct{}, 1)
-	t.records = make(chan struct{}, 1)
+	t.turn, t.records = make(chan struct{}, 1), make(chan struct{}, 1)
+	t.logReads.init(o.Owner, logReadsMax)
+	t.searches.init(o.Owner, 1)
 	t.every = max(min(sampleEvery, t.keep/samplesMin), t.keep/samplesMax, time.Millisecond)
 	t.marks.every = markEveryBytes
 	t.markEvery = max(t.every/looksPerSample, time.Millisecond)

@@ -8,7 +8,7 @@ import (
 	"github.com/epochkv/epochkv/internal/fairqueue"
 )
 
-// Owner is what a large commit or an execution is of: a client, and one of its connections. The zero value is that of all commits that have no other.
+// Owner is what a large commit, an execution or a read of the log is of: a client, and one of its connections. The zero value is that of all commits that have no other.
 type Owner struct {
 	Client     string
 	Connection any // a pointer

@@ -32,9 +32,6 @@ const (
 )
 
 func (t *turns) init(owner func(context.Context) Owner) {
-	if owner == nil {
-		owner = func(context.Context) Owner { return Owner{} }
-	}
 	t.large.init(owner, runtime.GOMAXPROCS(0))
 	t.execute.init(owner)
 }
