@@ -118,6 +118,7 @@ func (s *Server) reportSlow(conn *connection, e *requestEnd, d *details, now tim
 	}
 	if d != nil {
 		r.details = *d
+		r.details.note = nil // it may be large, and is of the audit log
 		if r.details.executed != 0 {
 			r.details.sync += now - r.details.executed
 		}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
 	"testing"
@@ -186,5 +187,17 @@ func TestSlowRequestsAreBounded(t *testing.T) {
 	var off observer
 	if off.init(&config.SlowRequests{}); off.from.Load() != math.MaxInt64 {
 		t.Errorf("a threshold of 0 reports from %v", time.Duration(off.from.Load()))
+	}
+}
+
+// TestASlowRequestKeepsNoNoteOfTheAuditLog: what that says of a request may be many times as large as what an entry takes at most.
+func TestASlowRequestKeepsNoNoteOfTheAuditLog(t *testing.T) {
+	s := &Server{clock: clock{started: time.Now()}}
+	s.observer.slow.entriesMax, s.observer.slow.bytesMax = 1, slowRequestBytes
+	s.log.init(slog.New(slog.DiscardHandler), s.clock.now)
+	s.reportSlow(nil, &requestEnd{method: telemetry.MethodGet}, &details{note: new(auditNote), queue: time.Second}, time.Minute)
+	list, _ := s.observer.slow.list(time.Now())
+	if len(list) != 1 || list[0].details.queue != time.Second || list[0].details.note != nil {
+		t.Errorf("%+v", list)
 	}
 }
