@@ -213,6 +213,12 @@ func (e *entry) endedLocked() chan struct{} {
 	return e.ended
 }
 
+// knows reports whether a lease is in memory.
+func (m *Manager) knows(id ID) bool {
+	_, err := m.find(id)
+	return err == nil
+}
+
 func (m *Manager) find(id ID) (*entry, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -253,7 +259,7 @@ func (m *Manager) info(e *entry) Info {
 }
 
 // Grant makes a lease and returns the epoch of its commit; the caller waits until that is durable. With the id zero it
-// chooses one. Errors: ErrTTL, ErrOwner, ErrExists, ErrTooMany, and those of a commit.
+// chooses one. A lease that is not known, because a damaged page hid its record at the start, is taken over with its keys and locks: see Unread. Errors: ErrTTL, ErrOwner, ErrExists, ErrTooMany, and those of a commit.
 func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner string) (Info, keys.Epoch, error) {
 	switch {
 	case ttl < TTLMin || ttl > TTLMax:
@@ -295,11 +301,12 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 	adopts := false
 	w.Under(func(l *mvcc.Latched) error {
 		n, err := l.Newest(keys.Append(nil, keys.SpaceSystem, key))
-		if errors.Is(err, mvcc.ErrDamaged) { // what is attached to a lease of which the record cannot be read is now attached to this one
-			adopts = true
-			return nil
+		exists := err == nil && n.Found
+		if errors.Is(err, mvcc.ErrDamaged) { // what is attached to a lease that is not known, because its record cannot be read, is now attached to this one
+			adopts, err = true, nil
+			exists = m.knows(e.id)
 		}
-		if err == nil && n.Found {
+		if exists {
 			return &Error{ID: e.id, Err: ErrExists}
 		}
 		return err

@@ -46,6 +46,13 @@ func (m *Manager) findRevocable(id ID) (*entry, error) {
 	return nil, &Error{ID: id, Err: ErrNotFound}
 }
 
+// Unread reports whether an id may be that of a lease of which the record could not be read: a grant would take over what is attached to it.
+func (m *Manager) Unread(id ID) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.leases[id] == nil && m.unread.has(id)
+}
+
 func (u *unreadLeases) has(id ID) bool {
 	for _, r := range u.ranges {
 		if r.from <= id && (r.to == 0 || id < r.to) {

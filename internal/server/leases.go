@@ -40,6 +40,9 @@ func (s *leaseService) GrantLease(ctx context.Context, req *pb.GrantLeaseRequest
 		if err := s.refusesWrites(); err != nil {
 			return err
 		}
+		if err := s.checkTakeover(ctx, lease.ID(req.GetId())); err != nil {
+			return err
+		}
 		info, epoch, err := s.leases.Grant(ctx, lease.ID(req.GetId()), req.GetTtl().AsDuration(), req.GetOwner())
 		if err != nil {
 			return err
@@ -47,6 +50,18 @@ func (s *leaseService) GrantLease(ctx context.Context, req *pb.GrantLeaseRequest
 		out.Id, out.Ttl = uint64(info.ID), durationpb.New(info.TTL)
 		return s.awaitOwn(ctx, epoch)
 	})
+}
+
+// checkTakeover is nil if a grant takes over nothing that the caller may not revoke. Nothing can be attached meanwhile to a lease that could not be read.
+func (s *Server) checkTakeover(ctx context.Context, id lease.ID) error {
+	if !s.leases.Unread(id) {
+		return nil
+	}
+	err := s.checkRevocation(ctx, id)
+	if errors.Is(err, lease.ErrNotFound) {
+		return &lease.Error{ID: id, Err: lease.ErrExists}
+	}
+	return err
 }
 
 // refusesWrites refuses what needs a commit while the server drains.

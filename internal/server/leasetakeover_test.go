@@ -1,0 +1,92 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/vfs"
+)
+
+// flipLeafWith damages the second leaf that has a text.
+func flipLeafWith(t *testing.T, disk *vfs.Mem, text string) {
+	t.Helper()
+	const pageSize, leaf = 8192, 1
+	f, err := disk.Open("data/data.ekv", vfs.ReadWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := make([]byte, pageSize)
+	for at, n := int64(2*pageSize), 0; ; at += pageSize {
+		if _, err := f.ReadAt(page, at); err != nil {
+			t.Fatal(err)
+		}
+		if page[4] != leaf || !bytes.Contains(page, []byte(text)) {
+			continue
+		}
+		if n++; n == 2 {
+			page[pageSize/2] ^= 1
+			if _, err := f.WriteAt(page, at); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAGrantTakesOverOnlyWhatTheCallerMayRevoke: a lease of which the record cannot be read has keys and locks of a user.
+func TestAGrantTakesOverOnlyWhatTheCallerMayRevoke(t *testing.T) {
+	const leases = 100
+	disk, owner := vfs.NewMem(), strings.Repeat("owner of leases ", 15)
+	h := mustStartOn(t, disk)
+	c, ctx := clientsOf(h.conn), testContext(t)
+	for id := uint64(1); id <= leases; id++ {
+		if _, err := c.lease.GrantLease(ctx, &pb.GrantLeaseRequest{Id: id, Ttl: durationpb.New(time.Hour), Owner: owner}); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if name := fmt.Appendf(nil, "a/%d", id); id%2 == 0 {
+			_, err = c.kv.Put(ctx, &pb.PutRequest{Key: name, LeaseId: id})
+		} else {
+			_, err = c.lock.AcquireLock(ctx, &pb.AcquireLockRequest{Name: name, LeaseId: id})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	flipLeafWith(t, disk, owner)
+	h = mustStartOn(t, disk)
+	c, ctx = clientsOf(h.conn), testContext(t)
+	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
+	hidden := h.leases.Damage().Hidden
+	if len(hidden) < 4 {
+		t.Fatalf("leases %d cannot be read: the test tests too little", hidden)
+	}
+	for _, id := range hidden[:4] {
+		request := &pb.GrantLeaseRequest{Id: uint64(id), Ttl: durationpb.New(time.Minute)}
+		_, err := c.lease.GrantLease(as(ctx, "mallory"), request)
+		wantReason(t, err, codes.AlreadyExists, pb.ErrorReason_ERROR_REASON_LEASE_EXISTS)
+		if !h.leases.Unread(id) {
+			t.Errorf("lease %d was taken over", id)
+		}
+		if _, err := c.lease.GrantLease(as(ctx, "alice"), request); err != nil {
+			t.Errorf("alice takes over what is hers: %v", err)
+		}
+	}
+	if _, err := c.lease.GrantLease(as(ctx, "mallory"), &pb.GrantLeaseRequest{Id: leases + 1, Ttl: durationpb.New(time.Minute)}); err != nil {
+		t.Errorf("another id: %v", err)
+	}
+}
