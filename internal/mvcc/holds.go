@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -101,8 +100,8 @@ func (s *Store) endHidden(ctx context.Context, x *Session) error {
 	w := &Write{Durability: DurabilitySync, Origin: batch.OriginCleanup}
 	w.SetOwn()
 	w.Batch.SetRecord(keys.SpaceSystem, endedHoldsKey, binary.LittleEndian.AppendUint64(nil, uint64(s.recovery.Next-1)))
-	for _, h := range s.Holds() {
-		w.Batch.SetRecord(keys.SpaceSystem, holdKey(h.ID), h.value())
+	for id, value := range t.holdRecords() {
+		w.Batch.SetRecord(keys.SpaceSystem, holdKey(id), value)
 	}
 	if _, err := x.commitDurably(ctx, w); err != nil {
 		return err
@@ -110,6 +109,17 @@ func (s *Store) endHidden(ctx context.Context, x *Session) error {
 	t.hidden = false
 	s.keepHidden()
 	return nil
+}
+
+// holdRecords are the records of the holds.
+func (t *timeline) holdRecords() map[uint64][]byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	records := map[uint64][]byte{}
+	for id, h := range t.holds {
+		records[id] = h.value()
+	}
+	return records
 }
 
 // heldLocked is the smallest epoch that is held, or MaxEpoch.
@@ -163,7 +173,7 @@ func (s *Store) endHolds(ctx context.Context, x *Session) error {
 	}
 	defer t.endTurn()
 	for _, id := range t.expiredHolds(now) { // again: one of them may have been renewed
-		if err := x.recordHold(ctx, id, nil); err != nil {
+		if _, err := x.recordHold(ctx, id, nil); err != nil {
 			return err
 		}
 		t.expire(id)
@@ -181,6 +191,7 @@ func (t *timeline) expire(id uint64) {
 		t.ended = slices.Delete(t.ended, 0, max(0, len(t.ended)-endedHoldsMax))
 	}
 	delete(t.holds, id)
+	delete(t.untold, id)
 }
 
 // EndedHolds are the holds that ended at their deadline after the first n did, as far as they are remembered, and how many
@@ -219,7 +230,7 @@ func (s *Store) hold(h *Hold) error {
 	for h.ID = s.clock.Now(); t.holds[h.ID] != nil; {
 		h.ID++ // ids are times, so that none is used again after a restart
 	}
-	t.holds[h.ID] = h
+	t.holds[h.ID], t.untold[h.ID] = h, untoldHold{}
 	return nil
 }
 
@@ -256,13 +267,15 @@ func (x *Session) endKeeping() {
 }
 
 func (s *Store) unhold(id uint64) {
-	s.timeline.mu.Lock()
-	delete(s.timeline.holds, id)
-	s.timeline.mu.Unlock()
+	t := &s.timeline
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.holds, id)
+	delete(t.untold, id)
 }
 
-// recordHold writes the record of a hold, or removes it without a value.
-func (x *Session) recordHold(ctx context.Context, id uint64, value []byte) error {
+// recordHold writes the record of a hold, or removes it without a value. Without a commit, its epoch is zero.
+func (x *Session) recordHold(ctx context.Context, id uint64, value []byte) (keys.Epoch, error) {
 	w := &Write{Durability: DurabilitySync}
 	w.SetOwn()
 	if value == nil {
@@ -271,8 +284,7 @@ func (x *Session) recordHold(ctx context.Context, id uint64, value []byte) error
 	} else {
 		w.Batch.SetRecord(keys.SpaceSystem, holdKey(id), value)
 	}
-	_, err := x.commitDurably(ctx, w)
-	return err
+	return x.commitDurably(ctx, w)
 }
 
 // TakeHold keeps all versions from an epoch on, the newest epoch for zero, for a time. It is durable when it returns.
@@ -292,34 +304,18 @@ func (x *Session) TakeHold(ctx context.Context, owner string, at keys.Epoch, ttl
 	if err := s.hold(h); err != nil {
 		return Hold{}, err
 	}
-	if err := x.recordHold(ctx, h.ID, h.value()); err != nil {
+	if _, err := x.recordHold(ctx, h.ID, h.value()); err != nil {
 		s.timeline.expireHold(h)
 		return Hold{}, err
 	}
+	s.timeline.mu.Lock()
+	defer s.timeline.mu.Unlock()
+	delete(s.timeline.untold, h.ID)
 	return *h, nil
 }
 
 func (s *Store) holdDeadline(ttl time.Duration) uint64 {
 	return s.clock.Now()/1000 + uint64(min(max(ttl, time.Second), HoldTimeMax).Milliseconds())
-}
-
-// RenewHold moves the deadline of a hold. An earlier deadline than before is not taken.
-func (x *Session) RenewHold(ctx context.Context, id uint64, ttl time.Duration) (Hold, error) {
-	s := x.store
-	if err := s.timeline.takeTurn(ctx); err != nil {
-		return Hold{}, err
-	}
-	defer s.timeline.endTurn()
-	s.timeline.mu.Lock()
-	h := s.timeline.holds[id]
-	if h == nil || h.Deadline <= endedDeadline {
-		s.timeline.mu.Unlock()
-		return Hold{}, ErrNoHold
-	}
-	h.Deadline = max(h.Deadline, s.holdDeadline(ttl))
-	renewed := *h
-	s.timeline.mu.Unlock()
-	return renewed, x.recordHold(ctx, id, renewed.value())
 }
 
 // EndHold ends a hold before its deadline, and returns it.
@@ -333,21 +329,9 @@ func (x *Session) EndHold(ctx context.Context, id uint64) (Hold, error) {
 	if i < 0 {
 		return Hold{}, ErrNoHold
 	}
-	if err := x.recordHold(ctx, id, nil); err != nil {
+	if _, err := x.recordHold(ctx, id, nil); err != nil {
 		return Hold{}, err
 	}
 	x.store.unhold(id)
 	return list[i], nil
-}
-
-// Holds lists the holds, the oldest first.
-func (s *Store) Holds() []Hold {
-	s.timeline.mu.Lock()
-	defer s.timeline.mu.Unlock()
-	var list []Hold
-	for _, h := range s.timeline.holds {
-		list = append(list, *h)
-	}
-	slices.SortFunc(list, func(a, b Hold) int { return cmp.Compare(a.ID, b.ID) })
-	return list
 }

@@ -39,6 +39,7 @@ type timeline struct {
 	mu      sync.Mutex // guards what follows; taken after the collector's
 	samples []timeSample
 	holds   map[uint64]*Hold
+	untold  map[uint64]untoldHold
 	reads   map[*Session]keys.Epoch // from which on a session needs all versions
 	ended   []Hold                  // the last that ended at their deadlines, at most endedHoldsMax
 	expired uint64                  // how many did
@@ -100,7 +101,7 @@ func (s *timeSample) key() []byte {
 func (s *timeSample) millisecond() uint64 { return (s.at + 999) / 1000 }
 
 func (t *timeline) init(o *Options) {
-	t.keep, t.bytesMax, t.holds, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[*Session]keys.Epoch{}
+	t.keep, t.bytesMax, t.holds, t.untold, t.reads = o.Retention, uint64(o.RetentionBytes), map[uint64]*Hold{}, map[uint64]untoldHold{}, map[*Session]keys.Epoch{}
 	t.turn, t.records = make(chan struct{}, 1), make(chan struct{}, 1)
 	t.logReads.init(o.Owner, logReadsMax)
 	t.searches.init(o.Owner, 1)
