@@ -82,14 +82,12 @@ func TestLeaseThatCannotBeRevokedDoesNotKeepOthers(t *testing.T) {
 	h.mustPut("a", "", 1)
 	h.mustPut("b", "", 2)
 	asked := 0
-	h.revoker.mu.Lock()
-	h.revoker.session.Permit(func() error {
+	h.sessions.revoker.Permit(func() error {
 		if asked++; asked == 2 || asked == 3 { // of the second lease, with its latches and with its epoch
 			return nil
 		}
 		return errors.New("not permitted")
 	})
-	h.revoker.mu.Unlock()
 	clock.Store(int64(time.Minute))
 	h.wakeUp()
 	for deadline := time.Now().Add(10 * time.Second); h.found("b"); time.Sleep(time.Millisecond) {

@@ -23,14 +23,16 @@ const (
 	turnTime = 20 * time.Millisecond
 )
 
-// Run revokes leases at their deadlines, and those that Revoke was asked for, until ctx ends. Without leases it sleeps.
+// Run revokes leases at their deadlines, and those that Revoke was asked for, until ctx ends. Without leases it sleeps. What may take long has goroutines
+// of its own: see upkeep.go and counting.go.
 func (m *Manager) Run(ctx context.Context) {
-	var counts sync.WaitGroup
-	counts.Go(func() { m.runCounts(ctx) })
-	defer counts.Wait()
+	var others sync.WaitGroup
+	others.Go(func() { m.runCounts(ctx) })
+	others.Go(func() { m.runRecords(ctx) })
+	others.Go(func() { m.runUnread(ctx) })
+	defer others.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	nextRecord, nextUnread := m.options.Elapsed()+recordEvery, m.options.Elapsed()+m.options.unreadEvery
 	for {
 		select {
 		case <-ctx.Done():
@@ -38,22 +40,7 @@ func (m *Manager) Run(ctx context.Context) {
 		case <-m.wake:
 		case <-timer.C:
 		}
-		sleep, ok := m.turn(ctx)
-		if now := m.options.Elapsed(); now >= nextRecord {
-			nextRecord = now + recordEvery
-			m.record(ctx)
-		}
-		sleep = min(sleep, nextRecord-m.options.Elapsed())
-		if m.hasUnread() {
-			if now := m.options.Elapsed(); now >= nextUnread {
-				nextUnread = now + m.options.unreadEvery
-				_ = m.readUnread(ctx) // it is tried again
-			}
-			if left := nextUnread - m.options.Elapsed(); !ok || left < sleep {
-				sleep, ok = left, true
-			}
-		}
-		if ok {
+		if sleep, ok := m.turn(ctx); ok {
 			timer.Reset(sleep)
 		} else {
 			timer.Stop()
@@ -166,9 +153,7 @@ type failedRevocation struct {
 // commitAll revokes leases, and returns the newest epoch. A lease that cannot be revoked, because a page of its keys is
 // damaged, does not keep the others.
 func (m *Manager) commitAll(ctx context.Context, due []*entry) (done []*entry, failed []failedRevocation, last keys.Epoch) {
-	m.revoker.mu.Lock()
-	defer m.revoker.mu.Unlock()
-	x, until := m.revoker.session, time.Now().Add(m.turnTime)
+	x, until := m.sessions.revoker, time.Now().Add(m.turnTime)
 	defer x.Trim()
 	for _, e := range due {
 		epoch, err := m.revoke(ctx, x, e, until)
@@ -199,19 +184,6 @@ func (m *Manager) finish(e *entry) {
 		close(e.ended)
 	}
 	m.counters.revoked.Add(1)
-}
-
-// record records what is left of long leases. If it cannot, they live longer after a restart.
-func (m *Manager) record(ctx context.Context) {
-	all := m.longLeases()
-	if len(all) == 0 {
-		return
-	}
-	m.revoker.mu.Lock()
-	defer m.revoker.mu.Unlock()
-	if err := m.recordRemaining(ctx, m.revoker.session, all); err != nil {
-		m.counters.failures.Add(1)
-	}
 }
 
 // Revoke ends a lease now, and returns when that is durable. If ctx ends before that, the lease is revoked all the same.

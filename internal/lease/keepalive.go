@@ -126,13 +126,6 @@ func awaitEnded(ctx, ending context.Context, id ID, ended chan struct{}) error {
 	return &Error{ID: id, Err: ErrRevoking}
 }
 
-// What is left of a lease with a TTL of recordFrom and more is recorded every recordEvery, unless the lease was kept alive
-// meanwhile.
-const (
-	recordFrom  = 10 * time.Minute
-	recordEvery = 5 * time.Minute
-)
-
 // clearRecorded removes what is recorded of a lease. While it does, recordRemaining leaves the lease out; and what
 // recordRemaining has decided before, it does not write after.
 func (m *Manager) clearRecorded(ctx context.Context, e *entry) error {
@@ -175,64 +168,4 @@ func (m *Manager) commitCleared(ctx context.Context, e *entry) error {
 		return err
 	}
 	return m.store.Wait(ctx, epoch, mvcc.DurabilitySync)
-}
-
-// toRecord is a lease of which recordRemaining writes what is left, unless a keep-alive has begun to remove it since.
-type toRecord struct {
-	lease   *entry
-	cleared int // of the lease, when that was decided
-}
-
-// recordRemaining records what is left of leases. Each commit has few of them, as those of a long revocation.
-func (m *Manager) recordRemaining(ctx context.Context, x *mvcc.Session, all []toRecord) error {
-	for len(all) > 0 {
-		n := min(len(all), longStepKeys)
-		if err := m.commitRemaining(ctx, x, all[:n]); err != nil {
-			return err
-		}
-		all = all[n:]
-	}
-	return nil
-}
-
-// longLeases are the long leases that were not kept alive for recordEvery. They count as recorded from now on, before the commit.
-func (m *Manager) longLeases() (all []toRecord) {
-	now := m.options.Elapsed()
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for _, e := range m.leases {
-		e.mu.Lock()
-		left := e.deadline - now
-		if e.record.ttl >= recordFrom && left > 0 && left <= e.record.ttl-recordEvery && !e.revoking && e.clearing == 0 {
-			e.recorded = true
-			all = append(all, toRecord{lease: e, cleared: e.cleared})
-		}
-		e.mu.Unlock()
-	}
-	return all
-}
-
-func (m *Manager) commitRemaining(ctx context.Context, x *mvcc.Session, all []toRecord) error {
-	var w mvcc.Write
-	w.Durability = mvcc.DurabilityAsync
-	w.SetOwn()
-	for _, r := range all {
-		w.Latch(leaseLatch(r.lease.id))
-	}
-	w.Under(func(l *mvcc.Latched) error {
-		now := m.options.Elapsed()
-		for _, r := range all {
-			e := r.lease
-			e.mu.Lock()
-			if !e.revoking && e.cleared == r.cleared {
-				stored := e.record
-				stored.remaining = max(e.deadline-now, time.Second)
-				l.Write().Batch.SetRecord(keys.SpaceSystem, leaseKey(e.id), stored.encode())
-			}
-			e.mu.Unlock()
-		}
-		return nil
-	})
-	_, err := x.Commit(ctx, &w)
-	return err
 }

@@ -31,7 +31,6 @@
 //   - Tokens of one lock ascend, and at most one is valid at any epoch.
 //
 // Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
-// Manager.revoker.mu is before all of them.
 //
 // The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts. Of clients it knows
 // what Options.Client tells: each leaves as many places to wait free as it has. Only what waits for a lock, or observes one, needs a place.
@@ -115,9 +114,8 @@ type Manager struct {
 	asked     []*entry  // to be revoked
 	busy      []*entry  // being revoked in this turn
 
-	revoker struct {
-		mu      sync.Mutex
-		session *mvcc.Session // not counted by the limit: clients may have all others in use
+	sessions struct { // each of one goroutine, and not counted by the limit: clients may have all others in use
+		revoker, recorder, reader *mvcc.Session
 	}
 	counting    counting
 	listing     chan struct{} // holds a token of a list
@@ -152,7 +150,8 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
 		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
-	m.revoker.session, m.counting.session = store.OwnSession(), store.OwnSession()
+	m.sessions.revoker, m.sessions.recorder, m.sessions.reader = store.OwnSession(), store.OwnSession(), store.OwnSession()
+	m.counting.session = store.OwnSession()
 	m.locks.queues, m.locks.clients, m.locks.max = map[string]*lockQueue{}, map[string]int{}, o.Waiters
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("read the leases: %w", err)

@@ -121,9 +121,7 @@ func (m *Manager) readUnread(ctx context.Context) error {
 	m.mu.RLock()
 	ranges := m.unread.ranges
 	m.mu.RUnlock()
-	m.revoker.mu.Lock()
-	defer m.revoker.mu.Unlock()
-	x, still, found := m.revoker.session, unreadLeases{}, []ID(nil)
+	x, still, found := m.sessions.reader, unreadLeases{}, []ID(nil)
 	defer x.Trim()
 	for _, r := range ranges {
 		upper := leasesUpper
