@@ -168,7 +168,7 @@ func (m *Manager) tryAcquire(ctx context.Context, waiter *lockWaiter, name []byt
 	case held.Token != 0:
 		m.locks.changed(name, held, held.Token)
 	}
-	held.Await = max(held.Token, epoch) // the note that this attempt was told the token, too
+	held.Await = max(held.Token, epoch, x.Await()) // the note that this attempt was told the token, and that the lock was released, too
 	return held, err
 }
 

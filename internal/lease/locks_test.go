@@ -367,3 +367,27 @@ func TestAListOfLocksLetsOthersRun(t *testing.T) {
 		t.Errorf("%d locks, of %d, and others ran %d times: %v", len(found), count, yields, err)
 	}
 }
+
+// TestThatALockIsFreeIsToldOnceItsReleaseIsDurable: another request is before this one in the queue, so it gets no lock, and learns that nothing holds it.
+func TestThatALockIsFreeIsToldOnceItsReleaseIsDurable(t *testing.T) {
+	h, ctx, name := openAlone(t, Options{}), context.Background(), []byte("lock")
+	h.mustGrant(1, time.Hour)
+	h.mustGrant(2, time.Hour)
+	held, err := h.Acquire(ctx, NewAttempt(), name, 1, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := h.locks.wait("", name, attempt{1, NewAttempt()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.locks.leave(name, first)
+	released, epoch, err := h.Release(ctx, name, held.Token)
+	if err != nil || !released {
+		t.Fatal(released, err)
+	}
+	held, err = h.Acquire(ctx, NewAttempt(), name, 2, nil, false)
+	if !errors.Is(err, ErrHeld) || held.Token != 0 || held.Await < epoch {
+		t.Errorf("%+v, %v; the lock was released in epoch %d", held, err, epoch)
+	}
+}
