@@ -110,6 +110,7 @@ type Manager struct {
 	mu        sync.RWMutex
 	leases    map[ID]*entry
 	reserved  int       // grants under way
+	granting  granting  // those of which the record may be there, although the lease is not in memory yet
 	deadlines deadlines // of the live leases: each at its deadline, or before it if it was kept alive since
 	asked     []*entry  // to be revoked
 	busy      []*entry  // being revoked in this turn
@@ -147,7 +148,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.Now = time.Now
 	}
 	m := &Manager{
-		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
+		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, granting: granting{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
 		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
 	m.sessions.revoker, m.sessions.recorder, m.sessions.reader = store.OwnSession(), store.OwnSession(), store.OwnSession()
@@ -212,10 +213,11 @@ func (e *entry) endedLocked() chan struct{} {
 	return e.ended
 }
 
-// knows reports whether a lease is in memory.
+// knows reports whether a lease is in memory, or will be.
 func (m *Manager) knows(id ID) bool {
-	_, err := m.find(id)
-	return err == nil
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.leases[id] != nil || m.granting[id] != nil
 }
 
 func (m *Manager) find(id ID) (*entry, error) {
@@ -305,8 +307,11 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 			adopts, err = true, nil
 			exists = m.knows(e.id)
 		}
-		if exists {
+		switch {
+		case exists:
 			return &Error{ID: e.id, Err: ErrExists}
+		case err == nil:
+			m.beginGrant(e)
 		}
 		return err
 	})
@@ -314,7 +319,13 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 	if !adopts {
 		e.since = e.epoch
 	}
+	if err != nil {
+		m.endGrant(e)
+	}
 	if errors.Is(err, ErrExists) { // another attempt of this request may have granted it, and not know yet whether that is durable
+		if err := m.awaitEntered(ctx, e.id); err != nil {
+			return 0, err
+		}
 		if err := m.store.Wait(ctx, x.Await(), mvcc.DurabilitySync); err != nil {
 			return 0, err
 		}
@@ -359,6 +370,7 @@ func (m *Manager) add(e *entry) {
 		m.unschedule(before)
 	}
 	m.leases[e.id] = e
+	m.endGrantLocked(e)
 	if m.schedule(e, e.deadline) {
 		m.wakeUp()
 	}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -173,6 +174,9 @@ func (m *Manager) enterUnread(ctx context.Context, x *mvcc.Session, id ID) error
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
+		if m.granting[id] != nil {
+			return errGranting
+		}
 		if m.leases[id] == nil {
 			m.enter(id, &r)
 			m.wakeUp()
@@ -182,6 +186,9 @@ func (m *Manager) enterUnread(ctx context.Context, x *mvcc.Session, id ID) error
 	_, err := x.Commit(ctx, &w)
 	return err
 }
+
+// errGranting says that a lease is granted at this moment: it is looked for later.
+var errGranting = errors.New("a lease that could not be read is being granted")
 
 // enter begins the life of a lease that was stored. After Open, Manager.mu is held.
 func (m *Manager) enter(id ID, r *record) {
