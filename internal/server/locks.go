@@ -14,6 +14,7 @@ import (
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/lease"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/telemetry"
 )
 
@@ -47,10 +48,11 @@ func (s *lockService) AcquireLock(ctx context.Context, req *pb.AcquireLockReques
 	})
 }
 
-// undo undoes an attempt of which the client gets no answer. If it fails, the lock is held until its lease ends.
+// undo undoes an attempt of which the client gets no answer, also if the rights of its user have ended since. If it fails, the lock is held until its
+// lease ends.
 func (s *lockService) undo(ctx context.Context, req *pb.AcquireLockRequest, attempt uint64) {
 	const patience = 10 * time.Second
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(mvcc.WithPermit(context.WithoutCancel(ctx), nil), patience)
 	defer cancel()
 	if _, _, err := s.leases.Undo(ctx, req.GetName(), lease.ID(req.GetLeaseId()), []uint64{attempt}); err != nil {
 		s.log.Warn("a lock was acquired for a client that has gone, and could not be released", "cause", err)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,13 +11,20 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/auth"
 	"github.com/epochkv/epochkv/internal/lease"
+	"github.com/epochkv/epochkv/internal/mvcc"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
 // TestLockOfAClientThatHasGoneIsReleased: the lock is granted, and the request ends while the server waits for the device before it
 // answers. The client sends nothing more, and its lease lives.
-func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
+func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) { testLockOfAClientThatHasGone(t, false) }
+
+// TestLockOfAUserThatIsGoneIsReleased: its user is removed meanwhile. What the server undoes needs no right.
+func TestLockOfAUserThatIsGoneIsReleased(t *testing.T) { testLockOfAClientThatHasGone(t, true) }
+
+func testLockOfAClientThatHasGone(t *testing.T, removed bool) {
 	h := mustStart(t)
 	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
 	for id := uint64(1); id <= 2; id++ {
@@ -32,6 +40,13 @@ func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
 	})
 	t.Cleanup(release)
 	ctx, cancel := context.WithCancel(testContext(t))
+	var gone atomic.Bool
+	ctx = mvcc.WithPermit(ctx, func() error {
+		if gone.Load() {
+			return auth.ErrUnauthenticated
+		}
+		return nil
+	})
 	done := make(chan error, 1)
 	go func() {
 		_, err := (&lockService{Server: h.Server}).AcquireLock(ctx, &pb.AcquireLockRequest{Name: []byte("l"), LeaseId: 1})
@@ -41,6 +56,7 @@ func TestLockOfAClientThatHasGoneIsReleased(t *testing.T) {
 		held, _, err := h.Server.leases.Holder(t.Context(), []byte("l"))
 		return err == nil && held.Lease == 1
 	})
+	gone.Store(removed)
 	cancel()
 	release()
 	if err := <-done; err == nil {
