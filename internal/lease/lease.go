@@ -326,6 +326,9 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 		if err := m.awaitEntered(ctx, e.id); err != nil {
 			return 0, err
 		}
+		if adopts && !m.knows(e.id) { // that attempt has failed
+			return m.commitGrant(ctx, e)
+		}
 		if err := m.store.Wait(ctx, x.Await(), mvcc.DurabilitySync); err != nil {
 			return 0, err
 		}

@@ -140,10 +140,15 @@ func (m *Manager) readUnread(ctx context.Context) error {
 	if len(found) == 0 && slices.Equal(still.ranges, ranges) {
 		return nil
 	}
+	again := false
 	for _, id := range found {
-		if err := m.enterUnread(ctx, x, id); err != nil {
+		err := m.enterUnread(ctx, x, id)
+		if again = again || errors.Is(err, errGranting); err != nil && !errors.Is(err, errGranting) {
 			return err
 		}
+	}
+	if again {
+		return nil // the ranges stay as they are
 	}
 	some, err := m.findUnread(ctx, x, &still)
 	if err != nil {

@@ -362,7 +362,7 @@ func (in *inbound) message(b []byte) {
 		m.left, b = m.left-n, b[n:]
 		if m.prefixLen == grpcPrefixBytes && m.left == 0 {
 			if m.known() >= receivedBytesMin {
-				m.untaken = append(m.untaken, largeMessage{m.known(), m.frames, m.placed})
+				m.untaken = append(m.untaken, largeMessage{m.known(), m.frames, m.placed, in.receiving.step.Load()})
 				m.frames, m.placed, in.data.large = 0, false, true
 			}
 			m.prefix, m.prefixLen = [grpcPrefixBytes]byte{}, 0

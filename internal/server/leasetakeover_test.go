@@ -12,11 +12,12 @@ import (
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/auth"
+	"github.com/epochkv/epochkv/internal/lease"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// flipLeafWith damages the second leaf that has a text.
-func flipLeafWith(t *testing.T, disk *vfs.Mem, text string) {
+// flipLeafWith damages a leaf that has a text, the first or a later one.
+func flipLeafWith(t *testing.T, disk *vfs.Mem, text string, which int) {
 	t.Helper()
 	const pageSize, leaf = 8192, 1
 	f, err := disk.Open("data/data.ekv", vfs.ReadWrite)
@@ -31,7 +32,7 @@ func flipLeafWith(t *testing.T, disk *vfs.Mem, text string) {
 		if page[4] != leaf || !bytes.Contains(page, []byte(text)) {
 			continue
 		}
-		if n++; n == 2 {
+		if n++; n == which {
 			page[pageSize/2] ^= 1
 			if _, err := f.WriteAt(page, at); err != nil {
 				t.Fatal(err)
@@ -67,7 +68,7 @@ func TestAGrantTakesOverOnlyWhatTheCallerMayRevoke(t *testing.T) {
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
 	}
-	flipLeafWith(t, disk, owner)
+	flipLeafWith(t, disk, owner, 2)
 	h = mustStartOn(t, disk)
 	c, ctx = clientsOf(h.conn), testContext(t)
 	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
@@ -88,5 +89,34 @@ func TestAGrantTakesOverOnlyWhatTheCallerMayRevoke(t *testing.T) {
 	}
 	if _, err := c.lease.GrantLease(as(ctx, "mallory"), &pb.GrantLeaseRequest{Id: leases + 1, Ttl: durationpb.New(time.Minute)}); err != nil {
 		t.Errorf("another id: %v", err)
+	}
+}
+
+// TestAPageThatHidesAllLeasesStopsNoGrant of a new one: what is attached to its id cannot be read either.
+func TestAPageThatHidesAllLeasesStopsNoGrant(t *testing.T) {
+	const owner = "an owner of a lease"
+	disk := vfs.NewMem()
+	h := mustStartOn(t, disk)
+	c, ctx := clientsOf(h.conn), testContext(t)
+	if _, err := c.lease.GrantLease(ctx, &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour), Owner: owner}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.kv.Put(ctx, &pb.PutRequest{Key: []byte("a/1"), LeaseId: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	flipLeafWith(t, disk, owner, 1)
+	h = mustStartOn(t, disk)
+	c, ctx = clientsOf(h.conn), testContext(t)
+	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}})
+	for _, id := range []uint64{0, 1000} {
+		if id != 0 && !h.leases.Unread(lease.ID(id)) {
+			t.Fatal("the page hides too little: this tests nothing")
+		}
+		if _, err := c.lease.GrantLease(as(ctx, "alice"), &pb.GrantLeaseRequest{Id: id, Ttl: durationpb.New(time.Minute)}); err != nil {
+			t.Errorf("the id %d: %v", id, err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/epochkv/epochkv/internal/mvcc"
 )
@@ -35,6 +36,13 @@ type largeMessage struct {
 	bytes  int64
 	frames int64 // the cost of its small frames
 	placed bool  // it has the place beside the share
+	step   uint32
+}
+
+// keepsPlace reports whether a message has been in the place beside the share since it was complete, for too long, because the handler waits for the client
+// to take its answers.
+func (m *receivedStream) keepsPlace(now uint32) bool {
+	return m.library != nil && m.library.waits && slices.ContainsFunc(m.untaken, func(u largeMessage) bool { return u.placed && now-u.step > stallSteps })
 }
 
 // cost is what small messages, and small frames, cost.

@@ -13,8 +13,17 @@ import (
 func (in *inbound) findStalled() bool {
 	now, found := in.receiving.step.Load(), false
 	for id, m := range in.open {
-		if in.within(id) || !m.incomplete() {
+		if in.within(id) {
 			continue // a client that stops within a frame does not answer pings, and loses its connection
+		}
+		if m.keepsPlace(now) && in.receiving.isWanted(true) {
+			in.tell(id, &m, errOverloaded)
+			in.ended(id)
+			found = true
+			continue
+		}
+		if !m.incomplete() {
+			continue
 		}
 		if (m.window <= 0 || in.window <= 0) && !in.receiving.isWanted(m.placed) {
 			m.step, m.gained = now, 0

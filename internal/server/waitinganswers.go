@@ -52,6 +52,10 @@ func (w *waitingAnswers) count(own owned, counted *int64, bytes int64) {
 	}
 	*counted += change
 	_, ofClient := own.add(change)
+	if own.client == nil {
+		w.held.Add(change)
+		return
+	}
 	w.held.Add(min(ofClient, w.clientMost()) - min(ofClient-change, w.clientMost()))
 }
 
@@ -59,5 +63,8 @@ func (w *waitingAnswers) count(own owned, counted *int64, bytes int64) {
 func (w *waitingAnswers) full(own owned) bool {
 	has, ofClient := own.add(0)
 	free := w.limit - w.held.Load()
+	if own.client == nil {
+		return free < 0
+	}
 	return !own.leaves(0, has, ofClient, free, w.limit)
 }

@@ -21,9 +21,7 @@ func TestAWantedMessageComesWhateverTheWindows(t *testing.T) {
 		}
 		in.change(1, func(m *receivedStream) { m.answered, m.window = true, windows.stream })
 		in.window = windows.conn
-		for stream := uint32(3); stream < 20; stream += 2 { // they are of methods that let streams go on
-			in.answered(frame(frameHeaders, flagEndHeaders, stream, nil))
-		}
+		in.answerAll()
 		if pass(10*stallSteps) || r.beside.bytes() == 0 {
 			t.Errorf("without a window %s, a message that no other wants to end was ended", name)
 		}
@@ -36,6 +34,53 @@ func TestAWantedMessageComesWhateverTheWindows(t *testing.T) {
 		if !pass(2) || len(in.ending) != 1 || r.beside.bytes() != 0 {
 			t.Errorf("without a window %s, a message keeps the place", name)
 		}
+	}
+}
+
+// TestAMessageThatIsCompleteDoesNotKeepThePlace while its handler waits for its client to take answers, and another wants it.
+func TestAMessageThatIsCompleteDoesNotKeepThePlace(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		r := newReceiving(8 << 20)
+		in, other := newFollowed(t, r), newFollowedOf(t, r, "other")
+		small, large := frame(frameData, 0, 1, prefixed(1)), int(r.large.limit/largePart)+1
+		in.change(1, func(m *receivedStream) { m.answered, m.library = true, &libraryStream{waits: waits} })
+		if err := in.follow(small); err != nil {
+			t.Fatal(err)
+		}
+		in.answerAll()
+		if !r.beside.take(in, &in.claim, int64(large)) {
+			t.Fatal("the place is taken")
+		}
+		in.change(1, func(m *receivedStream) {
+			m.beside = true
+			m.untaken = []largeMessage{{bytes: int64(large), placed: true, step: r.step.Load()}}
+		})
+		if r.beside.take(other, &other.claim, 1) {
+			t.Fatal("the place is given twice")
+		}
+		ended := func(steps int) (stalled bool) {
+			for range steps {
+				if err := in.follow(small); err != nil { // which is progress of something else
+					t.Fatal(err)
+				}
+				r.step.Add(1)
+				stalled = in.findStalled() || stalled
+			}
+			return stalled
+		}
+		if ended(stallSteps) {
+			t.Error("it was ended before its time")
+		}
+		if got := ended(2); got != waits {
+			t.Errorf("a handler waits for its client: %v, but the message has ended: %v", waits, got)
+		}
+	}
+}
+
+// answerAll says that the server has sent headers on all streams but the first: they are of methods that let streams go on.
+func (in *inbound) answerAll() {
+	for stream := uint32(3); stream < 20; stream += 2 {
+		in.answered(frame(frameHeaders, flagEndHeaders, stream, nil))
 	}
 }
 
