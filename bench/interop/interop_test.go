@@ -102,6 +102,8 @@ func (client) Received(int)                                           {}
 func (client) Cancelled(transport.Request)                            {}
 func (client) HeadersRefused(int)                                     {}
 func (client) Overdue() bool                                          { return false }
+func (client) Unsent(int)                                             {}
+func (client) IsWanted(int) bool                                      { return false }
 func (client) LeastProgress(int) int                                  { return 256 << 10 }
 func (client) Closed(error)                                           {}
 func (client) Status(err error) *status.Status {
