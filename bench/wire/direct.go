@@ -81,6 +81,8 @@ func (directEcho) Cancelled(transport.Request) {}
 // Overdue is never true: the answers are small.
 func (directEcho) Overdue() bool { return false }
 
+func (directEcho) Unsent(int)            {}
+func (directEcho) IsWanted(int) bool     { return false }
 func (directEcho) LeastProgress(int) int { return 256 << 10 }
 
 // Closed implements transport.Client.
