@@ -3,9 +3,11 @@ package lease
 import (
 	"bytes"
 	"context"
+	"errors"
 	"runtime"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/mvcc"
 )
 
 // checkLive refuses a lease that has ended or is being revoked. The caller holds the latch of the lease.
@@ -35,12 +37,23 @@ const keysPerTurn = 128
 // keysBytesMax; more says that there may be others.
 // The answer may be sent once await is durable.
 func (m *Manager) Keys(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
-	if after != nil {
-		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), keys.Append(nil, keys.SpaceUser, after))
-	} else { // after the locks
-		after = keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), []byte{byte(keys.SpaceUser)})
+	return m.held(ctx, id, afterKey(id, after), limit, userKey, nil)
+}
+
+// afterKey is the attachment of a key to a lease; without a key it is before all of them, after the locks.
+func afterKey(id ID, key []byte) []byte {
+	internal := []byte{byte(keys.SpaceUser)}
+	if key != nil {
+		internal = keys.Append(nil, keys.SpaceUser, key)
 	}
-	return m.held(ctx, id, after, limit, func(internal []byte) ([]byte, bool) { return keys.User(internal), true })
+	return keys.AppendOwned(nil, keys.SystemAttachment, uint64(id), internal)
+}
+
+func userKey(internal []byte) ([]byte, bool) { return keys.User(internal), true }
+
+// ReadableKeys are Keys without those that a damaged page hides. A key of which only the attachment can be read is one of them.
+func (m *Manager) ReadableKeys(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
+	return m.held(ctx, id, afterKey(id, after), limit, userKey, skipHidden)
 }
 
 // Locks are names of locks that a lease holds, like Keys.
@@ -48,12 +61,23 @@ func (m *Manager) Locks(ctx context.Context, id ID, after []byte, limit int) (fo
 	if after != nil {
 		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(after)))
 	}
-	return m.held(ctx, id, after, limit, lockName)
+	return m.held(ctx, id, after, limit, lockName, nil)
 }
 
-// held are what name returns for up to limit internal keys that belong to a lease, after an attachment, until name returns false.
+// ReadableLocks are Locks as ReadableKeys are Keys.
+func (m *Manager) ReadableLocks(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
+	if after != nil {
+		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(after)))
+	}
+	return m.held(ctx, id, after, limit, lockName, skipHidden)
+}
+
+func skipHidden(_, _ []byte, _ error) {}
+
+// held are what name returns for up to limit internal keys that belong to a lease, after an attachment, until name returns false. Damage is an error, unless
+// it is told to hidden; then a key of which the newest version cannot be read belongs to the lease.
 func (m *Manager) held(
-	ctx context.Context, id ID, after []byte, limit int, name func(internal []byte) ([]byte, bool),
+	ctx context.Context, id ID, after []byte, limit int, name func(internal []byte) ([]byte, bool), hidden func(lower, upper []byte, err error),
 ) (found [][]byte, more bool, await keys.Epoch, err error) {
 	x, err := m.store.SessionOf(ctx)
 	if err != nil {
@@ -61,7 +85,7 @@ func (m *Manager) held(
 	}
 	defer x.Close()
 	for size := 0; ; {
-		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax), nil)
+		step, stepMore, err := m.attachments(ctx, x, id, after, limit-len(found), min(m.options.StepBytes, keysBytesMax), hidden)
 		if err != nil {
 			return nil, false, 0, err
 		}
@@ -75,10 +99,11 @@ func (m *Manager) held(
 				return found, false, x.Await(), nil
 			}
 			n, err := x.NewestVersion(ctx, internal)
-			if err != nil {
+			damaged := hidden != nil && errors.Is(err, mvcc.ErrDamaged)
+			if err != nil && !damaged {
 				return nil, false, 0, err
 			}
-			if belongs(&n, id) {
+			if damaged || belongs(&n, id) {
 				found, size = append(found, bytes.Clone(named)), size+len(internal)
 			}
 			after = attachment

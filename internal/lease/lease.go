@@ -280,6 +280,9 @@ func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner str
 	}
 	e := &entry{id: id, attached: attachedKeys{countAt: m.options.Keys / 2}, record: record{ttl: time.Duration(wholeSeconds(ttl)) * time.Second, granted: m.options.Now(), owner: owner}}
 	epoch, err := m.commitGrant(ctx, e)
+	for errors.Is(err, errGrantFailed) {
+		epoch, err = m.commitGrant(ctx, e)
+	}
 	if err != nil {
 		return Info{}, 0, err
 	}
@@ -287,6 +290,9 @@ func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner str
 	m.counters.granted.Add(1)
 	return m.info(e), epoch, nil
 }
+
+// errGrantFailed says that another grant of the lease, for which this one has waited, has failed.
+var errGrantFailed = errors.New("another grant of the lease has failed")
 
 func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error) {
 	x, err := m.store.SessionOf(ctx)
@@ -326,8 +332,8 @@ func (m *Manager) commitGrant(ctx context.Context, e *entry) (keys.Epoch, error)
 		if err := m.awaitEntered(ctx, e.id); err != nil {
 			return 0, err
 		}
-		if adopts && !m.knows(e.id) { // that attempt has failed
-			return m.commitGrant(ctx, e)
+		if adopts && !m.knows(e.id) {
+			return 0, errGrantFailed
 		}
 		if err := m.store.Wait(ctx, x.Await(), mvcc.DurabilitySync); err != nil {
 			return 0, err

@@ -52,18 +52,15 @@ func (s *leaseService) GrantLease(ctx context.Context, req *pb.GrantLeaseRequest
 	})
 }
 
-// checkTakeover is nil if a grant takes over nothing that the caller may not revoke. Nothing can be attached meanwhile to a lease that could not be read. If
-// what is attached cannot be read either, it is nil: one page may hide every id, and must stop no grant of a new lease.
+// checkTakeover is nil if a grant takes over nothing that can be read and that the caller may not revoke. Nothing can be attached meanwhile to a lease that
+// could not be read. What a page hides is not known, and must stop no grant of a new lease: one page may hide every id.
 func (s *Server) checkTakeover(ctx context.Context, id lease.ID) error {
 	if id == 0 || !s.leases.Unread(id) {
 		return nil
 	}
-	err := s.checkRevocation(ctx, id)
-	switch {
-	case errors.Is(err, lease.ErrNotFound):
+	err := s.checkAttached(ctx, id, s.leases.ReadableKeys, s.leases.ReadableLocks)
+	if errors.Is(err, lease.ErrNotFound) {
 		return &lease.Error{ID: id, Err: lease.ErrExists}
-	case errors.Is(err, mvcc.ErrDamaged):
-		return nil
 	}
 	return err
 }
@@ -93,14 +90,22 @@ func (s *leaseService) RevokeLease(ctx context.Context, req *pb.RevokeLeaseReque
 	})
 }
 
-// checkRevocation is nil if the caller may revoke a lease. If its rights change while the keys are read, it begins again.
+// checkRevocation is nil if the caller may revoke a lease.
 func (s *Server) checkRevocation(ctx context.Context, id lease.ID) error {
+	return s.checkAttached(ctx, id, s.leases.Keys, s.leases.Locks)
+}
+
+// attached are keys or names of locks that a lease has; see lease.Manager.Keys.
+type attached func(ctx context.Context, id lease.ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error)
+
+// checkAttached is nil if the caller may delete the keys, and release the locks. If its rights change while they are read, it begins again.
+func (s *Server) checkAttached(ctx context.Context, id lease.ID, leased, locks attached) error {
 	for {
 		user := accessOf(ctx).user()
-		if err := s.checkLeaseKeys(ctx, id, auth.RightWrite); err != nil {
+		if err := s.checkHeld(ctx, id, auth.RightWrite, leased); err != nil {
 			return err
 		}
-		if err := s.checkLeaseLocks(ctx, id, auth.RightLease); err != nil { // as ReleaseLock needs
+		if err := s.checkHeld(ctx, id, auth.RightLease, locks); err != nil { // as ReleaseLock needs
 			return err
 		}
 		if err := s.checkAgain(ctx); err != nil || accessOf(ctx).user() == user {
@@ -109,21 +114,13 @@ func (s *Server) checkRevocation(ctx context.Context, id lease.ID) error {
 	}
 }
 
-// checkLeaseLocks is checkLeaseKeys for the names of the locks that a lease holds.
-func (s *Server) checkLeaseLocks(ctx context.Context, id lease.ID, right auth.Right) error {
-	return s.checkHeld(ctx, id, right, s.leases.Locks)
-}
-
 // checkLeaseKeys is nil if the caller has a right to all keys of a lease. Otherwise it is the error of a lease that does not exist:
 // whether other users have attached keys is not told.
 func (s *Server) checkLeaseKeys(ctx context.Context, id lease.ID, right auth.Right) error {
 	return s.checkHeld(ctx, id, right, s.leases.Keys)
 }
 
-func (s *Server) checkHeld(
-	ctx context.Context, id lease.ID, right auth.Right,
-	held func(ctx context.Context, id lease.ID, after []byte, limit int) ([][]byte, bool, keys.Epoch, error),
-) error {
+func (s *Server) checkHeld(ctx context.Context, id lease.ID, right auth.Right, held attached) error {
 	user := accessOf(ctx).user()
 	if user == nil {
 		return nil

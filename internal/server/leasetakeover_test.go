@@ -120,3 +120,36 @@ func TestAPageThatHidesAllLeasesStopsNoGrant(t *testing.T) {
 		}
 	}
 }
+
+// TestAGrantTakesOverNoKeyOfOthersBesideHiddenOnes: the page that hides the record of a lease hides some of its keys as well.
+func TestAGrantTakesOverNoKeyOfOthersBesideHiddenOnes(t *testing.T) {
+	const owner, most = "an owner of a lease", 1000
+	disk := vfs.NewMem()
+	h := mustStartOn(t, disk)
+	c, ctx := clientsOf(h.conn), testContext(t)
+	if _, err := c.lease.GrantLease(ctx, &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Hour), Owner: owner}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range most {
+		if _, err := c.kv.Put(ctx, &pb.PutRequest{Key: fmt.Appendf(nil, "a/%d", i), LeaseId: 1, Durability: pb.Durability_DURABILITY_ASYNC}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	flipLeafWith(t, disk, owner, 1)
+	h = mustStartOn(t, disk)
+	c, ctx = clientsOf(h.conn), testContext(t)
+	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
+	readable, _, _, err := h.leases.ReadableKeys(ctx, 1, nil, most)
+	if _, _, _, hidden := h.leases.Keys(ctx, 1, nil, most); err != nil || hidden == nil || !h.leases.Unread(1) || len(readable) == 0 {
+		t.Fatalf("%d of the keys can be read, %v, and all: %v: this tests nothing", len(readable), err, hidden)
+	}
+	request := &pb.GrantLeaseRequest{Id: 1, Ttl: durationpb.New(time.Minute)}
+	_, err = c.lease.GrantLease(as(ctx, "mallory"), request)
+	wantReason(t, err, codes.AlreadyExists, pb.ErrorReason_ERROR_REASON_LEASE_EXISTS)
+	if _, err := c.lease.GrantLease(as(ctx, "alice"), request); err != nil {
+		t.Errorf("alice takes over what is hers: %v", err)
+	}
+}

@@ -15,8 +15,8 @@ import (
 // They share shared.bytes. A connection gets of it what leaves enough to others, and so does a client: see admissionLimit.leaves and owned.leaves. One
 // transaction at a time may be beside the share: the first that needs more than its connection may have. So one of any size up to --max-txn-size finds
 // room whatever the share has, and of several that grow at once one gets through, while the others are refused before they have much. One that was beside
-// the share for a quarter of --txn-timeout is rolled back when another one needs the place. Whatever ended it, the place is kept for others for as long if
-// one of them was refused meanwhile: its client does not get the place again, or its connection if all of them are of its client.
+// the share for a quarter of --txn-timeout is rolled back when another one needs the place. Whatever ended it, the place is kept for others for a
+// while if one of them was refused meanwhile: its client does not get the place again, or its connection if all of them are of its client.
 type txnMemory struct {
 	// Constant after Open.
 	shared     admissionLimit
@@ -36,6 +36,9 @@ type txnMemory struct {
 	client *streamClient
 	until  time.Time
 }
+
+// keptTime is for how long the place is kept for others: one that was refused may have to read and write again all that it had.
+const keptTime = 10 * time.Second
 
 func (m *txnMemory) init(c *config.Config) {
 	m.shared.bytes, m.sizeMax = uint64(c.Inflight()), int(c.TxnSize())
@@ -99,9 +102,8 @@ func (m *txnMemory) keptLocked(conn *connection) bool {
 
 // leaveLocked frees the place, and keeps it for those that wanted it.
 func (m *txnMemory) leaveLocked() {
-	m.had, m.client = nil, nil
 	if m.wanted {
-		m.had, m.until = m.beside.conn, time.Now().Add(m.besideTime)
+		m.had, m.client, m.until = m.beside.conn, nil, time.Now().Add(min(m.besideTime, keptTime))
 		if m.other {
 			m.client = m.had.client()
 		}
