@@ -315,6 +315,7 @@ func (in *inbound) endOfPayload() error {
 	m := &in.data.current
 	n := in.received.length()
 	m.window -= int64(n)
+	m.frame = max(m.frame, int64(n))
 	in.proceed(m, int64(n))
 	if n > 0 && n < smallFrameBytes {
 		m.smallFrame(in.data.large)

@@ -429,6 +429,7 @@ type modelled struct {
 	closed bool
 
 	large, small, waiting, raw int64
+	frame                      int64 // of the largest since raw was zero
 }
 
 func newModelled(random *rand.Rand) *modelled {
@@ -474,6 +475,7 @@ func (s *modelled) receive(n, padding int) {
 	}
 	before := s.sent
 	s.sent += n
+	s.frame = max(s.frame, int64(n+padding))
 	if all := n + padding; all > 0 && all < smallFrameBytes {
 		*s.counts(before) += frameOverhead
 		s.reserve()
@@ -533,10 +535,10 @@ func (s *modelled) taken(answer bool) {
 	if s.took++; size >= receivedBytesMin {
 		s.frames[s.took-1] = 0
 	} else if bytes := min(int64(size)+grpcPrefixBytes, s.raw); bytes == s.raw {
-		s.raw, s.waiting = 0, left
+		s.raw, s.waiting, s.frame = 0, left, 0
 	} else {
 		rest := s.waiting - (s.waiting-left)*bytes/s.raw
-		s.waiting = max(rest, min(s.waiting, 16<<10)) // of the frame in which it came
+		s.waiting = max(rest, min(s.waiting, s.frame)) // of the frame in which it came
 		s.raw -= bytes
 	}
 	if s.small = min(s.small, s.cost()); s.cost() < smallStep {

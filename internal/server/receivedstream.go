@@ -19,6 +19,7 @@ type receivedStream struct {
 	waiting   int64 // the cost of the small messages, including bytes not yet received
 	frames    int64 // the cost of the small frames of the message that is being received, while it may be a large one
 	raw       int64 // received bytes of the small messages
+	frame     int64 // bytes of the largest frame since all of them were taken
 	small     int64 // bytes reserved as small: waiting, except for less than smallStep
 	window    int64 // bytes that the client may still send on the stream
 	gained    int64 // bytes received since step
@@ -90,18 +91,16 @@ func (m *receivedStream) smallLeft() int64 {
 	return m.left
 }
 
-// keptFrame is the most that the library keeps of a frame while it has not handed on all of the frame's messages: a small one may follow what has filled it.
-const keptFrame = 16 << 10
-
-// taken subtracts bytes that the server has taken from the cost of the small messages.
+// taken subtracts bytes that the server has taken from the cost of the small messages. The library keeps a frame until it has handed on all of its
+// messages: a small one may follow what has filled it.
 func (m *receivedStream) taken(bytes int64) {
 	left := m.smallLeft()
 	if bytes >= m.raw {
-		m.raw, m.waiting = 0, left
+		m.raw, m.waiting, m.frame = 0, left, 0
 	} else if bytes > 0 {
 		all := m.waiting
 		m.waiting -= (m.waiting - left) * bytes / m.raw
-		m.waiting = max(m.waiting, min(all, keptFrame))
+		m.waiting = max(m.waiting, min(all, m.frame))
 		m.raw -= bytes
 	}
 }
