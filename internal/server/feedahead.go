@@ -85,6 +85,9 @@ func (w *watchStream) beginArrived(ctx context.Context, failure error) error {
 	a.list = nil
 	for i := range list {
 		one := &list[i]
+		if w.watches[one.watch.id] != one.watch {
+			continue // it has ended while one before it waited for room, or was sent
+		}
 		err := failure
 		switch {
 		case one.need <= stable:
