@@ -58,18 +58,20 @@ func (m *Manager) ReadableKeys(ctx context.Context, id ID, after []byte, limit i
 
 // Locks are names of locks that a lease holds, like Keys.
 func (m *Manager) Locks(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
-	if after != nil {
-		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(after)))
+	return m.held(ctx, id, afterLock(id, after), limit, lockName, nil)
+}
+
+// afterLock is the attachment of a lock to a lease; without a name it is before all of them.
+func afterLock(id ID, name []byte) []byte {
+	if name == nil {
+		return nil
 	}
-	return m.held(ctx, id, after, limit, lockName, nil)
+	return lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(name)))
 }
 
 // ReadableLocks are Locks as ReadableKeys are Keys.
 func (m *Manager) ReadableLocks(ctx context.Context, id ID, after []byte, limit int) (found [][]byte, more bool, await keys.Epoch, err error) {
-	if after != nil {
-		after = lockAttachment(uint64(id), keys.Append(nil, keys.SpaceSystem, lockKey(after)))
-	}
-	return m.held(ctx, id, after, limit, lockName, skipHidden)
+	return m.held(ctx, id, afterLock(id, after), limit, lockName, skipHidden)
 }
 
 func skipHidden(_, _ []byte, _ error) {}

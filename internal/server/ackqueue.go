@@ -104,24 +104,20 @@ type ackQueue struct {
 	wake  chan struct{} // a token when the acker sleeps and has work
 	space chan struct{} // a token when the receiver sleeps and the queue has room
 
-	total *waitingAnswers // of all pipelines
-	own   owned           // what the client has of it
-
-	mu       sync.Mutex
-	list     []answer
-	unsent   int   // answers that were pushed and not sent
-	bytes    int   // of them
-	counted  int64 // what they take, as total knows
-	sleeping bool  // the acker waits for wake
-	blocked  bool  // the receiver waits for space
-	closed   bool
-	over     bool // no more answers will be sent
+	mu              sync.Mutex
+	list            []answer
+	pipelineAnswers      // that were pushed and not sent
+	sleeping        bool // the acker waits for wake
+	blocked         bool // the receiver waits for space
+	closed          bool
+	over            bool // no more answers will be sent
 
 	abandon func(*answer) // is called for each answer that will not be sent
 }
 
 func (q *ackQueue) init(total *waitingAnswers, own owned, abandon func(*answer)) {
-	q.total, q.own, q.abandon = total, own, abandon
+	q.pipelineAnswers.init(total, own)
+	q.abandon = abandon
 	q.wake, q.space = make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
@@ -129,7 +125,7 @@ func (q *ackQueue) init(total *waitingAnswers, own owned, abandon func(*answer))
 func (q *ackQueue) push(ctx context.Context, a *answer) error {
 	size := a.queuedBytes()
 	q.mu.Lock()
-	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax || q.crowdedLocked(waitingOwn) {
+	for len(q.list) >= ackQueueMax || q.bytes > 0 && q.bytes+size > ackQueueBytesMax || q.hasEnough(waitingOwn) {
 		q.blocked = true
 		q.mu.Unlock()
 		select {
@@ -146,9 +142,7 @@ func (q *ackQueue) push(ctx context.Context, a *answer) error {
 		return nil
 	}
 	q.list = append(q.list, *a)
-	q.unsent++
-	q.bytes += size
-	q.countLocked()
+	q.add(1, size)
 	q.wakeLocked()
 	q.mu.Unlock()
 	return nil
@@ -208,28 +202,16 @@ func (q *ackQueue) take(ctx context.Context, waiting []answer, stop <-chan struc
 
 // roomLocked wakes the receiver if it waits for room.
 func (q *ackQueue) roomLocked() {
-	if q.blocked && len(q.list) < ackQueueMax && !q.crowdedLocked(waitingOwn/2) {
+	if q.blocked && len(q.list) < ackQueueMax && !q.hasEnough(waitingOwn/2) {
 		q.blocked = false
 		q.space <- struct{}{}
 	}
 }
 
-// costLocked is what the answers take that were pushed and not sent.
-func (q *ackQueue) costLocked() int64 { return int64(q.unsent)*waitingAnswerBytes + int64(q.bytes) }
-
-func (q *ackQueue) countLocked() { q.total.count(q.own, &q.counted, q.costLocked()) }
-
-// crowdedLocked is that of directPipeline.
-func (q *ackQueue) crowdedLocked(least int64) bool {
-	return q.costLocked() >= least && q.total.full(q.own)
-}
-
 // sent records that an answer of a number of bytes has left the queue.
 func (q *ackQueue) sent(size int) {
 	q.mu.Lock()
-	q.unsent--
-	q.bytes -= size
-	q.countLocked()
+	q.add(-1, -size)
 	q.roomLocked()
 	q.mu.Unlock()
 }
@@ -242,7 +224,7 @@ func (q *ackQueue) release() {
 	for i := range q.list {
 		q.abandon(&q.list[i])
 	}
-	q.total.count(q.own, &q.counted, 0)
+	q.drop()
 	q.mu.Unlock()
 }
 

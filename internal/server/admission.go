@@ -79,6 +79,9 @@ func shareOf(write bool, size int) share {
 	return sh
 }
 
+// writes reports whether requests of the share write.
+func (sh share) writes() bool { return sh == shareSmallWrites || sh == shareLargeWrites }
+
 // admissionWord is one share. Both its counts are in one word, so that admitting is one atomic add:
 //
 //	63            40 39             0

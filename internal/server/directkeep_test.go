@@ -12,6 +12,7 @@ import (
 func TestKeptAnswersAreUsedAgain(t *testing.T) {
 	var p directPipeline
 	p.server = new(Server)
+	p.pipelineAnswers.init(&p.server.admission.waiting, owned{})
 	a := answer{id: 1}
 	allocated := testing.AllocsPerRun(100, func() {
 		keptAnswers.Put(p.keep(&a)) // as deliver does

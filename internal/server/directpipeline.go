@@ -24,23 +24,22 @@ type directPipeline struct {
 	start   time.Duration
 	answers sender
 
-	mu        sync.Mutex // before the connection's; guards what follows
-	waiting   int        // answers that wait for durability or for the device
-	bytes     int        // of them
-	counted   int64      // what they take, as waitingAnswers knows; what the transport has of them counts for the connection
-	reads     laterReads
-	executing bool
-	used      bool           // a request was executed since the last trim
-	trimmed   bool           // none was executed since the buffers were given back
-	held      bool           // no request is executed before some answers have been sent
-	ended     *status.Status // why no request follows; OK when the client has closed its side, nil while more may come
-	finished  bool
+	mu              sync.Mutex // before the connection's; guards what follows
+	pipelineAnswers            // that wait for durability or for the device; what the transport has of them counts for the connection
+	reads           laterReads
+	executing       bool
+	used            bool           // a request was executed since the last trim
+	trimmed         bool           // none was executed since the buffers were given back
+	held            bool           // no request is executed before some answers have been sent
+	ended           *status.Status // why no request follows; OK when the client has closed its side, nil while more may come
+	finished        bool
 }
 
 func (c *directClient) openPipeline(r transport.Request, l *auth.Limiter) directStream {
 	s := c.server
 	p := &directPipeline{client: c, request: r, limiter: l, start: s.clock.now()}
 	p.pipelineExecution.begin(s, c.connection, r.Authorization(), origin{stream: s.beginStream(telemetry.MethodPipeline, r.Traceparent())})
+	p.pipelineAnswers.init(&s.admission.waiting, c.owns(ownedWaiting))
 	p.ctx = r.Context()
 	p.in.init()
 	p.answers.init(nil)
@@ -64,7 +63,7 @@ func (p *directPipeline) Execute(tl transport.Lane, message []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.executing = false
-	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax || p.reads.full() || p.crowdedLocked(waitingOwn)
+	p.held = !more || p.waiting >= ackQueueMax || p.bytes >= ackQueueBytesMax || p.reads.full() || p.hasEnough(waitingOwn)
 	p.finishLocked()
 	return !p.held && !p.finished
 }
@@ -206,28 +205,12 @@ func (p *directPipeline) keep(a *answer) *answer {
 	*kept = *a
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting++
-	p.bytes += a.queuedBytes()
-	p.countLocked()
+	p.add(1, a.queuedBytes())
 	return kept
 }
 
 // keptAnswers are for answers that will wait.
 var keptAnswers = sync.Pool{New: func() any { return new(answer) }}
-
-// countLocked counts the answers that wait among those of all pipelines.
-func (p *directPipeline) countLocked() {
-	p.server.admission.waiting.count(p.conn.owns(ownedWaiting), &p.counted, p.costLocked())
-}
-
-func (p *directPipeline) costLocked() int64 {
-	return int64(p.waiting)*waitingAnswerBytes + int64(p.bytes)
-}
-
-// crowdedLocked reports whether the pipeline has at least so much while its client leaves too little to the pipelines of others.
-func (p *directPipeline) crowdedLocked(least int64) bool {
-	return p.costLocked() >= least && p.server.admission.waiting.full(p.conn.owns(ownedWaiting))
-}
 
 // deliver sends an answer that has waited, or drops it after the pipeline has been cancelled.
 func (p *directPipeline) deliver(a *answer, cancelled bool) {
@@ -244,9 +227,7 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 	*a = answer{}
 	keptAnswers.Put(a)
 	p.mu.Lock()
-	p.waiting--
-	p.bytes -= size
-	p.countLocked()
+	p.add(-1, -size)
 	resume := p.resumesLocked(ackQueueMax/2, ackQueueBytesMax/2)
 	p.finishLocked()
 	p.mu.Unlock()
@@ -258,7 +239,7 @@ func (p *directPipeline) deliver(a *answer, cancelled bool) {
 // resumesLocked ends the time in which no request is executed, if no more than so many answers of so
 // many bytes wait.
 func (p *directPipeline) resumesLocked(waiting, bytes int) bool {
-	resumes := p.held && p.ended == nil && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full() && !p.crowdedLocked(waitingOwn/2)
+	resumes := p.held && p.ended == nil && !p.finished && !p.server.drain.active.Load() && p.waiting <= waiting && p.bytes <= bytes && !p.reads.full() && !p.hasEnough(waitingOwn/2)
 	if resumes {
 		p.held = false
 	}

@@ -147,8 +147,7 @@ func (p *directPipeline) endRead(r *laterRead) {
 // answerRead answers a read, or lets its answer wait. The caller flushes.
 func (p *directPipeline) answerRead(r *laterRead) {
 	p.mu.Lock()
-	p.bytes += r.answer.queuedBytes() - r.counted
-	p.countLocked()
+	p.add(0, r.answer.queuedBytes()-r.counted)
 	room := p.bytes < ackQueueBytesMax
 	p.mu.Unlock()
 	if !r.answer.ackWait.ready(p.server.store) {

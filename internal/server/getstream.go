@@ -22,7 +22,7 @@ func (s *kvService) GetStream(req *pb.GetStreamRequest, stream grpc.ServerStream
 			return err
 		}
 		found, err := s.Get(ctx, &pb.GetRequest{Key: req.Key, SnapshotEpoch: req.SnapshotEpoch, SnapshotTimeUs: req.SnapshotTimeUs})
-		answer, err := s.finish(ctx, conn, shareSmallReads, false, found, err)
+		answer, err := s.finish(ctx, conn, shareSmallReads, found, err)
 		s.admission.leave(conn, shareSmallReads, size)
 		if err != nil {
 			return err

@@ -45,6 +45,18 @@ func flipLeafWith(t *testing.T, disk *vfs.Mem, text string, which int) {
 	}
 }
 
+// againWithDamage starts the server again with a damaged leaf, and users that may do everything with their own keys.
+func (h *harness) againWithDamage(t *testing.T, disk *vfs.Mem, text string, which int) (*harness, *clients) {
+	t.Helper()
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	flipLeafWith(t, disk, text, which)
+	h = mustStartOn(t, disk)
+	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
+	return h, clientsOf(h.conn)
+}
+
 // TestAGrantTakesOverOnlyWhatTheCallerMayRevoke: a lease of which the record cannot be read has keys and locks of a user.
 func TestAGrantTakesOverOnlyWhatTheCallerMayRevoke(t *testing.T) {
 	const leases = 100
@@ -65,13 +77,7 @@ func TestAGrantTakesOverOnlyWhatTheCallerMayRevoke(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
-	flipLeafWith(t, disk, owner, 2)
-	h = mustStartOn(t, disk)
-	c, ctx = clientsOf(h.conn), testContext(t)
-	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
+	h, c = h.againWithDamage(t, disk, owner, 2)
 	hidden := h.leases.Damage().Hidden
 	if len(hidden) < 4 {
 		t.Fatalf("leases %d cannot be read: the test tests too little", hidden)
@@ -104,13 +110,7 @@ func TestAPageThatHidesAllLeasesStopsNoGrant(t *testing.T) {
 	if _, err := c.kv.Put(ctx, &pb.PutRequest{Key: []byte("a/1"), LeaseId: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
-	flipLeafWith(t, disk, owner, 1)
-	h = mustStartOn(t, disk)
-	c, ctx = clientsOf(h.conn), testContext(t)
-	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}})
+	h, c = h.againWithDamage(t, disk, owner, 1)
 	for _, id := range []uint64{0, 1000} {
 		if id != 0 && !h.leases.Unread(lease.ID(id)) {
 			t.Fatal("the page hides too little: this tests nothing")
@@ -135,13 +135,7 @@ func TestAGrantTakesOverNoKeyOfOthersBesideHiddenOnes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
-	flipLeafWith(t, disk, owner, 1)
-	h = mustStartOn(t, disk)
-	c, ctx = clientsOf(h.conn), testContext(t)
-	h.setUsers(map[string][]auth.Grant{"alice": {grant("rwl", "a/")}, "mallory": {grant("rwl", "m/")}})
+	h, c = h.againWithDamage(t, disk, owner, 1)
 	readable, _, _, err := h.leases.ReadableKeys(ctx, 1, nil, most)
 	if _, _, _, hidden := h.leases.Keys(ctx, 1, nil, most); err != nil || hidden == nil || !h.leases.Unread(1) || len(readable) == 0 {
 		t.Fatalf("%d of the keys can be read, %v, and all: %v: this tests nothing", len(readable), err, hidden)

@@ -70,7 +70,7 @@ var rpcTable = []rpcRow{
 	{method: pb.FeedService_History_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfHistory), needs: "read the key, or the whole range"},
 	{method: pb.FeedService_Diff_FullMethodName, class: audit.ClassRead, footprint: of(footprintOfDiff), needs: "read the whole range"},
 
-	{method: pb.LeaseService_GrantLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; for an id of which a damaged page hides the record, what RevokeLease needs"},
+	{method: pb.LeaseService_GrantLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; for an id of which a damaged page hides the record, what RevokeLease needs, as far as that can be read"},
 	{method: pb.LeaseService_RevokeLease_FullMethodName, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key; write every key of the lease, and lease the names of its locks"},
 	{method: pb.LeaseService_KeepAlive_FullMethodName, lasts: true, class: audit.ClassWrite, footprint: anyLease, needs: "lease some key"},
 	{method: pb.LeaseService_GetLease_FullMethodName, lists: listStored, class: audit.ClassRead, footprint: anyLease, needs: "lease some key; read every key of the lease, if the request asks for them"},

@@ -112,7 +112,7 @@ func (s *Server) run(ctx context.Context, execute func(*executor) (ackWait, erro
 
 // finish waits until the outcome of a handler may be sent, and counts an answer until it is sent.
 // The answer to a write is never refused.
-func (s *Server) finish(ctx context.Context, conn *connection, sh share, write bool, out any, err error) (any, error) {
+func (s *Server) finish(ctx context.Context, conn *connection, sh share, out any, err error) (any, error) {
 	p, waits := err.(*pending) //nolint:errorlint // made by run, and returned as it is
 	var held *memoryCharge
 	if waits {
@@ -120,7 +120,7 @@ func (s *Server) finish(ctx context.Context, conn *connection, sh share, write b
 	}
 	m, ours := out.(encoder)
 	if err == nil && ours {
-		held, err = s.admission.chargeAnswer(held, conn, m.SizeVT(), write)
+		held, err = s.admission.chargeAnswer(held, conn, m.SizeVT(), sh.writes())
 	}
 	if waits && !p.ackWait.ready(s.store) {
 		p.details.executed = s.clock.now()
@@ -169,7 +169,7 @@ func (s *Server) unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 		if p, ok := err.(*pending); ok { //nolint:errorlint // made by run, and returned as it is
 			d = &p.details
 		}
-		out, err = s.finish(ctx, conn, sh, kind.writes(), out, err)
+		out, err = s.finish(ctx, conn, sh, out, err)
 		s.admission.leave(conn, sh, size)
 		if err == nil {
 			end.epoch = commitEpoch(out)

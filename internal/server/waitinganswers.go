@@ -59,6 +59,35 @@ func (w *waitingAnswers) count(own owned, counted *int64, bytes int64) {
 	w.held.Add(min(ofClient, w.clientMost()) - min(ofClient-change, w.clientMost()))
 }
 
+// pipelineAnswers are those of one pipeline that wait. The mutex of its user guards what changes.
+type pipelineAnswers struct {
+	total *waitingAnswers
+	own   owned // what the client has of the total
+
+	waiting int   // answers
+	bytes   int   // of them
+	counted int64 // what they take, as total knows
+}
+
+func (p *pipelineAnswers) init(total *waitingAnswers, own owned) { p.total, p.own = total, own }
+
+// add counts more answers, of so many bytes, or fewer.
+func (p *pipelineAnswers) add(answers, bytes int) {
+	p.waiting += answers
+	p.bytes += bytes
+	p.total.count(p.own, &p.counted, p.cost())
+}
+
+// drop counts none of them any more.
+func (p *pipelineAnswers) drop() { p.total.count(p.own, &p.counted, 0) }
+
+func (p *pipelineAnswers) cost() int64 { return int64(p.waiting)*waitingAnswerBytes + int64(p.bytes) }
+
+// hasEnough reports whether the pipeline has at least so much while its client leaves too little to the pipelines of others.
+func (p *pipelineAnswers) hasEnough(least int64) bool {
+	return p.cost() >= least && p.total.full(p.own)
+}
+
 // full reports whether pipelines of a client may have no more than waitingOwn.
 func (w *waitingAnswers) full(own owned) bool {
 	has, ofClient := own.add(0)

@@ -47,7 +47,6 @@ type service struct {
 	cancelled atomic.Int64
 	failed    atomic.Int64          // streams that ended because of a message
 	held      atomic.Int64          // answers that the transport has not released
-	unsent    atomic.Int64          // bytes of small messages, as told last
 	headers   atomic.Int64          // requests that were refused because of their metadata
 	overdue   atomic.Bool           // clients are
 	causes    atomic.Pointer[error] // of the end of the newest connection that has ended
@@ -78,7 +77,7 @@ func (c client) CloseStream()                 { c.streams.Add(-1) }
 func (c client) Received(bytes int)           { c.received.Add(-int64(bytes)) }
 func (c client) Cancelled(Request)            { c.cancelled.Add(1) }
 func (c client) Overdue() bool                { return c.overdue.Load() }
-func (c client) Unsent(bytes int)             { c.unsent.Store(int64(bytes)) }
+func (c client) Unsent(int)                   {}
 func (c client) LeastProgress(int) int        { return progressBytes }
 func (c client) IsWanted(int) bool            { return c.wanted.Load() }
 func (c client) HeadersRefused(int)           { c.headers.Add(1) }

@@ -14,10 +14,13 @@ import (
 func (c *Conn) pendingOfStreams() (bytes int, right bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	unsent := 0
 	for _, s := range c.streams {
-		bytes += s.pending.bytes
+		if bytes += s.pending.bytes; s.messages != nil {
+			unsent += s.pending.small
+		}
 	}
-	return bytes, bytes == c.pending
+	return bytes, bytes == c.pending && unsent == c.unsent
 }
 
 // held is how many bytes the arrays of what is pending have.
