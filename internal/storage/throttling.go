@@ -125,15 +125,16 @@ func (e *Engine) StopThrottling() { e.throttling.stopped.Store(true) }
 // ThrottleDelayPerKiB is what each KiB costs writers now.
 func (e *Engine) ThrottleDelayPerKiB() time.Duration { return e.throttling.Delay() }
 
-// lagging reports whether checkpoints are slower than writers. Checkpoints then only do what frees memory.
-func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 }
+// lagging reports whether checkpoints are slower than writers. Checkpoints then only do what frees memory. Where there is memory for few memtables,
+// the active one alone causes a delay as soon as all of it was touched. No merge can change that, so checkpoints do the rest of their work.
+func (e *Engine) lagging() bool { return e.throttling.Delay() > 0 && e.merges(e.view.Load()) }
 
 // mergeWorkers is how many goroutines a merge should have now. While writers are delayed, processors are idle.
 func (e *Engine) mergeWorkers() int {
 	switch {
 	case e.options.CheckpointWorkers > 0:
 		return e.options.CheckpointWorkers
-	case e.lagging():
+	case e.throttling.Delay() > 0:
 		return runtime.GOMAXPROCS(0)
 	default:
 		return max(1, runtime.GOMAXPROCS(0)/2)

@@ -329,6 +329,38 @@ func TestMergesTakeTheProcessorsOfDelayedWriters(t *testing.T) {
 	}
 }
 
+// TestTheActiveTableAloneKeepsCheckpointsFromNothing: where there is memory for few memtables, the active one alone causes a delay, which ends with no
+// merge. On a full disk the vacuum then makes the room that ends the refusal of writes.
+func TestTheActiveTableAloneKeepsCheckpointsFromNothing(t *testing.T) {
+	b := newBench(t)
+	e := b.engine
+	b.put(0, 2000, 20)
+	b.checkpoint()
+	kept := keys.Epoch(b.visible.Load())
+	for i := range 2000 {
+		var w batch.Builder
+		w.Delete(keys.SpaceUser, fmt.Appendf(nil, "key-%05d", i))
+		b.commit(&w)
+	}
+	at := keys.Epoch(b.visible.Load())
+	if err := e.Rotate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{kept, at}}); err != nil {
+		t.Fatal(err)
+	}
+	b.fillMemory()
+	if e.ThrottleDelayPerKiB() == 0 || len(e.view.Load().immutables) > 0 {
+		t.Fatal("the active memtable causes no delay: the test tests nothing")
+	}
+	if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
+		t.Fatal(err)
+	}
+	if v := e.Stats().Vacuum; v.Versions == 0 {
+		t.Errorf("no dead version was removed: %+v", v)
+	}
+}
+
 // TestOneTableThatIsMergedLeavesWritersTheSpeedOfTheMerge: with memory for two immutable memtables, the first is being merged as
 // soon as it is full. Writers that were slower than that merge would leave the next one without work.
 func TestOneTableThatIsMergedLeavesWritersTheSpeedOfTheMerge(t *testing.T) {
