@@ -18,23 +18,13 @@ import (
 
 // targetWork bounds what requests do with the backups of targets: manifests and parts are in memory meanwhile.
 type targetWork struct {
-	listing chan struct{} // has room for the request that lists
+	lists   turnLine      // a target may not answer
 	working chan struct{} // has room for the request that verifies or prunes
 }
 
 func (w *targetWork) init() {
-	w.listing, w.working = make(chan struct{}, 1), make(chan struct{}, 1)
-}
-
-// list runs a list of a target when none before it runs any more.
-func (w *targetWork) list(ctx context.Context, body func() error) error {
-	select {
-	case w.listing <- struct{}{}:
-		defer func() { <-w.listing }()
-		return body()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	w.lists.init(inspectionsMax)
+	w.working = make(chan struct{}, 1)
 }
 
 // work runs a verification or a prune, unless one is running.
@@ -48,19 +38,23 @@ func (w *targetWork) work(body func() error) error {
 	}
 }
 
-// listTimeMax ends a list of a target that does not answer.
+// listTimeMax ends a list of a target that does not answer, counted from its turn on.
 const listTimeMax = 30 * time.Second
 
 // ListBackups implements BackupService.
 func (s *backupService) ListBackups(ctx context.Context, req *pb.ListBackupsRequest) (*pb.ListBackupsResponse, error) {
 	out := new(pb.ListBackupsResponse)
 	return out, s.serveRead(ctx, telemetry.MethodListBackups, func() error {
-		ctx, done := s.untilDrain(ctx)
-		defer done()
-		ctx, stop := context.WithTimeout(ctx, listTimeMax)
+		leave, err := s.inspect(ctx, &s.snapshots.backups.targets.lists)
+		if err != nil {
+			return err
+		}
+		defer leave()
+		ctx, mended, stop := s.untilDenied(ctx)
 		defer stop()
-		err := s.snapshots.backups.targets.list(ctx, func() error { return s.listBackups(ctx, req, out) })
-		return backupStatus("the backups were not listed", s.drainError(err))
+		ctx, end := context.WithTimeout(ctx, listTimeMax)
+		defer end()
+		return mended(backupStatus("the backups were not listed", s.drainError(s.listBackups(ctx, req, out))))
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -128,19 +129,68 @@ func TestTargetIsVerifiedOrPrunedOnceAtATime(t *testing.T) {
 	h, c, target, made := withBackups(t)
 	work := &h.snapshots.backups.targets
 	work.working <- struct{}{}
-	work.listing <- struct{}{}
 	_, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target})
 	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING)
 	_, err = c.PruneBackups(testContext(t), &pb.PruneBackupsRequest{Target: target, KeepFull: 1})
 	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_RUNNING)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err = c.ListBackups(ctx, &pb.ListBackupsRequest{Target: target}); status.Code(err) != codes.DeadlineExceeded {
-		t.Fatal(err)
-	}
 	<-work.working
-	<-work.listing
 	if report, err := verifyBackup(testContext(t), c, &pb.VerifyBackupRequest{Target: target}); err != nil || report.Id != made[1].Id {
 		t.Fatalf("%v, %v", report, err)
+	}
+}
+
+// TestListsOfTargetsAreInTurnByClient: a list may take as long as its target does not answer, and a client that asks for many lets others wait for
+// one of them.
+func TestListsOfTargetsAreInTurnByClient(t *testing.T) {
+	h, c, target, _ := withBackups(t)
+	line := &h.snapshots.backups.targets.lists
+	waiting := func(n int) func() bool {
+		return func() bool {
+			line.mu.Lock()
+			defer line.mu.Unlock()
+			return line.requests == n
+		}
+	}
+	leave, err := line.enter(t.Context(), "slow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lists, other sync.WaitGroup
+	defer lists.Wait()
+	for range 2 {
+		lists.Go(func() {
+			list, err := c.ListBackups(testContext(t), &pb.ListBackupsRequest{Target: target})
+			if err != nil || len(list.Backups) != 2 {
+				t.Errorf("%v, %v", list, err)
+			}
+		})
+	}
+	eventually(t, "two lists of a client wait", waiting(3))
+	other.Go(func() {
+		leave, err := line.enter(testContext(t), "other")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer leave()
+		if waiting(1)() {
+			t.Error("all lists of a client were made before that of another")
+		}
+	})
+	eventually(t, "another client waits", waiting(4))
+	late, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.ListBackups(late, &pb.ListBackupsRequest{Target: target}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a list whose deadline has come: %v", err)
+	}
+	eventually(t, "it has left the line", waiting(4))
+	if _, err := pb.NewLeaseServiceClient(h.conn).GetLease(testContext(t), &pb.GetLeaseRequest{Id: 1}); status.Code(err) != codes.NotFound {
+		t.Errorf("beside lists of a target: %v", err)
+	}
+	leave()
+	other.Wait()
+	lists.Wait()
+	if !waiting(0)() {
+		t.Error("places of the line were not given back")
 	}
 }

@@ -28,12 +28,12 @@ const (
 	listLeases                 // of all leases, of which there may be a million
 	listLocks                  // of locks, of which there may be very many, and which any user may ask for
 	listStored                 // made of what is in the store: it may wait for the device
-	listTarget                 // of backups in a target, which may not answer
+	listTarget                 // of backups in a target; its turns are those of targetWork
 	listKinds
 )
 
 // listTurns are how many lists of each kind are made at once (of users, leases and locks: see init): a few MiB each, but for the watches of a server that has very many.
-var listTurns = [listKinds]int{listMemory: 4, listStored: 32, listTarget: 32}
+var listTurns = [listKinds]int{listMemory: 4, listStored: 32}
 
 func (l *lists) init() {
 	for kind := range l.turns {
@@ -46,7 +46,7 @@ func (l *lists) init() {
 
 // enter waits for a turn, if the method makes a list. After nil the caller calls leave.
 func (l *lists) enter(ctx context.Context, row *rpcRow) (leave func(), err error) {
-	if row == nil || row.lists == notListed {
+	if row == nil || row.lists == notListed || row.lists == listTarget {
 		return func() {}, nil
 	}
 	turns := l.turns[row.lists]

@@ -6,7 +6,6 @@ import (
 	"net"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -162,7 +161,7 @@ func TestListsTakeTurns(t *testing.T) {
 	for range cap(turns) {
 		turns <- struct{}{}
 	}
-	leases, locks := pb.NewLeaseServiceClient(h.conn), pb.NewLockServiceClient(h.conn)
+	locks := pb.NewLockServiceClient(h.conn)
 	late, cancel := context.WithTimeout(testContext(t), 50*time.Millisecond)
 	defer cancel()
 	if _, err := h.admin.ListTransactions(late, new(pb.ListTransactionsRequest)); status.Code(err) != codes.DeadlineExceeded {
@@ -188,24 +187,6 @@ func TestListsTakeTurns(t *testing.T) {
 	cancel()
 	_, _ = h.admin.ListHolds(mustFail, new(pb.ListHoldsRequest))
 	eventually(t, "no turn is lost", func() bool { return len(turns) == cap(turns)-1 })
-
-	h.snapshots.backups.targets.listing <- struct{}{} // by a list of a target that does not answer
-	asking, cancel := context.WithCancel(testContext(t))
-	var waiting sync.WaitGroup
-	defer waiting.Wait()
-	defer cancel()
-	stored, ofTarget := h.lists.turns[listStored], h.lists.turns[listTarget]
-	for range cap(stored) {
-		waiting.Go(func() {
-			_, _ = pb.NewBackupServiceClient(h.conn).ListBackups(asking, new(pb.ListBackupsRequest))
-		})
-	}
-	eventually(t, "many more wait for it", func() bool { return len(stored)+len(ofTarget) == cap(stored) })
-	soon, cancel := context.WithTimeout(testContext(t), 5*time.Second)
-	defer cancel()
-	if _, err := leases.GetLease(soon, &pb.GetLeaseRequest{Id: 1}); status.Code(err) != codes.NotFound {
-		t.Errorf("beside lists of a target: %v", err)
-	}
 }
 
 // TestListsOfUsersLeaveProcessorsToOthers: any user may ask for its tokens, of which it may have a thousand, and each list takes milliseconds. What
