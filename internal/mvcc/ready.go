@@ -74,8 +74,8 @@ func (w *Write) isLarge() bool {
 // demand is what the record of a commit will need at most, with what the commit computes while it holds its latches, unless others write larger values
 // of its keys before it has them.
 func (x *Session) demand(w *Write) *storage.Demand {
-	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.Batch.OnlyDeletes()} // the deletions of an InvokeAll are placeholders
-	d.More = len(x.buffers.invoked) + x.buffers.aloneBytes                           // old values, and their metadata
+	d := &storage.Demand{Body: w.body, Frees: w.ops == nil && w.frees()} // the deletions of an InvokeAll are placeholders
+	d.More = len(x.buffers.invoked) + x.buffers.aloneBytes               // old values, and their metadata
 	for i := 0; i < min(len(w.ops), len(x.buffers.before)); i++ {
 		r := &x.buffers.before[i]
 		d.More -= int(r.value-r.from) + x.buffers.valueBytes(r) - w.ops[i].keptOf(&x.buffers, r)

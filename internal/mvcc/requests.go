@@ -268,7 +268,7 @@ func (x *Session) outcome(ctx context.Context, r *Request, compare bool) (Outcom
 }
 
 // Fence returns what became of a request. If it was not applied, it is cancelled: no attempt that is still under way
-// can be applied after that. The epoch is that of the commit that says so, or zero.
+// can be applied after that. The epoch is that of the commit that says so, or zero. While the disk is full, only what is known already is told.
 func (x *Session) Fence(ctx context.Context, r *Request, d Durability) (Outcome, keys.Epoch, error) {
 	w := &x.buffers.ranged.write
 	w.Reset()
@@ -281,6 +281,10 @@ func (x *Session) Fence(ctx context.Context, r *Request, d Durability) (Outcome,
 		return applied.Outcome, 0, nil
 	case errors.As(err, new(*RequestExpiredError)):
 		return Outcome{State: OutcomeExpired}, 0, nil
+	case errors.As(err, new(*storage.ShortageError)):
+		if known, failed := x.outcome(ctx, r, false); failed == nil && known.State != OutcomeNotApplied {
+			return known, 0, nil
+		}
 	}
 	return Outcome{State: OutcomeCancelled, Epoch: epoch, Identity: r.Identity}, epoch, err
 }

@@ -97,7 +97,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	}
 	start, job := time.Now(), mergeJob{immutables: merging, deadVersions: garbage, watermarks: *h}
 	expired := h.expired(job.cut(e.pager.State().Epoch)).Upper
-	drop := !short && !bytes.Equal(e.checkpoints.expired, expired)
+	drop := !bytes.Equal(e.checkpoints.expired, expired)
 	job.dropExpired = drop
 	err = e.merge(ctx, job)
 	if doesNotFit(err) && len(complete) > 0 && e.reserve.enabled {

@@ -229,7 +229,7 @@ func (e *Engine) AdvanceGeneration(ctx context.Context, w *Writer, body *batch.B
 	}
 	defer func() { w.covered = false }()
 	for deadline := time.Now().Add(e.options.StallMax); ; {
-		first.covered = w.covered
+		first.covered = w.covered && !first.frees // the writer may have it from a record that was refused
 		err = e.awaitRoom(ctx, func() (obstacle, error) { return e.advanceGeneration(w.generation, body.Size(), first) })
 		if err != errUncovered { //nolint:errorlint // made here
 			return reserved, err

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -257,10 +258,10 @@ func (e *Engine) RunSpace(ctx context.Context) {
 }
 
 // releasePages frees pages that the last checkpoints replaced and no reader reaches any more, and gives back log segments that the log was still
-// writing when the last checkpoint ended. A running checkpoint does it itself.
+// writing, or had not left, when the last checkpoint ended. A running checkpoint does it itself.
 func (e *Engine) releasePages() {
 	if e.mayTruncate() {
-		_ = e.log.Truncate() // a failure stops the log, which keeps the error
+		_ = cmp.Or(e.log.LeaveDurable(), e.log.Truncate()) // a failure stops the log, which keeps the error
 	}
 	e.Reclaim()
 	if e.checkpoints.mu.TryLock() {

@@ -2,7 +2,10 @@ package storage
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/batch"
@@ -151,6 +154,89 @@ func TestAShortageEndsWithNothingToMerge(t *testing.T) {
 	e.CheckSpace()
 	if err := e.Shortage(); err != nil {
 		t.Error(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestARefusedRecordLeavesNothingToTheNextDeletion: a session is pooled, and so its writer. A large record of a client was refused for want of pages;
+// the large deletion of another one needs none and does not ask.
+func TestARefusedRecordLeavesNothingToTheNextDeletion(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e, w := b.engine, new(Writer)
+	var large, deletion batch.Builder
+	large.Set(keys.SpaceUser, []byte("large"), make([]byte, 32<<20))
+	record, err := large.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(vfs.ErrNoSpace)
+	if err := e.AwaitReserve(ended, w, record); !errors.Is(err, vfs.ErrNoSpace) {
+		t.Fatal(err)
+	}
+	for i := range 400 {
+		deletion.Delete(keys.SpaceUser, fmt.Appendf(nil, "%0100d", i))
+	}
+	body, err := deletion.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.fs.LeaveFree(0)
+	e.pager.SetReserve(64 << 20) // of which nothing is there
+	if !e.oversized(body.Size()) || e.covers(e.unmerged()) {
+		t.Fatal("the test tests nothing")
+	}
+	soon, cancel2 := context.WithTimeout(t.Context(), time.Second)
+	defer cancel2()
+	if reserved, err := e.AdvanceGeneration(soon, w, body, keys.MaxEpoch); !reserved || err != nil {
+		t.Fatal(reserved, err)
+	}
+	e.NoOp(w)
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAShortageKeepsNoExpiredKeys: they are records of requests, which deletions leave.
+func TestAShortageKeepsNoExpiredKeys(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e := b.engine
+	b.put(0, 2000, 20)
+	b.checkpoint()
+	b.put(2000, 2001, 20)
+	if err := e.Rotate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e.reserve.note(vfs.ErrNoSpace)
+	at := keys.Epoch(b.visible.Load())
+	expired := Expired{KeyRange: KeyRange{
+		Lower: keys.Append(nil, keys.SpaceUser, []byte("key-00000")), Upper: keys.Append(nil, keys.SpaceUser, []byte("key-01000")),
+	}}
+	if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}, Expired: []Expired{expired}}); err != nil {
+		t.Fatal(err)
+	}
+	if n := e.Stats().Tree.Entries; n != 1001 {
+		t.Errorf("the tree has %d entries", n)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAShortageGivesBackASegmentThatNoRecordFollows: all of it was durable before it was sealed, as with a large deletion that a client has waited for.
+func TestAShortageGivesBackASegmentThatNoRecordFollows(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 1 << 20})
+	e := b.engine
+	b.put(0, 1, 20)
+	if err := e.log.Flush(keys.Epoch(b.visible.Load())); err != nil {
+		t.Fatal(err)
+	}
+	b.checkpoint()
+	e.releasePages()
+	if n := e.Stats().Log.Segments; n != 1 {
+		t.Errorf("the log has %d segments", n)
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)

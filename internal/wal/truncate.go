@@ -140,6 +140,26 @@ func (l *Log) TruncateBefore(e keys.Epoch) error {
 	return l.recycle(taken)
 }
 
+// LeaveDurable lets the flusher leave the segments that are sealed and durable, so that Truncate can take them. It does so with the next record, which
+// may not come: on a full disk, writes are refused until the file of a large deletion is given back. While another goroutine has the flush role,
+// nothing is done.
+func (l *Log) LeaveDurable() error {
+	if !l.tryFlusher() {
+		return nil
+	}
+	defer l.releaseFlusher()
+	for left := l.flusher.segment != nil; left; {
+		if err := l.Err(); err != nil {
+			return err
+		}
+		var err error
+		if left, err = l.leaveSealed(); err != nil {
+			return l.fail(err)
+		}
+	}
+	return nil
+}
+
 // ReleaseOldFiles removes old files that are kept to become segments, because the device is full, and reports whether there were any.
 // A few stay, without which the log could not go on.
 func (l *Log) ReleaseOldFiles() (released bool, err error) {

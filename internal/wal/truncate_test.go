@@ -328,3 +328,31 @@ func TestTruncationsThatFailTogetherKeepTheOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestASegmentThatWasDurableBeforeItsEndIsTruncated: no record comes after it with which the flusher would leave it.
+func TestASegmentThatWasDurableBeforeItsEndIsTruncated(t *testing.T) {
+	a := mustStart(t, testOptions(vfs.NewMem(), 64<<10))
+	last, err := a.put(bodyOf(1, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.log.Flush(last); err != nil {
+		t.Fatal(err)
+	}
+	reservation, outcome := a.cur.Load().Seal()
+	if outcome != Crossed {
+		t.Fatal(outcome)
+	}
+	if _, err := a.log.NewSegment(t.Context(), reservation.Epoch, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.log.LeaveDurable(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.log.TruncateBefore(reservation.Epoch); err != nil {
+		t.Fatal(err)
+	}
+	if n := a.log.Stats().Segments; n != 1 {
+		t.Errorf("the log has %d segments", n)
+	}
+}
