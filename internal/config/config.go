@@ -282,7 +282,7 @@ func newOptions() *options {
 	f.IntVar(&c.Limits.Connections, "max-connections", c.Limits.Connections, "most client connections")
 	f.IntVar(&c.Limits.Streams, "max-streams", c.Limits.Streams, "most requests and streams open on one connection")
 	f.IntVar(&c.Limits.Transactions, "max-transactions", c.Limits.Transactions, "most interactive transactions that are open; further ones are refused with advice to retry")
-	f.IntVar(&c.Limits.Leases, "max-leases", c.Limits.Leases, "most leases that exist at once; each takes 300 to 560 bytes of memory")
+	f.IntVar(&c.Limits.Leases, "max-leases", c.Limits.Leases, "most leases that exist at once; each takes 300 to 640 bytes of memory")
 	f.IntVar(&c.Limits.LockWaiters, "max-lock-waiters", c.Limits.LockWaiters, "most requests that wait for locks or observe them at once, of which those from one client's address leave as many free as they are; further ones are refused with advice to retry")
 	f.Var(&c.Limits.TxnSize, "max-txn-size", "most memory that one transaction may hold for its writes, savepoints and reads; 0 is --max-batch-size")
 	f.DurationVar(&c.TxnIdleTimeout, "txn-idle-timeout", c.TxnIdleTimeout, "how long an interactive transaction may wait for its next request before it is rolled back")

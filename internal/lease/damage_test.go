@@ -219,8 +219,9 @@ func TestDamagedKeysOfALeaseStayUntilTheyAreWritten(t *testing.T) {
 		}
 	}
 	h.Manager.mu.Lock()
-	for _, e := range h.asked {
-		e.retryAt = 0 // instead of ten seconds
+	for e := range h.tried {
+		h.unschedule(e)
+		h.schedule(e, 0) // instead of ten seconds later
 	}
 	h.Manager.mu.Unlock()
 	h.wakeUp()

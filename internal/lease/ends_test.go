@@ -53,12 +53,15 @@ func TestGrantOfAnIDBesideTheEndOfItsLeaseLives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.Manager.mu.Lock()
+	h.unschedule(e) // as takeDue does
+	h.Manager.mu.Unlock()
 	e.mu.Lock()
-	e.revoking = true // as takeDue does
+	e.revoking = true
 	e.mu.Unlock()
-	done, _, last := h.commitAll(ctx, []*entry{e})
-	if len(done) != 1 {
-		t.Fatal("the lease is not revoked")
+	last, err := h.revoke(ctx, h.sessions.revoker, e)
+	if err != nil {
+		t.Fatal(err)
 	}
 	h.mustGrant(1, time.Minute)
 	if err := h.store.Wait(ctx, last, mvcc.DurabilitySync); err != nil {

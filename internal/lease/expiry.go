@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,8 +17,7 @@ const (
 	damagedEvery = 10 * time.Second
 	// turnMax is how many leases are revoked before their commits are waited for, together.
 	turnMax = 256
-	// turnTime is how long a turn goes on with leases that have many keys, of which it deletes a few in any case. A million keys
-	// take many seconds, in which the other leases must not live on.
+	// turnTime is how long that goes on: with many keys, 256 leases would take longer than a second.
 	turnTime = 20 * time.Millisecond
 )
 
@@ -50,31 +48,25 @@ func (m *Manager) Run(ctx context.Context) {
 
 // turn revokes what is due, and returns how long nothing will be; false if there are no leases.
 func (m *Manager) turn(ctx context.Context) (sleep time.Duration, ok bool) {
-	failed := false
-	for ctx.Err() == nil && !failed {
-		due := m.takeDue(turnMax)
-		if len(due) == 0 {
-			break
+	defer m.noteFailure()
+	for {
+		if sleep, ok = m.untilDue(); !ok || sleep > 0 || ctx.Err() != nil {
+			return sleep, ok
 		}
-		failed = !m.revokeAll(ctx, due)
+		if !m.revokeDue(ctx) {
+			return retryEvery, true
+		}
 	}
-	m.noteFailure()
+}
+
+// untilDue is how long no lease has to be revoked; false if there are none.
+func (m *Manager) untilDue() (time.Duration, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	switch {
-	case failed:
-		return retryEvery, true
+	if len(m.lines.turns) == 0 {
+		return 0, false
 	}
-	now := m.options.Elapsed()
-	if len(m.deadlines) > 0 {
-		sleep, ok = max(0, m.deadlines[0].at-now), true
-	}
-	for _, e := range m.asked { // those that have met damage
-		if left := max(0, e.retryAt-now); !ok || left < sleep {
-			sleep, ok = left, true
-		}
-	}
-	return sleep, ok
+	return max(0, m.lines.turns[0].since()-m.options.Elapsed()), true
 }
 
 // noteFailure lets those go that wait for the end of a lease, if the store has failed.
@@ -84,89 +76,89 @@ func (m *Manager) noteFailure() {
 	}
 }
 
-// takeDue takes leases that have to be revoked. From then on they are being revoked.
-func (m *Manager) takeDue(limit int) (due []*entry) {
+// takeDue takes the lease that is next, if one is due. From then on it is being revoked. It is nil if it was kept alive.
+func (m *Manager) takeDue() (e *entry, due bool) {
 	now := m.options.Elapsed()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.asked = slices.DeleteFunc(m.asked, func(e *entry) bool {
-		take := e.retryAt <= now && len(due) < limit/2 // those that are tried again leave room for others
-		if take {
-			due = append(due, e)
-		}
-		return take
-	})
-	for len(due) < limit && len(m.deadlines) > 0 && m.deadlines[0].at <= now {
-		e := m.deadlines[0]
-		m.unschedule(e)
-		e.mu.Lock()
-		if e.deadline > now { // it was kept alive
-			m.schedule(e, e.deadline)
-		} else if !e.revoking {
-			e.revoking = true
-			due = append(due, e)
-			m.counters.expired.Add(1)
-		}
-		e.mu.Unlock()
+	if len(m.lines.turns) == 0 || m.lines.turns[0].since() > now {
+		return nil, false
 	}
-	m.busy = due
-	return due
+	l := m.lines.turns[0]
+	e, l.served = l.leases[0], now
+	m.unschedule(e)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.revoking: // that was asked for, or goes on
+	case e.deadline > now:
+		m.schedule(e, e.deadline)
+		return nil, true
+	default:
+		e.revoking = true
+		m.counters.expired.Add(1)
+	}
+	m.busy = append(m.busy, e)
+	return e, true
 }
 
-// revokeAll reports false if not all could be revoked; the others will be tried again. A lease that has met damage does not count:
-// it is tried again later, and keeps no other waiting. Nor does one with many keys, of which the next turn deletes more.
-func (m *Manager) revokeAll(ctx context.Context, due []*entry) bool {
-	done, failed, last := m.commitAll(ctx, due)
-	if last != 0 && m.store.Wait(ctx, last, mvcc.DurabilitySync) != nil { // the store has failed or closes
-		for _, e := range done {
-			failed = append(failed, failedRevocation{e, nil})
-		}
-		done = nil
-	}
-	for _, e := range done {
-		m.finish(e)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.busy = nil
-	all, now := true, m.options.Elapsed()
-	for _, f := range failed {
-		switch f.lease.damage, f.lease.retryAt = nil, now+retryEvery; {
-		case errors.Is(f.err, errGoesOn):
-			f.lease.retryAt = now
-		case errors.Is(f.err, mvcc.ErrDamaged):
-			f.lease.damage, f.lease.retryAt = f.err, now+damagedEvery
-		default:
-			all = false
-		}
-		m.asked = append(m.asked, f.lease)
-	}
-	return all
-}
-
-// failedRevocation is a lease that is not revoked yet, and why.
-type failedRevocation struct {
-	lease *entry
-	err   error
-}
-
-// commitAll revokes leases, and returns the newest epoch. A lease that cannot be revoked, because a page of its keys is
-// damaged, does not keep the others.
-func (m *Manager) commitAll(ctx context.Context, due []*entry) (done []*entry, failed []failedRevocation, last keys.Epoch) {
-	x, until := m.sessions.revoker, time.Now().Add(m.turnTime)
+// revokeDue revokes leases that are due, and waits for their commits together. It reports false if not all could be revoked; the others will be tried
+// again. A lease that has met damage does not count: it is tried again later, and keeps no other waiting. Nor does one with many keys, of which
+// its client's next turn deletes more.
+func (m *Manager) revokeDue(ctx context.Context) bool {
+	var done []*entry
+	var last keys.Epoch
+	all, x, until := true, m.sessions.revoker, time.Now().Add(m.turnTime)
 	defer x.Trim()
-	for _, e := range due {
-		epoch, err := m.revoke(ctx, x, e, until)
+	for n := 0; n < turnMax && (n == 0 || time.Now().Before(until)); n++ {
+		e, due := m.takeDue()
+		if !due {
+			break
+		}
+		if e == nil {
+			continue
+		}
+		epoch, err := m.revoke(ctx, x, e)
 		if err != nil {
-			if !errors.Is(err, errGoesOn) {
-				m.counters.failures.Add(1)
-			}
-			failed = append(failed, failedRevocation{e, err})
+			all = m.again(e, err) && all
 			continue
 		}
 		done, last = append(done, e), max(last, epoch)
 	}
-	return done, failed, last
+	if last != 0 {
+		err := m.store.Wait(ctx, last, mvcc.DurabilitySync)
+		for _, e := range done {
+			if err == nil {
+				m.finish(e)
+			} else { // the store has failed or closes
+				all = m.again(e, err) && all
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.busy = nil
+	return all
+}
+
+// again lets a revocation be tried again, or go on. It reports false if it has failed, and not for damage.
+func (m *Manager) again(e *entry, err error) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tried[e] = nil
+	now := m.options.Elapsed()
+	if errors.Is(err, errGoesOn) {
+		m.schedule(e, now)
+		return true
+	}
+	m.counters.failures.Add(1)
+	if errors.Is(err, mvcc.ErrDamaged) {
+		m.tried[e] = err
+		m.schedule(e, now+damagedEvery)
+		return true
+	}
+	m.schedule(e, now+retryEvery)
+	return false
 }
 
 // finish ends a lease whose revocation is durable.
@@ -176,6 +168,7 @@ func (m *Manager) finish(e *entry) {
 		delete(m.leases, e.id)
 	}
 	m.unschedule(e)
+	delete(m.tried, e)
 	m.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -207,7 +200,8 @@ func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e.mu.Lock()
 	if !e.revoking {
 		e.revoking = true
-		m.asked = append(m.asked, e)
+		m.unschedule(e)
+		m.schedule(e, 0) // before those of the client that end by themselves: a request waits for it
 	}
 	ended := e.endedLocked()
 	e.mu.Unlock()

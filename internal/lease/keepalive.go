@@ -24,12 +24,13 @@ const (
 func (m *Manager) KeepAlive(ctx context.Context, id ID) (time.Duration, error) {
 	ending, cancel := context.WithTimeout(ctx, endingWaitMax)
 	defer cancel()
-	return m.keepAlive(ctx, ending, id)
+	return m.keepAlive(ctx, ending, m.clientNumber(ctx), id)
 }
 
 // KeepAliveAll is KeepAlive of several leases, into ttls: zero for those that do not exist, or are being revoked. Those that
 // need no wait come first, so that they do not end during the waits for others.
 func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Duration) error {
+	client := m.clientNumber(ctx)
 	var later []int
 	var ends []chan struct{} // of those that are being revoked
 	for i, id := range ids {
@@ -38,7 +39,7 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 			continue
 		}
 		var ended chan struct{}
-		if ttls[i], ended = m.tryKeepAlive(e); ended != nil {
+		if ttls[i], ended = m.tryKeepAlive(e, client); ended != nil {
 			ends = append(ends, ended)
 		} else if ttls[i] == 0 {
 			later = append(later, i)
@@ -56,7 +57,7 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 		all.Go(func() {
 			for n := int(next.Add(1)) - 1; n < len(later); n = int(next.Add(1)) - 1 {
 				i := later[n]
-				ttls[i], errs[n] = m.keepAlive(ctx, ending, ID(ids[i]))
+				ttls[i], errs[n] = m.keepAlive(ctx, ending, client, ID(ids[i]))
 			}
 		})
 	}
@@ -73,13 +74,13 @@ func (m *Manager) KeepAliveAll(ctx context.Context, ids []uint64, ttls []time.Du
 }
 
 // keepAlive waits for the end of a lease until the context ending ends.
-func (m *Manager) keepAlive(ctx, ending context.Context, id ID) (time.Duration, error) {
+func (m *Manager) keepAlive(ctx, ending context.Context, client uint64, id ID) (time.Duration, error) {
 	for {
 		e, err := m.find(id)
 		if err != nil {
 			return 0, err
 		}
-		ttl, ended := m.tryKeepAlive(e)
+		ttl, ended := m.tryKeepAlive(e, client)
 		switch {
 		case ttl != 0:
 			return ttl, nil
@@ -99,8 +100,15 @@ func (m *Manager) keepAlive(ctx, ending context.Context, id ID) (time.Duration, 
 }
 
 // tryKeepAlive returns zero if what is recorded of the lease has to be removed before, if its grant is not durable yet, or if it is being revoked: then the
-// channel is closed at its end.
-func (m *Manager) tryKeepAlive(e *entry) (ttl time.Duration, ended chan struct{}) {
+// channel is closed at its end. Otherwise the lease is the client's from now on.
+func (m *Manager) tryKeepAlive(e *entry, client uint64) (ttl time.Duration, ended chan struct{}) {
+	if ttl, ended = m.prolong(e); ttl != 0 && e.client.Load() != client {
+		m.passTo(e, client)
+	}
+	return ttl, ended
+}
+
+func (m *Manager) prolong(e *entry) (ttl time.Duration, ended chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {

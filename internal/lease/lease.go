@@ -33,7 +33,7 @@
 // Locks: Manager.mu before entry.mu; both are leaves to latches, and neither is held while a commit or a wait is under way.
 //
 // The package knows nothing of connections: what happens to waiters when a client leaves is decided by their contexts. Of clients it knows
-// what Options.Client tells: each leaves as many places to wait free as it has. Only what waits for a lock, or observes one, needs a place.
+// what Options.Client tells: their leases end in turn, and each leaves as many places to wait free as it has. Only what waits for a lock, or observes one, needs a place.
 package lease
 
 import (
@@ -41,10 +41,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -93,7 +95,7 @@ type Options struct {
 	StepKeys  int                          // attachments that it deletes, if it deletes all; 1,000. See longStepKeys
 	Grace     time.Duration                // by which leases are prolonged at a start; 1 s
 	Elapsed   func() time.Duration         // the monotonic clock; since Open
-	Client    func(context.Context) string // of a request: it leaves as many places to wait free as it has; nil if all have any
+	Client    func(context.Context) string // of a request: clients have turns when leases end, and leave places to wait free; nil if they are not told apart
 	Now       func() time.Time             // what grants show as their time; time.Now
 
 	unreadEvery time.Duration // 10 s; see readUnread
@@ -106,14 +108,15 @@ type Manager struct {
 	store    *mvcc.Store
 	options  Options
 	turnTime time.Duration // turnTime, but for tests
+	seed     maphash.Seed  // of the numbers of clients
 
-	mu        sync.RWMutex
-	leases    map[ID]*entry
-	reserved  int       // grants under way
-	granting  granting  // those of which the record may be there, although the lease is not in memory yet
-	deadlines deadlines // of the live leases: each at its deadline, or before it if it was kept alive since
-	asked     []*entry  // to be revoked
-	busy      []*entry  // being revoked in this turn
+	mu       sync.RWMutex
+	leases   map[ID]*entry
+	reserved int              // grants under way
+	granting granting         // those of which the record may be there, although the lease is not in memory yet
+	lines    lines            // of the leases that are not being revoked at this moment: each at its deadline, or before it if it was kept alive since
+	busy     []*entry         // leases that are being revoked
+	tried    map[*entry]error // those whose revocation goes on or is tried again, and the damage that it has met
 
 	sessions struct { // each of one goroutine, and not counted by the limit: clients may have all others in use
 		revoker, recorder, reader *mvcc.Session
@@ -148,7 +151,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.Now = time.Now
 	}
 	m := &Manager{
-		store: store, options: o, turnTime: turnTime, leases: map[ID]*entry{}, granting: granting{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
+		store: store, options: o, turnTime: turnTime, seed: maphash.MakeSeed(), leases: map[ID]*entry{}, granting: granting{}, lines: lines{all: map[uint64]*line{}}, tried: map[*entry]error{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
 		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
 	m.sessions.revoker, m.sessions.recorder, m.sessions.reader = store.OwnSession(), store.OwnSession(), store.OwnSession()
@@ -180,24 +183,21 @@ type entry struct {
 	// epoch is that of the grant, until which nothing is told of the lease that a crash could take back; zero: it was read from the store. Constant.
 	epoch keys.Epoch
 
-	// Of Manager.mu: where the lease is in Manager.deadlines, and for which time.
-	at    time.Duration
-	index int
+	// Changed while Manager.mu is held: in the line of which client the lease is, where, and for which time.
+	client atomic.Uint64
+	at     time.Duration
+	index  int
 
 	mu       sync.Mutex
 	record   record        // what is stored, but for remaining, which is zero
 	deadline time.Duration // in elapsed time
 	revoking bool          // never goes back
 	recorded bool          // what is left may be recorded: a keep-alive removes that first
-	attached attachedKeys
-	clearing int           // keep-alives that remove it
-	cleared  int           // how often one of them has begun to
-	ended    chan struct{} // closed when the lease is revoked; nil while nothing waits for it
 	gone     bool
-
-	// Of Manager.mu: when a revocation that failed is tried again, and the damage that it has met.
-	retryAt time.Duration
-	damage  error
+	attached attachedKeys
+	clearing int32         // keep-alives that remove it
+	cleared  uint32        // how often one of them has begun to
+	ended    chan struct{} // closed when the lease is revoked; nil while nothing waits for it
 
 	progress progress // of the goroutine that revokes
 }
@@ -279,6 +279,7 @@ func (m *Manager) Grant(ctx context.Context, id ID, ttl time.Duration, owner str
 		id = ID(rand.Uint64() >> 1) // fits into an int64 of other languages
 	}
 	e := &entry{id: id, attached: attachedKeys{countAt: m.options.Keys / 2}, record: record{ttl: time.Duration(wholeSeconds(ttl)) * time.Second, granted: m.options.Now(), owner: owner}}
+	e.client.Store(m.clientNumber(ctx))
 	epoch, err := m.commitGrant(ctx, e)
 	for errors.Is(err, errGrantFailed) {
 		epoch, err = m.commitGrant(ctx, e)
@@ -377,6 +378,7 @@ func (m *Manager) add(e *entry) {
 	defer m.mu.Unlock()
 	if before := m.leases[e.id]; before != nil { // readUnread has read what the grant has written
 		m.unschedule(before)
+		delete(m.tried, before)
 	}
 	m.leases[e.id] = e
 	m.endGrantLocked(e)

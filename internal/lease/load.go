@@ -2,11 +2,10 @@ package lease
 
 import (
 	"bytes"
-	"cmp"
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -204,13 +203,12 @@ func (m *Manager) enter(id ID, r *record) {
 		e.deadline = now + r.remaining + m.options.Grace
 	}
 	r.remaining = 0 // else the next keep-alive would write it again
-	e.record, e.at = *r, e.deadline
+	e.record, e.revoking = *r, r.revoking
 	m.leases[e.id] = e
-	if r.revoking {
-		e.revoking = true
-		m.asked = append(m.asked, e)
+	if e.revoking {
+		m.schedule(e, now)
 	} else {
-		heap.Push(&m.deadlines, e)
+		m.schedule(e, e.deadline)
 	}
 }
 
@@ -252,9 +250,13 @@ func (m *Manager) Damage() Damage {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	out := Damage{Hidden: m.unread.some, Err: m.unread.err}
-	for _, e := range slices.Concat(m.asked, m.busy) {
-		if e.damage != nil {
-			out.Stuck, out.Err = out.Stuck+1, cmp.Or(out.Err, e.damage)
+	first := ID(math.MaxUint64)
+	for e, damage := range m.tried {
+		if damage == nil {
+			continue
+		}
+		if out.Stuck++; m.unread.err == nil && e.id <= first {
+			first, out.Err = e.id, damage
 		}
 	}
 	return out

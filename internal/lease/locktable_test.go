@@ -96,10 +96,16 @@ func TestWaitersOfAnUndoneAttemptAreWoken(t *testing.T) {
 
 type clientKey struct{}
 
+// clientIn is the client of a context; none if it has none.
+func clientIn(ctx context.Context) string {
+	name, _ := ctx.Value(clientKey{}).(string)
+	return name
+}
+
 // TestAClientLeavesPlacesToWaitForLocksToOthers: as many as it has, and one to each client while there are any.
 func TestAClientLeavesPlacesToWaitForLocksToOthers(t *testing.T) {
 	const places = 8
-	h := mustOpen(t, vfs.NewMem(), Options{Waiters: places, Client: func(ctx context.Context) string { return ctx.Value(clientKey{}).(string) }}) //nolint:forcetypeassert // it is set below
+	h := mustOpen(t, vfs.NewMem(), Options{Waiters: places, Client: clientIn})
 	defer h.stop()
 	var all []*lockWaiter
 	for round, share := range []int{4, 2, 1, 1, 0} { // of each client, one after the other

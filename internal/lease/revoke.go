@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -18,16 +17,15 @@ type progress struct {
 	damage error  // the lease is not gone while it may have keys that cannot be read
 }
 
-// errGoesOn says that a lease has more keys than can be deleted in one turn.
+// errGoesOn says that a lease has more keys than one commit deletes.
 var errGoesOn = errors.New("the revocation goes on")
 
-// revoke deletes a lease whose revocation has begun, and what is attached to it: in one commit, or in several small ones
-// if there are more attachments than one commit should have. It returns the epoch of the last one, or errGoesOn after the time
-// until which it may take, and one commit at least: then it goes on from there when it is called again.
+// revoke deletes a lease whose revocation has begun, and what is attached to it, in one commit, and returns its epoch. If there are more attachments than
+// one commit should have, it deletes some of them and returns errGoesOn: then it goes on from there when it is called again, in small commits.
 //
 // The mark in memory is set. What has held the lease's latch before may not have seen it, so revoke waits until all that is
 // visible: from then on, no attachment is added.
-func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry, until time.Time) (keys.Epoch, error) {
+func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry) (keys.Epoch, error) {
 	p, keysMax := e.progress, m.options.StepKeys
 	e.progress = progress{} // after an error it begins again
 	if p.after != nil {
@@ -35,35 +33,30 @@ func (m *Manager) revoke(ctx context.Context, x *mvcc.Session, e *entry, until t
 	} else if err := x.AwaitCommitted(ctx, leaseLatch(e.id)); err != nil {
 		return 0, err
 	}
-	for {
-		step, more, err := m.attachments(ctx, x, e.id, p.after, keysMax, m.options.StepBytes, func(_, _ []byte, err error) {
-			if !mvcc.HidesOnlyBefore(err, e.since) {
-				p.damage = cmp.Or(p.damage, err)
-			}
-		})
-		if err != nil {
-			return 0, err
+	step, more, err := m.attachments(ctx, x, e.id, p.after, keysMax, m.options.StepBytes, func(_, _ []byte, err error) {
+		if !mvcc.HidesOnlyBefore(err, e.since) {
+			p.damage = cmp.Or(p.damage, err)
 		}
-		if more && len(step) > longStepKeys {
-			keysMax = longStepKeys
-			step = step[:keysMax]
-		}
-		epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && p.damage == nil)
-		if err != nil {
-			return 0, err
-		}
-		if p.damage = cmp.Or(p.damage, hidden); !more {
-			return epoch, p.damage
-		}
-		p.after = step[len(step)-1]
-		if err := m.store.Wait(ctx, epoch, mvcc.DurabilityAsync); err != nil { // for the next snapshot
-			return 0, err
-		}
-		if !time.Now().Before(until) {
-			e.progress = p
-			return 0, errGoesOn
-		}
+	})
+	if err != nil {
+		return 0, err
 	}
+	if more && len(step) > longStepKeys {
+		step = step[:longStepKeys]
+	}
+	epoch, hidden, err := m.commitRevocation(ctx, x, e, step, !more && p.damage == nil)
+	if err != nil {
+		return 0, err
+	}
+	if p.damage = cmp.Or(p.damage, hidden); !more {
+		return epoch, p.damage
+	}
+	if err := m.store.Wait(ctx, epoch, mvcc.DurabilityAsync); err != nil { // for the next snapshot
+		return 0, err
+	}
+	p.after = step[len(step)-1]
+	e.progress = p
+	return 0, errGoesOn
 }
 
 // attachments are keys of attachments of a lease, in order, after a key, of a new snapshot. More says that there are others. It

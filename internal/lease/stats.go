@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -42,9 +43,11 @@ func (m *Manager) Stats() Stats {
 	now := m.options.Elapsed()
 	m.mu.RLock()
 	out.Leases = len(m.leases)
-	late := slices.Concat(m.asked, m.busy)
-	if len(m.deadlines) > 0 {
-		late = append(late, m.deadlines[0])
+	late := slices.AppendSeq(slices.Clone(m.busy), maps.Keys(m.tried))
+	for _, l := range m.lines.turns {
+		if e := l.leases[0]; e.at <= now {
+			late = append(late, e)
+		}
 	}
 	m.mu.RUnlock()
 	for _, e := range late {

@@ -93,8 +93,8 @@ func TestAGrantReplacesWhatWasReadOfIt(t *testing.T) {
 	h.mustGrant(id, 2*time.Hour)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n := len(h.deadlines); n != 1 || h.deadlines[0] != h.leases[id] {
-		t.Errorf("%d deadlines", n)
+	if all := h.lines.all[0].leases; len(all) != 1 || all[0] != h.leases[id] {
+		t.Errorf("%d deadlines", len(all))
 	}
 }
 

@@ -58,7 +58,7 @@ func (m *Manager) record(ctx context.Context) {
 // toRecord is a lease of which recordRemaining writes what is left, unless a keep-alive has begun to remove it since.
 type toRecord struct {
 	lease   *entry
-	cleared int // of the lease, when that was decided
+	cleared uint32 // of the lease, when that was decided
 }
 
 // recordRemaining records what is left of leases. Each commit has few of them, as those of a long revocation.
