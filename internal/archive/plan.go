@@ -82,13 +82,10 @@ func (e *MissingError) Error() string {
 
 // NewPlan finds the files that lead from a base to a target, and checks that each follows the one before. It reads one end of each
 // file, and those that overlap. Of an archive with two histories, it takes the one that ends with a file; without the name of one, such
-// an archive is refused. Errors: *MissingError, *ForkError, *OverlapError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of
-// the store.
+// an archive is refused. A base that is the target is compared with the archive, too, and needs no file. Errors: *MissingError, *ForkError, *BaseError,
+// *OverlapError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of the store.
 func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target, history string) (*Plan, error) {
 	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}}
-	if target.Epoch == base.Epoch && target.Epoch != 0 {
-		return p, nil
-	}
 	all, err := p.place.files(ctx)
 	if err != nil {
 		return nil, err
@@ -111,6 +108,9 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 	}
 	if err := p.checkBase(ctx, all); err != nil {
 		return nil, err
+	}
+	if target.Epoch == base.Epoch && target.Epoch != 0 {
+		return p, p.leadsToBase(all, history)
 	}
 	for {
 		unfit, err := p.try(ctx, all)

@@ -275,17 +275,23 @@ func TestBackupOfAnotherCopyIsNoBase(t *testing.T) {
 	other := b.copyOf()
 	other.open()
 	other.commits(10)
-	_, err := backup.Create(t.Context(), other.store, b.target, backup.Options{})
+	m, err := backup.Create(t.Context(), other.store, b.target, backup.Options{})
 	check(t, err)
 	b.commits(30)
 	b.archived()
 	last := b.arch.Status().Archived
 	wrong := new(archive.BaseError)
-	if _, _, err := b.restore(archive.Target{}); !errors.As(err, &wrong) || !Unreachable(err) {
-		t.Fatal(err)
-	}
-	if got, err := b.restoreHistory(archive.Target{}, b.ends(last)); err != nil || got != hash(b.now) {
-		t.Fatal(err)
+	for _, target := range []archive.Target{{}, {Epoch: m.Epoch() + 1}, {Epoch: m.Epoch()}} { // the last one needs no file of the archive
+		if _, _, err := b.restore(target); !errors.As(err, &wrong) || !Unreachable(err) {
+			t.Fatalf("%v: %v", &target, err)
+		}
+		want := hash(b.now)
+		if target.Epoch != 0 {
+			want = b.state(target.Epoch)
+		}
+		if got, err := b.restoreHistory(target, b.ends(last)); err != nil || got != want {
+			t.Fatalf("%v of the history: %v", &target, err)
+		}
 	}
 	_, err = backup.Create(t.Context(), b.store, b.target, backup.Options{})
 	check(t, err)
@@ -293,6 +299,33 @@ func TestBackupOfAnotherCopyIsNoBase(t *testing.T) {
 	b.archived()
 	if _, got, err := b.restore(archive.Target{}); err != nil || got != hash(b.now) {
 		t.Fatalf("from a backup of the archived store: %v", err)
+	}
+}
+
+// TestBackupOfAnotherCopyAfterTheArchiveIsNoBase: the archive has no record to compare it with, but later commits before it.
+func TestBackupOfAnotherCopyAfterTheArchiveIsNoBase(t *testing.T) {
+	b := newBench(t)
+	b.commits(20)
+	b.archived()
+	other := b.copyOf()
+	other.answerWithin = time.Hour
+	other.open()
+	other.commits(30)
+	m, err := backup.Create(t.Context(), other.store, b.target, backup.Options{})
+	check(t, err)
+	b.commits(5)
+	b.archived()
+	last, wrong := b.arch.Status().Archived, new(archive.BaseError)
+	if last >= m.Epoch() {
+		t.Fatalf("the archive has epoch %d, and the backup is of epoch %d", last, m.Epoch())
+	}
+	for _, target := range []archive.Target{{}, {Epoch: m.Epoch()}} {
+		if _, _, err := b.restore(target); !errors.As(err, &wrong) || !Unreachable(err) {
+			t.Fatalf("%v: %v", &target, err)
+		}
+	}
+	if got, err := b.restoreHistory(archive.Target{}, b.ends(last)); err != nil || got != hash(b.now) {
+		t.Fatal(err)
 	}
 }
 
