@@ -68,10 +68,11 @@ type Options struct {
 
 // Identity names the history of a store.
 type Identity struct {
-	Lineage keys.Lineage
-	StoreID [16]byte
-	Level   keys.FeatureLevel
-	Parent  keys.Epoch // at which the lineage began; zero if the store was created with it
+	Lineage  keys.Lineage
+	StoreID  [16]byte
+	Level    keys.FeatureLevel
+	Parent   keys.Epoch // at which the lineage began; zero if the store was created with it
+	PageSize int        // zero: it is not noted
 }
 
 const (
@@ -525,7 +526,7 @@ func (a *Archiver) keepHolder() {
 
 func (a *Archiver) origin() Origin {
 	return Origin{
-		Format: 1, Lineage: a.identity.Lineage.String(), StoreID: hex.EncodeToString(a.identity.StoreID[:]), ParentEpoch: uint64(a.identity.Parent), Created: time.Now().UTC(),
+		Format: 1, Lineage: a.identity.Lineage.String(), StoreID: hex.EncodeToString(a.identity.StoreID[:]), ParentEpoch: uint64(a.identity.Parent), PageSize: a.identity.PageSize, Created: time.Now().UTC(),
 	}
 }
 

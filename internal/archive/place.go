@@ -208,6 +208,7 @@ type Origin struct {
 	Lineage     string    `json:"lineage"`
 	StoreID     string    `json:"store_id"`
 	ParentEpoch uint64    `json:"parent_epoch,omitempty"` // of another lineage, at which this one began
+	PageSize    int       `json:"page_size,omitempty"`    // of the store; zero if the archive began before it was noted
 	Created     time.Time `json:"created"`                // when the archive began
 }
 
@@ -216,6 +217,15 @@ type StoreError struct{ File, Found, Want string }
 
 func (e *StoreError) Error() string {
 	return fmt.Sprintf("archive: %s says that the archive is that of store %s, and this is store %s", e.File, e.Found, e.Want)
+}
+
+// PageSizeOf is the page size of the store of a lineage; zero if lineage.json does not say it, or cannot be read.
+func PageSizeOf(ctx context.Context, store objectstore.Store, lineage keys.Lineage) (int, error) {
+	o, err := (&place{store, lineage}).origin(ctx)
+	if err != nil && ofFile(err) {
+		return 0, nil
+	}
+	return o.PageSize, err
 }
 
 // claim makes lineage.json, or compares it with what it should say. One that is damaged says nothing, and is made again.

@@ -66,6 +66,9 @@ func planFrom(ctx context.Context, o *Options, bases []Base) (base Base, plan *a
 		if !whole {
 			return base, nil, noBase(bases, o.Target)
 		}
+		if base, err = emptyBase(ctx, o, bases); err != nil {
+			return base, nil, err
+		}
 	}
 	plan, err = archive.NewPlan(ctx, o.Store, o.Lineage, base.Point, o.Target, o.History)
 	if err == nil && !found && len(plan.Files) > 0 && !o.Target.Time.IsZero() && plan.Files[0].Oldest.After(o.Target.Time) {

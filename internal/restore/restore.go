@@ -43,7 +43,7 @@ import (
 type Base struct {
 	archive.Point
 	ID       string // empty for a store without a commit
-	PageSize int    // of the data file
+	PageSize int    // of the data file; zero: it is not known
 	// Write writes the data file into an empty directory, without a log. It is nil for a store without a commit.
 	Write func(ctx context.Context, dir string) error
 }
@@ -59,7 +59,7 @@ type Options struct {
 	KeepTokens bool
 	PlanOnly   bool
 	Memory     int64 // as storage.Options.MemoryBytes
-	PageSize   int   // of a store without a base; as storage.Options.PageSize
+	PageSize   int   // of a store without a base; zero: that of the original, see emptyBase
 	Progress   func(Progress)
 	Contents   *Contents // what the restored store must have at the target, an epoch; nil: it is not compared
 	NewestBase bool      // fail if the newest backup before the target is damaged; otherwise the one before it is taken
@@ -67,6 +67,7 @@ type Options struct {
 	AllowDamaged bool
 
 	damaged map[string]bool // ids of backups that are not taken
+	tried   int             // page size, if nothing says it
 }
 
 // Progress says how far a restore is.
@@ -151,6 +152,9 @@ func fromBases(ctx context.Context, o *Options) (*Report, error) {
 			return r, nil
 		}
 		err = build(ctx, o, plan, r)
+		if o.triesLarger(&base, err) {
+			continue
+		}
 		broken := (*baseError)(nil)
 		if o.NewestBase || !errors.As(err, &broken) || !broken.damaged() {
 			return r, err
@@ -326,7 +330,7 @@ func replay(ctx context.Context, o *Options, plan *archive.Plan, r *Report, dir 
 }
 
 func (o *Options) storage(r *Report, dir string) storage.Options {
-	return storage.Options{Dir: dir, MemoryBytes: o.Memory, PageSize: cmp.Or(r.Base.PageSize, o.PageSize)}
+	return storage.Options{Dir: dir, MemoryBytes: o.Memory, PageSize: o.pageSize(&r.Base)}
 }
 
 // finish opens the store, deletes what must not come back, verifies it, and closes it.
@@ -359,6 +363,9 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 		}
 	}
 	if err := store.Checkpoint(ctx); err != nil {
+		return err
+	}
+	if err := o.checkKeys(&r.Base, store.Stats().Storage.Quarantine.Versions); err != nil {
 		return err
 	}
 	report, err := store.Verify(ctx, inspect.VerifyOptions{Owner: "restore"})

@@ -145,7 +145,7 @@ func (b *bench) merged() {
 
 func (b *bench) identity() archive.Identity {
 	h := b.store.History()
-	return archive.Identity{Lineage: h.Lineage, StoreID: b.store.ID(), Level: b.store.FeatureLevel(), Parent: h.Parent}
+	return archive.Identity{Lineage: h.Lineage, StoreID: b.store.ID(), Level: b.store.FeatureLevel(), Parent: h.Parent, PageSize: b.store.Stats().Storage.PageSize}
 }
 
 func (b *bench) close() {

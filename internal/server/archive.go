@@ -50,7 +50,7 @@ func openArchive(c *config.Config, store *mvcc.Store, backups *automaticBackups)
 		},
 		Identity: func() archive.Identity {
 			h := store.History()
-			return archive.Identity{Lineage: h.Lineage, StoreID: store.ID(), Level: store.FeatureLevel(), Parent: h.Parent}
+			return archive.Identity{Lineage: h.Lineage, StoreID: store.ID(), Level: store.FeatureLevel(), Parent: h.Parent, PageSize: int(c.PageSize)}
 		},
 	}), nil
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
+	"github.com/epochkv/epochkv/internal/archive"
 	"github.com/epochkv/epochkv/internal/config"
 	"github.com/epochkv/epochkv/internal/health"
 	"github.com/epochkv/epochkv/internal/objectstore"
@@ -80,6 +81,9 @@ func TestArchiveOfAnotherStoreIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := status.GetLineage() + "/lineage.json"
+	if size, err := archive.PageSizeOf(testContext(t), target, h.store.History().Lineage); err != nil || size != int(h.config.PageSize) {
+		t.Errorf("the archive notes pages of %d bytes: %v", size, err)
+	}
 	if err := target.Delete(testContext(t), name); err != nil {
 		t.Fatal(err)
 	}

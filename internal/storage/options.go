@@ -33,6 +33,12 @@ const (
 	defaultStartPatience = 4 * time.Second
 )
 
+// PageSizeMax is the largest page size.
+const PageSizeMax = page.SizeMax
+
+// ValidPageSize reports whether a store may have pages of this size.
+func ValidPageSize(n int) bool { return page.ValidSize(n) }
+
 // KeyBytesMax is the longest client's key that a store with pages of this size takes.
 func KeyBytesMax(pageSize int) int { return page.UserKeyMax(pageSize) }
 

@@ -62,6 +62,9 @@ func newQuarantined(versions []quarantine.Version) (*quarantined, error) {
 	return q, nil
 }
 
+// ErrQuarantineFull means that the tree has refused more than the quarantine takes.
+var ErrQuarantineFull = quarantine.ErrFull
+
 // quarantineTableBytes is the size for which the memtable is laid out. It grows if it has to.
 const quarantineTableBytes = 256 << 10
 
