@@ -174,7 +174,7 @@ func (c *Conn) check(now time.Time) {
 }
 
 func (c *Conn) checkStreamLocked(s *stream, now time.Time) {
-	sends := s.pending.bytes > 0 && s.call != nil && s.last // a handler that has not returned decides itself
+	sends := s.pending.bytes > 0 && (s.call != nil || s.messages != nil) && s.last // a handler that has not returned decides itself
 	// A client that has no window cannot send; but it may itself keep the connection's window, and no others wait for that.
 	receives := s.incomplete() && (s.recvWindow > 0 && c.connWindow > 0 || c.client.IsWanted(s.declared()))
 	switch {

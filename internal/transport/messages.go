@@ -201,9 +201,10 @@ func (c *Conn) nextMessageLocked(s *stream) (whole []byte, reserved int) {
 var statusOK = status.New(codes.OK, "")
 
 // refuseMessageLocked ends the receiving side of a stream whose next message cannot be taken. The service ends the stream,
-// after the answers to what it has executed.
+// after the answers to what it has executed, which its client may not take.
 func (c *Conn) refuseMessageLocked(s *stream, st *status.Status) {
 	s.messages.failed = st
+	c.endMessage(&s.message)
 	c.dropMessagesLocked(s)
 }
 
@@ -314,6 +315,7 @@ func (r Request) EndStream(st *status.Status) {
 		s.trailers = appendStatus(nil, st)
 	}
 	s.last = true
+	s.moved, s.gained = time.Time{}, 0 // from now on its client has to take what was sent
 	c.queueLocked(s)
 }
 
