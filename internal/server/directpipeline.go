@@ -301,9 +301,11 @@ func (p *directPipeline) finishLocked() {
 	p.endLocked(st)
 }
 
-// endLocked ends the pipeline with a status. It does nothing if the pipeline was cancelled.
+// endLocked ends the pipeline with a status. It does nothing if the pipeline was cancelled. The transport has the pipeline until its client has taken the
+// answers, and trims reach it no more.
 func (p *directPipeline) endLocked(st *status.Status) {
 	p.finished = true
+	p.value, p.in, p.trimmed = nil, pipelineRequest{}, true
 	if p.server.direct.streams.take(p.request) != nil {
 		p.request.EndStream(st)
 		p.observe(st.Code())
