@@ -164,37 +164,39 @@ func (w *admissionWord) add(delta uint64, has int64) bool {
 // enter admits a request of a number of bytes, or refuses it. For an admitted request the caller
 // calls leave with the same arguments.
 func (a *admission) enter(conn *connection, sh share, bytes int) bool {
-	return a.enterBeside(conn, sh, 0, bytes)
+	if !a.enterBeside(conn, sh, 0, bytes) {
+		return false
+	}
+	if !sh.writes() || a.countOne(conn, sh) {
+		return true
+	}
+	a.leaveShare(conn, sh, bytes)
+	a.refused.Add(1)
+	return false
 }
 
-// enterBeside is enter for what a request makes that has own bytes in the share, or in the large slot, already: in the slot both are one. It
-// is enter without own bytes. For what is admitted the caller calls leaveBeside.
+// enterBeside is enter for what a request makes that has own bytes in the share, or in the large slot, already: in the slot both are one. Its client's
+// requests are counted without it. For what is admitted the caller calls leaveBeside.
 func (a *admission) enterBeside(conn *connection, sh share, own, bytes int) bool {
 	if a.admits(conn, a.claim(conn, sh), sh, own, bytes) {
-		if own > 0 || sh != shareSmallWrites || a.countWrite(conn) {
-			return true
-		}
-		a.leaveShare(conn, sh, bytes)
+		return true
 	}
 	a.refused.Add(1)
 	return false
 }
 
-// countWrite counts a small write of a client, which may wait for a slow device, if the client leaves enough of them to others.
-func (a *admission) countWrite(conn *connection) bool {
-	return a.countOne(conn, ownedWriteRequests, shareSmallWrites)
-}
-
-func (a *admission) countOne(conn *connection, kind ownedKind, sh share) bool {
+// countOne counts a request of a client that may wait for a slow device, if the client leaves enough of its share to others. The rule for bytes is none for
+// large ones, too: they may take little while they wait, and the share may have room for many.
+func (a *admission) countOne(conn *connection, sh share) bool {
 	w := &a.words[sh]
 	all := int64(w.limit.requests)
-	return conn.owns(kind).takeOne(all-int64(w.word.Load()>>admissionShift), all)
+	return conn.ownsRequests(sh).takeOne(all-int64(w.word.Load()>>admissionShift), all)
 }
 
-// beginWait counts a request that was executed and waits for a sync, or refuses it: small reads are not counted for their clients before, and a slow device
-// would let one client have all of them. Writes are counted, and large requests by their bytes. After nil the caller calls endWait.
+// beginWait counts a request that was executed and waits for a sync, or refuses it: reads are not counted for their clients before, and a slow device
+// would let one client have all of them. Writes are counted. After nil the caller calls endWait.
 func (a *admission) beginWait(conn *connection, sh share) error {
-	if sh == shareSmallReads && !a.countOne(conn, ownedReadRequests, sh) {
+	if !sh.writes() && !a.countOne(conn, sh) {
 		a.refused.Add(1)
 		return errOverloaded
 	}
@@ -202,14 +204,14 @@ func (a *admission) beginWait(conn *connection, sh share) error {
 }
 
 func (a *admission) endWait(conn *connection, sh share) {
-	if sh == shareSmallReads {
-		conn.owns(ownedReadRequests).add(-1)
+	if !sh.writes() {
+		conn.ownsRequests(sh).add(-1)
 	}
 }
 
 func (a *admission) leaveBeside(conn *connection, sh share, own, bytes int) {
 	if own == 0 {
-		a.leave(conn, sh, bytes)
+		a.leaveShare(conn, sh, bytes)
 	} else {
 		a.shrink(conn, sh, own+bytes, own)
 	}
@@ -338,12 +340,12 @@ func (a *admission) enterKind(conn *connection, k kind, sh share, bytes int) boo
 
 func (a *admission) leave(conn *connection, sh share, bytes int) {
 	a.leaveShare(conn, sh, bytes)
-	if sh == shareSmallWrites {
-		conn.owns(ownedWriteRequests).add(-1)
+	if sh.writes() {
+		conn.ownsRequests(sh).add(-1)
 	}
 }
 
-// leaveShare is leave of what countWrite has not counted.
+// leaveShare is leave of what countOne has not counted.
 func (a *admission) leaveShare(conn *connection, sh share, bytes int) {
 	w, delta := &a.words[sh], uint64(admissionOne)
 	if !w.large.leave(conn, int64(bytes)) {

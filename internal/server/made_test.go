@@ -81,10 +81,15 @@ func TestWhatARequestMakesIsALargeWrite(t *testing.T) {
 	})
 }
 
-// holdsNothing reports whether no share of requests and answers has anything.
+// holdsNothing reports whether no share of requests and answers has anything, and no client has requests.
 func (h *harness) holdsNothing() bool {
 	for sh := range h.admission.words {
 		if w := &h.admission.words[sh]; w.word.Load() != 0 || w.large.bytes() != 0 {
+			return false
+		}
+	}
+	for _, kind := range []ownedKind{ownedReadRequests, ownedWriteRequests, ownedLargeReadRequests, ownedLargeWriteRequests} {
+		if h.clientsHave(kind) != 0 {
 			return false
 		}
 	}

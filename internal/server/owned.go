@@ -11,17 +11,19 @@ import (
 type ownedKind int
 
 const (
-	ownedReads         = ownedKind(shareCount) + iota // sessions of reads that wait; see heldSessions
-	ownedWrites                                       // sessions of writes, of a connection those that read first
-	ownedWalks                                        // sessions of the walks of watches
-	ownedTxns                                         // interactive transactions that are open or begin; see txnTable.reserve
-	ownedTxnBytes                                     // what these have of their share; see txnMemory
-	ownedLarge                                        // bytes of large messages that are being received, or kept; see receiving
-	ownedSmall                                        // of small ones
-	ownedWriteRequests                                // small writes until they are durable
-	ownedReadRequests                                 // small reads while they wait until what they have seen is durable
-	ownedWaiting                                      // bytes of small answers of pipelines; see waitingAnswers
-	ownedConnections                                  // that are served
+	ownedReads              = ownedKind(shareCount) + iota // sessions of reads that wait; see heldSessions
+	ownedWrites                                            // sessions of writes, of a connection those that read first
+	ownedWalks                                             // sessions of the walks of watches
+	ownedTxns                                              // interactive transactions that are open or begin; see txnTable.reserve
+	ownedTxnBytes                                          // what these have of their share; see txnMemory
+	ownedLarge                                             // bytes of large messages that are being received, or kept; see receiving
+	ownedSmall                                             // of small ones
+	ownedReadRequests                                      // small reads while they wait until what they have seen is durable; see ownsRequests
+	ownedWriteRequests                                     // small writes until they are durable
+	ownedLargeReadRequests                                 // large ones
+	ownedLargeWriteRequests                                // the same
+	ownedWaiting                                           // bytes of small answers of pipelines; see waitingAnswers
+	ownedConnections                                       // that are served
 	ownedKinds
 )
 
@@ -77,8 +79,11 @@ func (o owned) takeOne(free, all int64) bool {
 	return false
 }
 
+// ownsRequests are the connection's counts of the requests of a share of reads or writes.
+func (c *connection) ownsRequests(sh share) owned { return c.owns(ownedReadRequests + ownedKind(sh)) }
+
 // ownsBytes are the connection's counts of the bytes of a share. The client's have no bytes of small requests, because all of these would write one
-// counter: small writes are counted one by one, and so are small reads that wait for a sync; those that wait for the device have sessions. Watches share theirs by a line.
+// counter: writes are counted one by one, and so are reads that wait for a sync; those that wait for the device have sessions. Watches share theirs by a line.
 func (c *connection) ownsBytes(sh share) owned {
 	own := c.owns(ownedKind(sh))
 	if sh == shareSmallReads || sh == shareSmallWrites || sh == shareWatches {

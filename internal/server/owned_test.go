@@ -70,7 +70,7 @@ func TestOneClientLeavesAQuarter(t *testing.T) {
 			var a admission
 			a.init(8192, 256<<20)
 			ownClients(t, int64(a.words[sh].limit.bytes), each, func(c *connection) bool { return a.add(c, sh, admissionOne+each, each) },
-				func(c *connection) { a.leave(c, sh, each) })
+				func(c *connection) { a.leaveShare(c, sh, each) })
 		})
 	}
 	for kind, share := range map[ownedKind]func(*heldSessions) *sessionShare{
@@ -91,11 +91,27 @@ func TestOneClientLeavesAQuarter(t *testing.T) {
 			ownClients(t, s.max, 1, func(c *connection) bool { return s.hold(own(c), 1) }, func(c *connection) { s.release(own(c), 1) })
 		})
 	}
-	t.Run("small writes", func(t *testing.T) {
-		var a admission
-		a.init(8192, 256<<20)
-		ownClients(t, 8192, 1, func(c *connection) bool { return a.enter(c, shareSmallWrites, 10) }, func(c *connection) { a.leave(c, shareSmallWrites, 10) })
-	})
+	for sh, name := range map[share]string{shareSmallReads: "small reads", shareSmallWrites: "small writes", shareLargeReads: "many large reads", shareLargeWrites: "many large writes"} {
+		t.Run(name+" that wait for a sync", func(t *testing.T) {
+			const each, left = 17_000, 390 // what it still takes while it waits
+			var a admission
+			a.init(8192, 256<<20)
+			ownClients(t, 8192, 1, func(c *connection) bool {
+				if !a.enter(c, sh, each) {
+					return false
+				}
+				if a.beginWait(c, sh) != nil {
+					a.leave(c, sh, each)
+					return false
+				}
+				a.shrink(c, sh, each, left)
+				return true
+			}, func(c *connection) {
+				a.endWait(c, sh)
+				a.leave(c, sh, left)
+			})
+		})
+	}
 	t.Run("bytes of answers", func(t *testing.T) {
 		var a admission
 		a.init(8192, 256<<20)
