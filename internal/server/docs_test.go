@@ -54,7 +54,7 @@ func limitRows() []limitRow {
 		{"connections", option(c.Limits.Connections, "max-connections") + "; " + leaves, "`TOO_MANY_SESSIONS`"},
 		{"streams of a connection", option(c.Limits.Streams, "max-streams"), "the client waits, or `TOO_MANY_SESSIONS`"},
 		{"streams of all connections together", "as many as `--memory` carries, beside " + fmt.Sprintf("%d of each connection; %s", config.StreamsOwn, leaves), "`TOO_MANY_SESSIONS`"},
-		{"verifications, and walks by prefix, that work or wait", fmt.Sprintf("%d of each kind, of which one works; one client leaves as many places free as it has", inspectionsMax), "`TOO_MANY_SESSIONS`"},
+		{"verifications, walks by prefix, and lists of backups in targets, that work or wait", fmt.Sprintf("%d of each kind, of which one works; one client leaves as many places free as it has", inspectionsMax), "`TOO_MANY_SESSIONS`"},
 		{"open scans", "a quarter of `--max-inflight-requests`; " + leaves, "`OVERLOADED`"},
 		{"requests at once", option(c.Limits.InflightRequests, "max-inflight-requests"), "`OVERLOADED`"},
 		{"bytes of requests and answers at once", "a quarter of `--memory` (`--max-inflight-bytes`)", "`OVERLOADED`"},
