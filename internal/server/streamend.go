@@ -39,6 +39,16 @@ func (in *inbound) findStalled() bool {
 	return found
 }
 
+// endIfCutOff stores the state of a stream, or ends the stream if its client has ended it within a large message. gRPC would end it once the client has taken the
+// answers before, and the client may take none.
+func (in *inbound) endIfCutOff(stream uint32, m receivedStream) {
+	in.open[stream] = m
+	if m.closed && m.known() >= receivedBytesMin && !in.data.refused {
+		in.tell(stream, &m, errIncomplete)
+		in.ended(stream)
+	}
+}
+
 // betweenFrames reports whether a frame of any stream may come next.
 func (in *inbound) betweenFrames() bool {
 	f := &in.received
