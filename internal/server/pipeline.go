@@ -89,6 +89,7 @@ func (s *kvService) Pipeline(stream grpc.BidiStreamingServer[pb.PipelineRequest,
 // server drains. On a drain it may stay in RecvMsg until the handler has returned.
 func (p *pipeline) receive() error {
 	defer p.acks.close()
+	defer messageDropped(p.ctx)                  // the answers before it may wait for the client
 	defer p.server.admission.decoding.end(&p.in) // of a request that came during the drain
 	for {
 		if err := p.stream.RecvMsg(&p.in); err != nil {
@@ -129,8 +130,12 @@ func (p *pipeline) rest() {
 // serve executes the request that was received, and answers it or queues the answer.
 func (p *pipeline) serve() error {
 	a := answer{id: p.in.msg.Id, start: p.server.clock.now()}
-	w, _ := p.executeOne(&a) // which is not tried: this goroutine may wait
+	large := p.in.size >= receivedBytesMin // the execution may reset it
+	w, _ := p.executeOne(&a)               // which is not tried: this goroutine may wait
 	p.trim()
+	if large {
+		messageDropped(p.ctx)
+	}
 	if w.ready(p.server.store) {
 		return p.send(&a)
 	}
