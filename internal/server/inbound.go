@@ -117,7 +117,7 @@ func (in *inbound) begin() error {
 		return in.endOfPayload()
 	case kind == frameHeaders && open:
 		m.closed = m.closed || in.data.flags&flagEndStream != 0
-		in.endIfCutOff(in.data.stream, m)
+		in.endIfStalled(in.data.stream, m)
 	case kind == frameHeaders && in.data.stream > in.sent.last: // gRPC drops it, and does not say so
 	case kind == frameHeaders && int64(len(in.open)) >= in.receiving.openMax():
 		return errOpenStreams
@@ -326,7 +326,7 @@ func (in *inbound) endOfPayload() error {
 		}
 	}
 	m.closed = m.closed || in.data.flags&flagEndStream != 0
-	in.endIfCutOff(in.data.stream, *m)
+	in.endIfStalled(in.data.stream, *m)
 	*m = receivedStream{}
 	return nil
 }

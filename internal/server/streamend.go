@@ -10,43 +10,42 @@ import (
 )
 
 // findStalled finds the messages that make no progress, and reports whether there are any.
-func (in *inbound) findStalled() bool {
-	now, found := in.receiving.step.Load(), false
+func (in *inbound) findStalled() (found bool) {
 	for id, m := range in.open {
-		if in.within(id) {
-			continue // a client that stops within a frame does not answer pings, and loses its connection
+		if !in.within(id) { // or the frame's end finds it: a client that stops within a frame does not answer pings, and loses its connection
+			found = in.endIfStalled(id, m) || found
 		}
-		if m.keepsPlace(now) && in.receiving.isWanted(true) {
-			in.tell(id, &m, errOverloaded)
-			in.ended(id)
-			found = true
-			continue
-		}
-		if !m.incomplete() {
-			continue
-		}
-		if (m.window <= 0 || in.window <= 0) && !in.receiving.isWanted(m.placed) {
-			m.step, m.gained = now, 0
-		} else if now-m.step > stallSteps {
-			m.later = m.later && m.prefixLen > 0 // a request that has not ended was not executed
-			in.tell(id, &m, errIncomplete)
-			in.ended(id)
-			found = true
-			continue
-		}
-		in.open[id] = m
 	}
 	return found
 }
 
-// endIfCutOff stores the state of a stream, or ends the stream if its client has ended it within a large message. gRPC would end it once the client has taken the
-// answers before, and the client may take none.
-func (in *inbound) endIfCutOff(stream uint32, m receivedStream) {
+// endIfStalled stores the state of a stream, and ends the stream if there is a reason.
+func (in *inbound) endIfStalled(stream uint32, m receivedStream) bool {
+	err := in.stalled(&m)
 	in.open[stream] = m
-	if m.closed && m.known() >= receivedBytesMin && !in.data.refused {
-		in.tell(stream, &m, errIncomplete)
-		in.ended(stream)
+	if err == nil || in.data.refused {
+		return false
 	}
+	in.tell(stream, &m, err)
+	in.ended(stream)
+	return true
+}
+
+// stalled is why a stream has to end between two frames, or nil.
+func (in *inbound) stalled(m *receivedStream) error {
+	switch now := in.receiving.step.Load(); {
+	case m.closed && m.known() >= receivedBytesMin: // gRPC would end it once its client has taken the answers before, and it may take none
+		return errIncomplete
+	case m.keepsPlace(now) && in.receiving.isWanted(true):
+		return errOverloaded
+	case !m.incomplete():
+	case (m.window <= 0 || in.window <= 0) && !in.receiving.isWanted(m.placed):
+		m.step, m.gained = now, 0
+	case now-m.step > stallSteps:
+		m.later = m.later && m.prefixLen > 0 // a request that has not ended was not executed
+		return errIncomplete
+	}
+	return nil
 }
 
 // betweenFrames reports whether a frame of any stream may come next.
