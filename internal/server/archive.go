@@ -107,18 +107,15 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 	return found
 }
 
-// intervalsTimeout bounds the look at the archive for its status: the rest of the status is wanted most when the target does not answer.
-const intervalsTimeout = 2 * time.Second
-
 // ArchiveStatus implements AdminService.
 func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusRequest) (*pb.ArchiveStatusResponse, error) {
 	out := new(pb.ArchiveStatusResponse)
 	return out, s.serveRead(ctx, telemetry.MethodArchiveStatus, func() error {
-		a := s.feed.archive
-		if a == nil {
+		if s.feed.archive == nil {
 			return nil
 		}
-		status := a.Status()
+		look := s.look()
+		status := &look.status
 		out.Enabled, out.Target, out.Lineage = true, status.Target, s.store.History().Lineage.String()
 		out.ArchivedEpoch, out.Lag, out.PendingBytes = uint64(status.Archived), durationpb.New(status.Lag(time.Now())), uint64(status.Pending)
 		out.Files, out.FileBytes, out.Records, out.Refused = status.Files, status.Bytes, status.Records, status.Refused
@@ -138,15 +135,11 @@ func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusReq
 				out.HeldLogBytes = uint64(h.Bytes)
 			}
 		}
-		ctx, cancel := context.WithTimeout(ctx, intervalsTimeout)
-		defer cancel()
-		intervals, err := a.Intervals(ctx)
+		intervals, err := look.wait(ctx)
 		if err != nil && out.GetError() == "" {
 			out.Error = err.Error()
 		}
-		for _, i := range intervals {
-			out.Intervals = append(out.Intervals, &pb.ArchiveInterval{FirstEpoch: uint64(i.First), LastEpoch: uint64(i.Last), OldestUs: micros(i.Oldest), NewestUs: micros(i.Newest)})
-		}
+		out.Intervals = intervals
 		return nil
 	})
 }

@@ -31,6 +31,7 @@ type feedState struct {
 	changes *mvcc.Changes
 	archive *archive.Archiver // nil without an archive; constant after Open
 
+	looks       archiveLooks
 	stopArchive context.CancelFunc // set by Run
 	streams     atomic.Int64       // open ones
 	watched     atomic.Bool        // the first one was opened
