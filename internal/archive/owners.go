@@ -124,6 +124,7 @@ type owners struct {
 
 	once      sync.Once // starts answer
 	answering sync.WaitGroup
+	lookLeft  <-chan struct{} // owned by answer: closed when the call of the last look has returned; nil unless that was left
 
 	mu      sync.Mutex  // guards what follows
 	number  uint64      // of this process; zero while it is not the owner
@@ -393,11 +394,22 @@ func (o *owners) answer(ctx context.Context) {
 	}
 }
 
-// look answers a question if there is one. A call that hangs must not keep the next look from being in time.
+// look answers a question if there is one. A call that hangs must not keep the next look from being in time; but one that is left to the kernel
+// keeps a thread, and while it runs there is no other look: a device that does not answer to it answers to none.
 func (o *owners) look(ctx context.Context) {
+	select {
+	case <-o.lookLeft:
+	default:
+		if o.lookLeft != nil {
+			return
+		}
+	}
+	o.lookLeft = nil
 	ctx, cancel := context.WithTimeout(ctx, o.within/4)
 	defer cancel()
-	_ = o.confirm(ctx) // the archiver confirms before each file, and reports it then
+	if left, is := errors.AsType[*objectstore.LeftError](o.confirm(ctx)); is { // other errors are the archiver's: it confirms before each file
+		o.lookLeft = left.Returned
+	}
 }
 
 // end lets the next process become the owner at once. The context of answerUntil has ended.

@@ -298,3 +298,34 @@ func TestManyFilesWithTheSameEpochsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// leavingStore is a store of which each read is left until it is released.
+type leavingStore struct {
+	objectstore.Store // nil
+	reads             int
+	returned          chan struct{}
+}
+
+func (s *leavingStore) Read(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	s.reads++
+	return nil, &objectstore.LeftError{Returned: s.returned, Cause: context.DeadlineExceeded}
+}
+
+// TestALookThatWasLeftIsTheOnlyOne: each that is left keeps a thread, and after so many of them the target is not used.
+func TestALookThatWasLeftIsTheOnlyOne(t *testing.T) {
+	store := &leavingStore{returned: make(chan struct{})}
+	o := newOwners(place{store, keys.Lineage{7}}, "", time.Hour)
+	o.become(1)
+	for range 3 {
+		o.look(t.Context())
+	}
+	if store.reads != 1 {
+		t.Errorf("%d reads were left by looks", store.reads)
+	}
+	close(store.returned)
+	for want := 2; want <= 3; want++ {
+		if o.look(t.Context()); store.reads != want {
+			t.Errorf("after the read has returned, there were %d, want %d", store.reads, want)
+		}
+	}
+}

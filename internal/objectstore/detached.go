@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -24,29 +23,38 @@ type detached struct{ inner Store }
 // nothing of it comes after its caller has ended.
 const leaveAfter = 250 * time.Millisecond
 
-// leftMax bounds the calls of all stores that were left and have not returned: each of them keeps a thread of the system. Beyond it callers wait.
-const leftMax = 64
-
-var left atomic.Int64
-
 // errLeft means that a call was left.
 var errLeft = errors.New("the device does not answer")
 
-// detach calls f in a goroutine. If the context ends leaveAfter before f does, it calls leave and returns errLeft, and the result of f is dropped.
-func detach[T any](ctx context.Context, f func() (T, error), leave func(), drop func(T)) (T, error) {
+// LeftError is errLeft of a call that runs.
+type LeftError struct {
+	Returned <-chan struct{} // closed when the call has returned
+	Cause    error           // of the end of its context
+}
+
+// Error implements error.
+func (e *LeftError) Error() string { return fmt.Sprintf("%v: %v", errLeft, e.Cause) }
+
+// Unwrap returns what errors.Is finds.
+func (e *LeftError) Unwrap() []error { return []error{errLeft, e.Cause} }
+
+// detach calls f in a goroutine. If the context ends leaveAfter before f does, it calls leave and returns *LeftError, and the result of f is dropped.
+// The caller has asked left before.
+func detach[T any](ctx context.Context, store string, f func() (T, error), leave func(), drop func(T)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	returned := make(chan result, 1)
 	var mu sync.Mutex // guards ended and gone
-	ended, gone := false, false
+	ended, gone := false, chan struct{}(nil)
 	go func() {
 		value, err := f()
 		mu.Lock()
 		defer mu.Unlock()
-		if ended = true; gone {
-			left.Add(-1)
+		if ended = true; gone != nil {
+			left.remove(store)
+			close(gone)
 			drop(value)
 			return
 		}
@@ -64,24 +72,24 @@ func detach[T any](ctx context.Context, f func() (T, error), leave func(), drop 
 		return r.value, r.err
 	case <-moment.C:
 	}
-	if left.Add(1) <= leftMax {
-		mu.Lock()
-		gone = !ended
-		mu.Unlock()
+	mu.Lock()
+	if !ended {
+		gone = make(chan struct{})
+		left.add(store)
 	}
-	if !gone {
-		left.Add(-1)
+	mu.Unlock()
+	if gone == nil {
 		r := <-returned
 		return r.value, r.err
 	}
 	leave()
 	var none T
-	return none, fmt.Errorf("%w: %w", errLeft, context.Cause(ctx))
+	return none, &LeftError{Returned: gone, Cause: context.Cause(ctx)}
 }
 
 // call is detach for what has no result.
-func call(ctx context.Context, f func() error, leave func()) error {
-	_, err := detach(ctx, func() (struct{}, error) { return struct{}{}, f() }, leave, func(struct{}) {})
+func call(ctx context.Context, store string, f func() error, leave func()) error {
+	_, err := detach(ctx, store, func() (struct{}, error) { return struct{}{}, f() }, leave, func(struct{}) {})
 	return err
 }
 
@@ -123,11 +131,16 @@ func (c *changes) end(object string, ended chan struct{}) {
 
 // change is call for what creates or deletes an object.
 func (d *detached) change(ctx context.Context, name string, f func() error, leave func()) error {
-	end, err := changing.begin(ctx, d.String()+"\x00"+name)
+	store := d.String()
+	end, err := changing.begin(ctx, store+"\x00"+name)
 	if err != nil {
 		return err
 	}
-	return call(ctx, func() error { defer end(); return f() }, leave)
+	if err := left.room(store); err != nil {
+		end()
+		return err
+	}
+	return call(ctx, store, func() error { defer end(); return f() }, leave)
 }
 
 // String implements Store.
@@ -146,12 +159,16 @@ func (d *detached) Delete(ctx context.Context, name string) error {
 
 // List implements Store. The caller's goroutine calls each.
 func (d *detached) List(ctx context.Context, prefix string, each func(Object) error) error {
+	store := d.String()
+	if err := left.room(store); err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	objects := make(chan Object)
 	listed := make(chan error, 1)
 	go func() {
-		listed <- call(ctx, func() error {
+		listed <- call(ctx, store, func() error {
 			return d.inner.List(ctx, prefix, func(o Object) error {
 				select {
 				case objects <- o:
@@ -176,11 +193,15 @@ func (d *detached) List(ctx context.Context, prefix string, each func(Object) er
 
 // Read implements Store.
 func (d *detached) Read(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
-	inner, err := detach(ctx, func() (io.ReadCloser, error) { return d.inner.Read(ctx, name, offset, length) }, func() {}, closeLeft)
+	store := d.String()
+	if err := left.room(store); err != nil {
+		return nil, err
+	}
+	inner, err := detach(ctx, store, func() (io.ReadCloser, error) { return d.inner.Read(ctx, name, offset, length) }, func() {}, closeLeft)
 	if err != nil {
 		return nil, err
 	}
-	return &detachedReader{ctx: ctx, inner: inner}, nil
+	return &detachedReader{ctx: ctx, store: store, inner: inner}, nil
 }
 
 // closeLeft closes what a call has opened that was left.
@@ -193,7 +214,8 @@ func closeLeft(r io.ReadCloser) {
 // detachedReader reads into a buffer of its own.
 type detachedReader struct {
 	ctx   context.Context // of the read
-	inner io.ReadCloser   // nil once a read was left, which closes it
+	store string
+	inner io.ReadCloser // nil once a read was left, which closes it
 	buf   []byte
 }
 
@@ -203,12 +225,15 @@ func (r *detachedReader) Read(p []byte) (int, error) {
 	if inner == nil {
 		return 0, errLeft
 	}
+	if err := left.room(r.store); err != nil {
+		return 0, err
+	}
 	if len(r.buf) < size {
 		r.buf = make([]byte, size)
 	}
 	buf := r.buf[:size]
-	n, err := detach(r.ctx, func() (int, error) { return inner.Read(buf) }, func() {}, func(int) { closeLeft(inner) })
-	if errors.Is(err, errLeft) {
+	n, err := detach(r.ctx, r.store, func() (int, error) { return inner.Read(buf) }, func() {}, func(int) { closeLeft(inner) })
+	if gone := new(LeftError); errors.As(err, &gone) {
 		r.inner = nil
 		return 0, err
 	}

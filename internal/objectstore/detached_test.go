@@ -99,11 +99,11 @@ func TestACallOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			go func() { <-inner.began; stop() }()
 			err := within(t, func() error { return c.call(ctx, &detached{inner}) })
-			if !errors.Is(err, context.Canceled) || left.Load() != 1 {
-				t.Errorf("%v, with %d calls left", err, left.Load())
+			if !errors.Is(err, context.Canceled) || left.all() != 1 {
+				t.Errorf("%v, with %d calls left", err, left.all())
 			}
 			close(inner.released)
-			waitUntil(t, func() bool { return left.Load() == 0 && inner.closed.Load() == c.closed })
+			waitUntil(t, func() bool { return left.all() == 0 && inner.closed.Load() == c.closed })
 		})
 	}
 }
@@ -111,7 +111,7 @@ func TestACallOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
 func TestAReadOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
 	inner := &stuckStore{began: make(chan struct{}, 9), released: make(chan struct{})}
 	ctx, stop := context.WithCancel(t.Context())
-	r := &detachedReader{ctx: ctx, inner: &stuckReader{inner, 3}}
+	r := &detachedReader{ctx: ctx, store: inner.String(), inner: &stuckReader{inner, 3}}
 	p := []byte("caller")
 	go func() { <-inner.began; stop() }()
 	if err := within(t, func() error { _, err := r.Read(p); return err }); !errors.Is(err, context.Canceled) {
@@ -124,7 +124,7 @@ func TestAReadOfADeviceThatDoesNotAnswerEndsWithItsContext(t *testing.T) {
 		t.Error("a file is closed that is being read")
 	}
 	close(inner.released)
-	waitUntil(t, func() bool { return left.Load() == 0 && inner.closed.Load() == 1 })
+	waitUntil(t, func() bool { return left.all() == 0 && inner.closed.Load() == 1 })
 	if !bytes.Equal(p, []byte("caller")) {
 		t.Errorf("a read that was left has written %q", p)
 	}
@@ -145,7 +145,7 @@ func TestATargetThatIsStuckHasStalled(t *testing.T) {
 		}
 	}
 	close(inner.released)
-	waitUntil(t, func() bool { return left.Load() == 0 })
+	waitUntil(t, func() bool { return left.all() == 0 })
 }
 
 // lateStore is a store of which a call that changes an object is late: past what looks at its context.
@@ -218,7 +218,7 @@ func TestACallThatWasLeftChangesNothingOfWhatCameAfterIt(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			waitUntil(t, func() bool { return left.Load() == 0 })
+			waitUntil(t, func() bool { return left.all() == 0 })
 			r, err := (&directory{root}).Read(t.Context(), "a/b", 0, -1)
 			if !errors.Is(err, row.want) {
 				t.Errorf("in the end: %v, want %v", err, row.want)
@@ -231,37 +231,11 @@ func TestACallThatWasLeftChangesNothingOfWhatCameAfterIt(t *testing.T) {
 	}
 }
 
-// TestCallsThatWereLeftHaveABound: each keeps a thread.
-func TestCallsThatWereLeftHaveABound(t *testing.T) {
-	inner := &stuckStore{began: make(chan struct{}, 2*leftMax), released: make(chan struct{})}
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	returned := make(chan error, leftMax+1)
-	for i := range leftMax + 1 {
-		go func() { returned <- (&detached{inner}).Delete(ctx, fmt.Sprint("a", i)) }()
-	}
-	for range leftMax {
-		if err := <-returned; !errors.Is(err, errLeft) {
-			t.Fatal(err)
-		}
-	}
-	select {
-	case err := <-returned:
-		t.Errorf("a call beyond the bound was left: %v", err)
-	case <-time.After(20 * time.Millisecond):
-	}
-	close(inner.released)
-	if err := <-returned; err != nil {
-		t.Errorf("a call beyond the bound: %v", err)
-	}
-	waitUntil(t, func() bool { return left.Load() == 0 })
-}
-
 func waitUntil(t *testing.T, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d calls are left", left.Load())
+			t.Fatalf("%d calls are left", left.all())
 		}
 	}
 }
