@@ -146,7 +146,8 @@ type sealed struct {
 // New returns an archiver. It does nothing before Run.
 func New(source Source, o Options) *Archiver {
 	a := &Archiver{options: o, source: source, writer: NewWriter()}
-	a.status = Status{Target: o.Target.String(), Interval: o.Interval, AsOf: time.Now()}
+	a.status = Status{Target: o.Target.String(), Interval: o.Interval, Started: time.Now()}
+	a.status.AsOf = a.status.Started // until Run has looked at the log
 	return a
 }
 
@@ -158,6 +159,7 @@ func (a *Archiver) Run(ctx context.Context) {
 	renewing, end := context.WithCancel(ctx)
 	defer end()
 	go a.renewHolder(renewing)
+	a.beginsAt(a.oldestCommit(ctx))
 	var merging sync.WaitGroup
 	merging.Go(func() { a.mergeFiles(ctx) })
 	defer merging.Wait()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
+	"github.com/epochkv/epochkv/internal/wal"
 )
 
 // Status is how far an archiver is.
@@ -15,10 +16,11 @@ type Status struct {
 	Target   string
 	Interval time.Duration
 
-	Connected bool
+	Started   time.Time
+	Connected bool       // the archive takes the log; not before it has answered once
 	Archived  keys.Epoch // the last epoch of the archive
 	Through   keys.Epoch // at least Archived; what is between the two will never be archived: bulk loads, and what the log gave up
-	AsOf      time.Time  // every commit that was acknowledged as durable by then is in the archive
+	AsOf      time.Time  // every commit that was acknowledged as durable by then is in the archive, as far as is known: see beginsAt
 	Pending   int64      // bytes that were read and are not in the archive
 
 	Files, Bytes, Records, RawBytes uint64 // that were uploaded since the start
@@ -42,6 +44,32 @@ type Break struct {
 	Reason string
 	First  keys.Epoch
 	Since  time.Time
+}
+
+// oldestCommit is the time of the oldest commit in the log; zero without any.
+func (a *Archiver) oldestCommit(ctx context.Context) time.Time {
+	log := a.source.ReadLog(a.source.OldestInLog(), wal.TailMark{})
+	defer func() { _ = log.Close() }() // it was only read
+	for through := a.source.Stable(); ctx.Err() == nil; {
+		rec, ok, err := log.Next(through)
+		if err != nil || !ok {
+			break // of what is damaged nothing is known: the archiver says so when it reads it
+		}
+		r := Record{Body: rec.Body}
+		if at, err := r.CommitTime(); err == nil && at != 0 {
+			return fromMicroseconds(at)
+		}
+	}
+	return time.Time{}
+}
+
+// beginsAt notes of which time it is known that the archive is complete before it has answered: the log has all that is not archived.
+func (a *Archiver) beginsAt(oldest time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !oldest.IsZero() && oldest.Before(a.status.AsOf) {
+		a.status.AsOf = oldest
+	}
 }
 
 // Lag is how old the newest commit may be that is not in the archive.

@@ -86,6 +86,10 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 	}
 	s := f.archive.Status()
 	lag := s.Lag(now)
+	late := lag
+	if !s.Connected { // it has this time to answer after a start, however old the log is
+		late = min(lag, now.Sub(s.Started))
+	}
 	add := func(name, message, cause string) {
 		found = append(found, health.Condition{Name: name, Severity: health.Warning, Message: message, Cause: cause})
 	}
@@ -95,10 +99,10 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 		add("archive-in-use", "the log is not archived: another process archives a copy of this store to the same place", s.Err.Error())
 	case s.Refused:
 		add("archive-refused", "the log is not archived: the archive does not fit this store; an operator has to decide", s.Err.Error())
-	case s.Err != nil && lag > archiveLagFactor*s.Interval:
-		add("archive-failing", "the log cannot be archived and is kept meanwhile; the archiver tries again", fmt.Sprintf("last complete %v ago: %v", lag.Round(time.Second), s.Err))
-	case lag > max(archiveLagMin, archiveLagFactor*s.Interval):
-		add("archive-lagging", "the archive is slower than the writers: a loss of this machine would lose more than --archive-interval", fmt.Sprintf("last complete %v ago", lag.Round(time.Second)))
+	case s.Err != nil && late > archiveLagFactor*s.Interval:
+		add("archive-failing", "the log cannot be archived and is kept meanwhile; the archiver tries again", fmt.Sprintf("known to be complete as of %v ago: %v", lag.Round(time.Second), s.Err))
+	case late > max(archiveLagMin, archiveLagFactor*s.Interval):
+		add("archive-lagging", "the archive is slower than the writers: a loss of this machine would lose more than --archive-interval", fmt.Sprintf("known to be complete as of %v ago", lag.Round(time.Second)))
 	}
 	if s.Break != nil {
 		add("archive-without-base", "the archive has begun anew: states since then can be restored only from a full backup that was made after it",

@@ -116,9 +116,8 @@ func TestServerWithoutAnArchiveSaysSo(t *testing.T) {
 	}
 }
 
-// TestArchiveStatusDoesNotWaitForTheTarget: a target that accepts connections and never answers delays the status for two seconds, and
-// neither writes nor the end of the server.
-func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
+// deafBucket makes s3://bucket a target that accepts connections and never answers.
+func deafBucket(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +126,12 @@ func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+listener.Addr().String())
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+}
+
+// TestArchiveStatusDoesNotWaitForTheTarget: a target that accepts connections and never answers delays the status for two seconds, and
+// neither writes nor the end of the server.
+func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
+	deafBucket(t)
 	h := mustStart(t, func(c *config.Config) { c.Archive.URL, c.Archive.Interval = "s3://bucket", 100*time.Millisecond })
 	h.put(t, "a", "b")
 	ctx, cancel := context.WithTimeout(testContext(t), 8*time.Second)
@@ -137,6 +142,29 @@ func TestArchiveStatusDoesNotWaitForTheTarget(t *testing.T) {
 	}
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestLagOfAnArchiveThatHasNotAnsweredIsThatOfTheLog: after a start it was the time since then, although the archive may have ended long before it.
+func TestLagOfAnArchiveThatHasNotAnsweredIsThatOfTheLog(t *testing.T) {
+	deafBucket(t)
+	disk := vfs.NewMem()
+	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = "s3://bucket", 100*time.Millisecond }
+	h := mustStartOn(t, disk, adjust)
+	h.put(t, "a", "b")
+	committed := time.Now()
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	h = mustStartOn(t, disk, adjust)
+	eventually(t, "the commit before the start counts", func() bool { return !h.feed.archive.Status().AsOf.After(committed) })
+	asked := time.Now()
+	status, err := h.admin.ArchiveStatus(testContext(t), &pb.ArchiveStatusRequest{})
+	if err != nil || status.GetLag().AsDuration() < asked.Sub(committed) {
+		t.Errorf("the lag is %v, %v", status.GetLag().AsDuration(), err)
+	}
+	if found := h.feed.archiveConditions(h.feed.archive.Status().AsOf.Add(archiveLagMin + time.Nanosecond)); len(found) != 0 {
+		t.Errorf("before the archive had its time to answer: %+v", found)
 	}
 }
 

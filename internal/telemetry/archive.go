@@ -17,7 +17,7 @@ type ArchiveStats struct {
 
 var (
 	archiveEpochDesc    = desc("archive_epoch", "Last epoch in the log archive; 0 before it is known.")
-	archiveLagDesc      = desc("archive_lag_seconds", "Age of the newest state of which it is known that the log archive has it: the most that a loss of this machine would lose.")
+	archiveLagDesc      = desc("archive_lag_seconds", "Age of the newest state of which it is known that the log archive has it: the most that a loss of this machine would lose. After a start, until the archive has answered, the age of the oldest commit in the log.")
 	archivePendingDesc  = desc("archive_pending_bytes", "Bytes that were read from the log and are not in the archive yet.")
 	archiveUpDesc       = desc("archive_up", "1 while the log is archived, 0 while it cannot be.")
 	archiveFilesDesc    = desc("archive_files_total", "Files created in the log archive.")
