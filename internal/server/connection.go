@@ -380,16 +380,33 @@ func (c *countedConn) endStreams(b []byte) (n, room int, err error) {
 	return n, len(b), nil
 }
 
+// tellingMax is how many bytes of frames for the client may wait for another write. Beyond it nothing more is read from the client, which takes nothing.
+const tellingMax = 16 << 10
+
 // tell sends the frames that inbound has for the client. If another write is running, that write
 // sends them when it ends.
 func (c *countedConn) tell() {
-	for c.telling.Load() && c.writing.TryLock() {
+	for c.telling.Load() && c.lockToTell() {
 		told := c.tellLocked()
 		c.writing.Unlock()
 		if !told {
 			return // within a frame: the write that completes the frame calls tell again
 		}
 	}
+}
+
+// lockToTell reports whether the caller may write now.
+func (c *countedConn) lockToTell() bool {
+	if c.writing.TryLock() {
+		return true
+	}
+	c.mu.Lock()
+	full := c.inbound != nil && len(c.inbound.telling) > tellingMax
+	c.mu.Unlock()
+	if full {
+		c.writing.Lock()
+	}
+	return full
 }
 
 func (c *countedConn) tellLocked() bool {

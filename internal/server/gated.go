@@ -179,6 +179,7 @@ func (s *Server) serveGated(srv any, stream grpc.ServerStream, path string, hand
 	g := &gatedStream{ServerStream: stream, server: s, row: row, access: a, ctx: context.WithValue(ctx, accessKey{}, a), library: libraryStreamOf(ctx)}
 	g.held.release = nothingHeld
 	defer g.held.end()
+	defer messageDropped(g.ctx) // the client may not take the answers before the status
 	return handler(srv, g)
 }
 
