@@ -66,7 +66,8 @@ func waitForASync(t *testing.T, with func(*config.Config), sh share, request fun
 	share := &h.admission.words[sh].word
 	waiting := func() int { return int(share.Load() >> admissionShift) }
 	eventually(t, "all wait, or are refused", func() bool {
-		return len(ended)+waiting() == conns*each && h.admission.refused.Load() == uint64(len(ended))
+		n := waiting() // those that are executed, and may be refused yet, are no client's
+		return len(ended)+n == conns*each && h.admission.refused.Load() == uint64(len(ended)) && h.clientsHave(ownedReadRequests+ownedKind(sh)) == int64(n)
 	})
 	before := waiting()
 	if left := requests - before; left < requests/4 || before < requests/4 {

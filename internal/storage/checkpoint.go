@@ -119,9 +119,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	}
 	e.checkpoints.blocked.Store(nil)
 	e.CheckSpace()
-	if short {
-		e.signalRoom() // for writers that wait for a segment
-	}
+	e.signalRoom() // for writers that wait for a segment
 	e.checkpoints.vacuum.advance(garbage)
 	if drop {
 		e.checkpoints.expired = expired

@@ -446,7 +446,8 @@ func (e *Engine) recycledSegment() (room <-chan struct{}) {
 	if kept, _ := e.log.Reserve(); kept > 0 {
 		return noWait
 	}
-	if len(e.view.Load().immutables) == 0 || e.CheckpointBlocked() {
+	recycles := len(e.view.Load().immutables) > 0 || e.checkpoints.merging.Load() // a merge publishes its tree before it recycles segments
+	if !recycles || e.CheckpointBlocked() {
 		return nil
 	}
 	e.yieldToCommits() // a bulk load prevents checkpoints

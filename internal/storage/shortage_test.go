@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,6 +238,55 @@ func TestAShortageGivesBackASegmentThatNoRecordFollows(t *testing.T) {
 	e.releasePages()
 	if n := e.Stats().Log.Segments; n != 1 {
 		t.Errorf("the log has %d segments", n)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestADeletionWaitsForTheSegmentsThatACheckpointRecycles: it finds none, and no memtable that is to be merged any more, because the tree is published, and the
+// checkpoint is about to recycle.
+func TestADeletionWaitsForTheSegmentsThatACheckpointRecycles(t *testing.T) {
+	b := openBench(t, Options{PageSize: 512, MemoryBytes: 64 << 20, CacheBytes: 1 << 20, MemtableBytes: 64 << 10, SegmentBytes: 64 << 10, DiskReserve: 4 << 20})
+	e := b.engine
+	b.put(0, 1, 20)
+	b.checkpoint()
+	b.fs.LeaveFree(0)
+	for i, full := 1, false; !full; i++ {
+		b.put(i, i+1, 20)
+		switch err := e.Rotate(t.Context()); {
+		case errors.Is(err, vfs.ErrNoSpace):
+			full = true
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	if kept, _ := e.log.Reserve(); kept > 0 {
+		t.Fatalf("the reserve of the log has %d files", kept)
+	}
+	var room <-chan struct{}
+	recycles := false
+	b.fs.SetHook(func(op vfs.Op, name string) {
+		if op == vfs.OpRename && strings.Contains(name, ".log") && !recycles {
+			recycles = true
+			if n := len(e.view.Load().immutables); n > 0 {
+				t.Errorf("%d memtables are to be merged", n)
+			}
+			room = e.recycledSegment()
+		}
+	})
+	at := keys.Epoch(b.visible.Load())
+	if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
+		t.Fatal(err)
+	}
+	b.fs.SetHook(nil)
+	if !recycles || room == nil {
+		t.Fatalf("segments are recycled: %v; a deletion waits: %v", recycles, room != nil)
+	}
+	select {
+	case <-room:
+	default:
+		t.Error("a deletion that waits is not woken")
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
