@@ -27,6 +27,7 @@ var remedies = map[string]string{
 	"disk-low":                     "free space before the disk is full: kvctl space --by-prefix, kvctl log holders",
 	"log-segment":                  "no log segment could be prepared: the cause names the error",
 	"start-incomplete":             "check the device, then restart the server: the next start rebuilds the tables again",
+	"values-not-freed":             "check the device; the server frees them once it can read their pages",
 	"entries-quarantined":          "kvctl verify lists the keys: overwrite or delete them",
 	"expiry-lagging":               "more keys expire than are deleted: see the runbook",
 	"expiry-damaged":               "kvctl verify names the damage; keys that it hides are not deleted at their deadlines",

@@ -66,6 +66,10 @@ func countedConditions(before, now *mvcc.Stats) (found []health.Condition) {
 		add("start-incomplete", health.Degraded, "the device failed reads while the server started: large values that are intact may answer DATA_LOSS until the server is restarted and the device can read them",
 			fmt.Sprintf("%d tables were rebuilt from what could be read; the log of the start has them", n))
 	}
+	if n := st.Blobs.Unfreed; n > 0 {
+		add("values-not-freed", health.Warning, "large values that were overwritten or deleted keep their space, because their pages cannot be read; checkpoints try again",
+			fmt.Sprintf("%d values", n))
+	}
 	if q := &st.Quarantine; q.Versions > 0 {
 		add("entries-quarantined", health.Warning, "the tree refuses entries, which are kept beside it; kvctl verify lists them, and deleting or overwriting their keys ends it",
 			fmt.Sprintf("%d versions, %d bytes, first %s", q.Versions, q.Bytes, q.Reason))

@@ -30,6 +30,7 @@ func TestEachTroubleIsACondition(t *testing.T) {
 		"disk-low":         func(s *mvcc.Stats) { s.Storage.Disk.Free = 1 << 20 },
 		"clock-differs":    func(s *mvcc.Stats) { s.ClockDifference = -6 * time.Second },
 		"start-incomplete": func(s *mvcc.Stats) { s.Storage.Damage.Incomplete++ },
+		"values-not-freed": func(s *mvcc.Stats) { s.Storage.Blobs.Unfreed++ },
 		"old-snapshot":     func(s *mvcc.Stats) { s.Snapshots.OldestAge = time.Hour },
 	} {
 		now := healthy()

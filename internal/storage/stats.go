@@ -130,7 +130,7 @@ func (e *Engine) Stats() Stats {
 			Reads: e.checkpoints.vacuum.read.Load(), Passes: e.checkpoints.vacuum.passes.Load(),
 		},
 		BulkLoads: BulkLoadStats{Finished: e.bulkLoads.finished.Load(), Keys: e.bulkLoads.keys.Load(), Bytes: e.bulkLoads.bytes.Load()},
-		Damage:    DamageStats{Reads: c.damaged.Load(), Repaired: len(e.repairs.made), Incomplete: len(e.repairs.incomplete), SkippedPages: len(v.repairTree.Pages()), RebuiltNodes: e.rebuilds.done.Load()},
+		Damage:    DamageStats{Reads: c.damaged.Load() + e.blobs.FailedDrops(), Repaired: len(e.repairs.made), Incomplete: len(e.repairs.incomplete), SkippedPages: len(v.repairTree.Pages()), RebuiltNodes: e.rebuilds.done.Load()},
 	}
 	s.Checkpoints.Newest = e.pager.Checkpoint()
 	if q := v.quarantine; q != nil {

@@ -59,6 +59,8 @@ var treeReadings = []reading{
 		func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.RebuiltNodes) }),
 	engineFromStart("damaged_reads_total", "Reads that met a damaged page.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Damage.Reads) }),
 	engineGauge("blobs", "Values stored outside leaves.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Blobs) }),
+	engineGauge("unfreed_blobs", "Values stored outside leaves that were overwritten or deleted and keep their space, because their pages cannot be read. Checkpoints try again.",
+		func(s *mvcc.Stats) float64 { return float64(s.Storage.Blobs.Unfreed) }),
 	engineWhenAny("blob_fill_ratio", "Share of blob page bytes in use; none without blobs.", func(s *mvcc.Stats) float64 { return s.Storage.Blobs.FillFactor }),
 
 	engineCounter("gc_pruned_versions_total", "Versions removed from memtables.", func(s *mvcc.Stats) float64 { return float64(s.Storage.Pruning.Pruned) }),

@@ -64,6 +64,7 @@ func (s *Store) Begin(ck *pager.Checkpoint) *Batch {
 	b := &Batch{
 		s: s, ck: ck, w: ck.Writer(), state: s.state,
 		changes: map[uint64]location{}, byLeaf: map[int][]uint64{}, fresh: map[page.ID]int{}, pagesRead: pagesRead{scratch: vfs.AlignedBuffer(s.pageSize)},
+		drops: drops{unfreed: s.unfreed},
 	}
 	ck.OnEnd(b.commit, b.abort)
 	return b
@@ -158,7 +159,7 @@ func (b *Batch) writeOverflow(at page.ID, owner uint64, value []byte) error {
 
 // Drop removes the reference r from the state under construction. If the blob cannot be read, the pages
 // that belong to it are unknown. Then the blob stays in the table, and an audit reports that nothing
-// refers to it.
+// refers to it; see unfreed.
 func (b *Batch) Drop(r page.Ref) error {
 	ref, err := decodeRef(r)
 	if err != nil {
@@ -182,6 +183,7 @@ func (b *Batch) Drop(r page.Ref) error {
 		return fmt.Errorf("%w: dropping blob %d of %d bytes, which has another length", ErrBadRef, ref.id, ref.length)
 	}
 	var h head
+	b.unread = false
 	if pages > 0 {
 		if h, err = b.headFragment(ref.id); err == nil && uint64(h.length) != ref.length {
 			err = b.s.pager.Corrupt(p.page(), fmt.Sprintf("blob %d has %d bytes, and its leaf refers to %d", ref.id, h.length, ref.length))
@@ -192,11 +194,16 @@ func (b *Batch) Drop(r page.Ref) error {
 	if err == nil {
 		second, at, err = b.secondFragment(ref.id, p)
 	}
+	unread := b.unread // of the fragments
 	o := overflow{ref.id, page.ReadHeader(b.scratch).Checkpoint, h.extents}
 	if err == nil && pages > 0 {
 		err = b.checkOwner(&o)
 	}
 	if errors.Is(err, pager.ErrCorrupt) {
+		b.s.failedDrops.Add(1)
+		if unread {
+			b.keepUnfreed(r)
+		}
 		return nil
 	}
 	if err != nil {
@@ -265,19 +272,6 @@ func (b *Batch) headFragment(id uint64) (h head, err error) {
 		return head{}, b.s.pager.Corrupt(b.locationOf(id).page(), fmt.Sprintf("fragment of blob %d is not a head: %v", id, err))
 	}
 	return h, nil
-}
-
-// BlobPage implements PageSource, also for pages of this batch. The page is valid until the next call.
-func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
-	if _, ok := b.fresh[id]; ok {
-		if err := b.w.Flush(); err != nil {
-			return nil, err
-		}
-	} else if r := b.ahead[id]; r != nil {
-		copy(b.scratch, r.Buf)
-		return b.scratch, r.Err
-	}
-	return b.scratch, b.s.pager.ReadPage(id, b.scratch)
 }
 
 // subtract removes a fragment from the fill of its blob page, and frees the page if it was the last.
@@ -380,6 +374,11 @@ func (b *Batch) Finish(ctx context.Context, limit page.ID) error {
 
 // writePages writes all fragments that have no page or must leave theirs.
 func (b *Batch) writePages(ctx context.Context, limit page.ID) error {
+	if !b.keepSparse {
+		if err := b.freeUnfreed(); err != nil {
+			return err
+		}
+	}
 	if limit > 0 {
 		if err := b.relocate(limit); err != nil {
 			return err
@@ -467,6 +466,7 @@ func (b *Batch) commit() {
 	if b.dropped.count > 0 {
 		s.dropped = append(s.dropped, newDroppedBlobs(b.ck.Number(), b.dropped))
 	}
+	s.unfreed = b.unfreed
 	if b.storedTable != nil {
 		s.storedTable, s.state, s.rebuilt = b.storedTable, b.state, false
 	}

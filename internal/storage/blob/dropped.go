@@ -10,6 +10,7 @@ import (
 type drops struct {
 	dropped  idSet      // their locations do not change before Publish
 	outdated bitset.Set // leaves of the stored table that have one that was dropped since they were written
+	unfreed  unfreed    // of earlier batches and of this one
 }
 
 // idSet is a set of blob ids. It takes a bit for each, and 128 bytes more where only few of chunkEntries neighbours are in it. The

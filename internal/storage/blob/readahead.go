@@ -14,6 +14,7 @@ type pagesRead struct {
 	scratch     []byte                  // one page
 	ahead       map[page.ID]*pager.Read // of earlier states: no checkpoint changes them
 	slab, spare []byte                  // memory of ahead
+	unread      bool                    // a page could not be read since this was reset
 }
 
 // ReadAhead reads what Drop needs of some references, in three submissions: the first fragments, the second ones, and the first of
@@ -79,4 +80,20 @@ func (b *Batch) readWanted() {
 		b.ahead[wanted[i].ID] = &wanted[i]
 	}
 	_ = b.s.pager.ReadPages(wanted) // each has its own error
+}
+
+// BlobPage implements PageSource, also for pages of this batch. The page is valid until the next call.
+func (b *Batch) BlobPage(id page.ID) ([]byte, error) {
+	if _, ok := b.fresh[id]; ok {
+		if err := b.w.Flush(); err != nil {
+			return nil, err
+		}
+	} else if r := b.ahead[id]; r != nil {
+		copy(b.scratch, r.Buf)
+		b.unread = b.unread || r.Err != nil
+		return b.scratch, r.Err
+	}
+	err := b.s.pager.ReadPage(id, b.scratch)
+	b.unread = b.unread || err != nil
+	return b.scratch, err
 }

@@ -20,10 +20,13 @@ type Store struct {
 	table    *indirectionTable
 	stats    atomic.Pointer[Stats]
 
+	failedDrops atomic.Uint64 // see FailedDrops
+
 	// Owned by the open batch.
 	storedTable *pager.PageArray // the array that stores the table
 	used        bitset.Set       // blob ids of live and dropped blobs
 	dropped     []droppedBlobs   // ascending by checkpoint
+	unfreed     unfreed
 	fill        fill
 	state       pager.BlobState
 	rebuilt     bool // the stored table is damaged: the next batch writes all of it
@@ -44,6 +47,7 @@ type Stats struct {
 	TableBytes    uint64  // of the table in memory
 	FillFactor    float64 // the part of blob pages that live fragments take
 	Dropped       uint64  // dropped blobs that old readers may still read
+	Unfreed       uint64  // dropped blobs whose pages could not be read: batches try again to free them
 }
 
 // Open reads the indirection table of the newest state of p.
@@ -124,6 +128,9 @@ func (s *Store) leaves(slots uint64) int {
 // Stats returns the numbers of the newest durable state.
 func (s *Store) Stats() Stats { return *s.stats.Load() }
 
+// FailedDrops is how often a batch has met damage of a value that it was to free.
+func (s *Store) FailedDrops() uint64 { return s.failedDrops.Load() }
+
 func (s *Store) publishStats() {
 	dropped := 0
 	for _, d := range s.dropped {
@@ -132,7 +139,7 @@ func (s *Store) publishStats() {
 	s.stats.Store(&Stats{
 		Blobs: s.state.Blobs, Bytes: s.state.Bytes, BlobPages: s.state.BlobPages, OverflowPages: s.state.OverflowPages,
 		TablePages: uint64(s.storedTable.PageCount()), TableBytes: uint64(len(*s.table.chunks.Load())) * chunkEntries * 8,
-		FillFactor: s.fill.factor(), Dropped: uint64(dropped),
+		FillFactor: s.fill.factor(), Dropped: uint64(dropped), Unfreed: uint64(len(s.unfreed.refs)),
 	})
 }
 
