@@ -54,6 +54,67 @@ func TestADeliveryPinsABoundedAmountOfMemory(t *testing.T) {
 	}
 }
 
+// TestAQueueKeepsABoundedAmountOfCommits: a watch of one key that is in very many commits, whose client takes nothing. The queue keeps the whole of each.
+func TestAQueueKeepsABoundedAmountOfCommits(t *testing.T) {
+	s := newStore(t, 8<<20)
+	f := New(s, Options{manual: true, MemoryBytes: 1 << 20})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{pointRange([]byte("k"))}})
+	const commits = 60
+	for range commits {
+		s.commit(batch.Header{}, set("k", "small"), set("l", string(make([]byte, 100<<10))))
+		if f.tailer != nil { // until the watch lags
+			mustStep(t, f)
+		}
+	}
+	if n := f.Stats().QueueBytes; n > f.memory.queuesMax {
+		t.Errorf("the queues have %d bytes of %d", n, f.memory.queuesMax)
+	}
+	delivered := 0
+	for deadline := time.Now().Add(10 * time.Second); delivered < commits && time.Now().Before(deadline); {
+		if d, ok := c.Next(Limit{Bytes: 1 << 10}); ok {
+			delivered += len(d.Parts)
+		} else {
+			f.read()
+		}
+	}
+	if delivered != commits {
+		t.Errorf("%d commits of %d", delivered, commits)
+	}
+	for _, w := range f.watches {
+		if w.queue.commits != 0 {
+			t.Errorf("an empty queue counts %d bytes of commits", w.queue.commits)
+		}
+	}
+}
+
+// TestQueuesThatTakeTooMuchAreNotLookedAtWithEachCommit: the last queue keeps its commit, however large it is, and there may be very many watches.
+func TestQueuesThatTakeTooMuchAreNotLookedAtWithEachCommit(t *testing.T) {
+	s := newStore(t, 8<<20)
+	f := New(s, Options{manual: true, MemoryBytes: 1 << 20})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	large := mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{pointRange([]byte("k"))}})
+	mustWatch(t, c, WatchOptions{Now: true, Ranges: []Range{pointRange([]byte("m"))}})
+	s.commit(batch.Header{}, set("k", string(make([]byte, 600<<10))))
+	s.commit(batch.Header{}, set("z", "")) // the ring drops the large one
+	mustStep(t, f)
+	if f.memory.queues <= f.memory.queuesMax {
+		t.Fatalf("the queues have %d bytes: the test tests nothing", f.memory.queues)
+	}
+	for _, grown := range []bool{false, true} {
+		if grown {
+			f.memory.walkFrom = f.memory.queues
+		}
+		s.commit(batch.Header{}, set("m", "v"))
+		mustStep(t, f)
+		if kept := large.queue.len() > 0; kept == grown {
+			t.Errorf("the queues have grown: %v; the large commit is kept: %v", grown, kept)
+		}
+	}
+}
+
 // TestManyWatchesOfOneClientLagWhileTheTailerIsLate: of those that want the same commit. Others are offered it, and are live.
 func TestManyWatchesOfOneClientLagWhileTheTailerIsLate(t *testing.T) {
 	for _, late := range []bool{false, true} {

@@ -12,6 +12,7 @@ import (
 type memory struct {
 	ringMax, queuesMax int64
 	queues             int64
+	walkFrom           int64        // makeRoomLocked looks at the queues if they take more
 	turn               uint64       // counts what happens to queues: the clock of Watch.waiting
 	reading            int64        // large records that are being read, and were not offered yet
 	offered            time.Time    // when the last one was
@@ -86,8 +87,13 @@ func (f *Feed) growLocked(c *Commit, size int64) {
 // that catches up has old ones and may be served well.
 func (f *Feed) makeRoomLocked() {
 	if f.memory.queues <= f.memory.queuesMax {
+		f.memory.walkFrom = 0
 		return
 	}
+	if f.memory.queues <= f.memory.walkFrom {
+		return
+	}
+	defer func() { f.memory.walkFrom = f.memory.queues + f.memory.queuesMax/16 }() // with each commit it would find the same
 	full, _ := f.byWaitLocked()
 	for _, w := range full[:max(len(full), 1)-1] { // the last one keeps its queue, so that something is delivered however little memory there is
 		if f.memory.queues <= f.memory.queuesMax-f.memory.queuesMax/4 {
@@ -96,6 +102,10 @@ func (f *Feed) makeRoomLocked() {
 		f.evictLocked(w)
 	}
 }
+
+// commitsMax is how many bytes of commits the queue of one watch may keep in memory, if it has more than one: of each commit the watch may want one operation
+// of many. So the last watch that has a queue has less than all of them may take.
+func (o *Options) commitsMax() int64 { return o.MemoryBytes / 4 }
 
 // byWaitLocked are the watches with a queue that may be taken away, first those from whose queues nothing was taken for the longest
 // time, and the number of the others: their consumers are about to take something.

@@ -2,9 +2,10 @@ package feed
 
 // queue are references in order. Its bound is that of its watch.
 type queue struct {
-	refs  []ref
-	head  int
-	bytes int64 // to which the references are
+	refs    []ref
+	head    int
+	bytes   int64 // to which the references are
+	commits int64 // bytes of the commits to which they are, which stay in memory as a whole; without what is attached to them
 }
 
 // queueKept is how many references a queue without any keeps memory for.
@@ -16,6 +17,9 @@ func (q *queue) first() *ref { return &q.refs[q.head] }
 // push appends a reference, and returns by how much the memory of the queue has grown.
 func (q *queue) push(r ref) (grown int64) {
 	before := cap(q.refs)
+	if q.len() == 0 || q.refs[len(q.refs)-1].commit != r.commit {
+		q.commits += r.commit.memory()
+	}
 	if len(q.refs) == before && q.head > 0 && q.head >= before/2 {
 		n := copy(q.refs, q.refs[q.head:])
 		clear(q.refs[n:])
@@ -33,6 +37,9 @@ func (q *queue) pop() ref {
 	q.bytes -= r.bytes()
 	if q.head == len(q.refs) {
 		q.refs, q.head = q.refs[:0], 0
+	}
+	if q.len() == 0 || q.first().commit != r.commit {
+		q.commits -= r.commit.memory()
 	}
 	return r
 }

@@ -230,6 +230,9 @@ func (f *Feed) offerLocked(w *Watch, at **Commit) bool {
 
 // hasRoom reports whether the queue has room for some runs of a commit.
 func (w *Watch) hasRoom(c *Commit, runs []run, o *Options) bool {
+	if w.queue.commits+c.memory() > o.commitsMax() {
+		return false
+	}
 	bytes := w.queue.bytes
 	for _, r := range runs {
 		one := ref{c, r}
@@ -241,7 +244,7 @@ func (w *Watch) hasRoom(c *Commit, runs []run, o *Options) bool {
 // halfEmpty reports whether a reader may read for the watch: whatever its queue has room for, if that was not too little.
 func (w *Watch) halfEmpty() bool {
 	o := &w.feed.options
-	return !w.full && w.queue.len() <= o.QueueOperations/2 && w.queue.bytes <= o.QueueBytes/2
+	return !w.full && w.queue.len() <= o.QueueOperations/2 && w.queue.bytes <= o.QueueBytes/2 && w.queue.commits <= o.commitsMax()/2
 }
 
 // readyLocked tells the consumer of a watch that there is something for Next.

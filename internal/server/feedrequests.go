@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -23,24 +24,48 @@ func (w *watchStream) receive(ctx context.Context) {
 		if errors.Is(err, io.EOF) {
 			close(w.requests)
 		}
-		if err != nil || !w.hand(ctx, req) {
+		if err != nil {
+			return
+		}
+		compactWatch(req.GetCreate())
+		if !w.hand(ctx, req) {
 			return
 		}
 	}
+}
+
+// compactWatch copies keys that the decoder has left in more memory than they take, because the message had their field twice: a watch keeps them, and
+// counts their lengths.
+func compactWatch(c *pb.CreateWatch) {
+	for _, r := range c.GetRanges() {
+		r.Start, r.End, r.Prefix = compact(r.Start), compact(r.End), compact(r.Prefix)
+	}
+	if token, ok := c.GetStart().(*pb.CreateWatch_ResumeToken); ok {
+		token.ResumeToken = compact(token.ResumeToken)
+	}
+}
+
+// compact is b, or a copy if its memory is larger by more than an eighth, and some bytes.
+func compact(b []byte) []byte {
+	const some = 32
+	if cap(b)-len(b) <= len(b)/8+some {
+		return b
+	}
+	return bytes.Clone(b)
 }
 
 // hand waits until the sender takes a request. It reports false if the stream ends first. A sender that does not wait for its client takes it soon, unless
 // it walks over very many keys. The other may take it in minutes: so it counts in the share of watches. If that has no room, the watch is refused once the
 // sender waits for its client, or after a moment: a client has many streams.
 func (w *watchStream) hand(ctx context.Context, req *pb.WatchRequest) bool {
-	r, line, bytes := watchRequest{WatchRequest: req}, &w.server.admission.watches, watchRequestBytes(req)
+	r, line, size := watchRequest{WatchRequest: req}, &w.server.admission.watches, watchRequestBytes(req)
 	var look <-chan time.Time // whether the sender waits for its client; nil: there is room
 	began := time.Now()
-	if line.hold(w.conn, w.response.client, bytes) {
-		w.turn.request.Store(bytes >= countedBytesMin)
+	if line.hold(w.conn, w.response.client, size) {
+		w.turn.request.Store(size >= countedBytesMin)
 		defer func() {
 			w.turn.request.Store(false)
-			line.unhold(w.conn, w.response.client, bytes)
+			line.unhold(w.conn, w.response.client, size)
 		}()
 	} else {
 		ticker := time.NewTicker(watchRequestLook)
