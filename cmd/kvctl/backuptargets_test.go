@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -39,6 +40,11 @@ func TestServerLooksAfterBackups(t *testing.T) {
 			t.Errorf("%s: backups of a million days: %s", server, out)
 		}
 	}
+	mend := damageNewestManifest(t, target)
+	for _, command := range [][]string{{"backup", "verify"}, {"backup", "verify", "--server"}, {"backup", "drill", "--scratch", t.TempDir()}, {"restore", "--latest", "--plan"}} {
+		do(exitCorruption, append(command, "--from", target)...)
+	}
+	mend()
 	do(exitOK, "backup", "prune", "--from", target, "--keep-full", "1", "--keep-days", "0", "--server")
 	parts, err := filepath.Glob(filepath.Join(target, "*", "base", "parts", "*"))
 	if err != nil || len(parts) == 0 {
@@ -51,4 +57,34 @@ func TestServerLooksAfterBackups(t *testing.T) {
 	}
 	do(exitCorruption, "backup", "verify", "--from", target)
 	do(exitCorruption, "backup", "verify", "--from", target, "--server")
+}
+
+// damageNewestManifest changes a byte of the manifest with the latest epoch, until mend is called.
+func damageNewestManifest(t *testing.T, target string) (mend func()) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(target, "*", "base", "manifests", "*"))
+	if err != nil || len(names) != 2 {
+		t.Fatal(names, err)
+	}
+	newest, content, latest := "", []byte(nil), uint64(0)
+	for _, name := range names {
+		p, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m struct{ State struct{ Epoch uint64 } }
+		if err := json.Unmarshal(p, &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.State.Epoch > latest {
+			newest, content, latest = name, p, m.State.Epoch
+		}
+	}
+	write := func(p []byte) {
+		if err := os.WriteFile(newest, p, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(bytes.Replace(content, []byte(`"program"`), []byte(`"prOgram"`), 1))
+	return func() { write(content) }
 }

@@ -107,9 +107,11 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &usage):
 		return exitUsage
+	case restore.Unreachable(err): // also if the cause is that a backup is missing
+		return exitCorruption
 	case errors.Is(err, errNotFound), errors.Is(err, backup.ErrNoBackup):
 		return exitNotFound
-	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged), restore.Unreachable(err):
+	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged):
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable

@@ -239,11 +239,14 @@ func (j *job) latestBase(ctx context.Context) (base *Manifest, err error) {
 // ErrBase means that an incremental backup cannot have the base. A full one is possible.
 var ErrBase = errors.New("backup: unfit base, make a full backup")
 
+// idTime is the form of the time in an id.
+const idTime = "20060102T150405Z"
+
 // newID names a backup by its time, and by chance.
 func newID(now time.Time) string {
 	var random [4]byte
 	_, _ = cryptorand.Read(random[:]) // never fails
-	return fmt.Sprintf("%s-%x", now.Format("20060102T150405Z"), random)
+	return fmt.Sprintf("%s-%x", now.Format(idTime), random)
 }
 
 // Find returns a backup by its id. That is a name, which a client has chosen, and never a path.

@@ -297,10 +297,10 @@ func Dirs(ctx context.Context, store objectstore.Store) (dirs []string, err erro
 	return dirs, err
 }
 
-// readObject reads an object whole. A larger one than expected is damage.
-func readObject(ctx context.Context, store objectstore.Store, name string, bytesMax int64) ([]byte, error) {
+// readObject reads the object of a manifest whole. A larger one than expected is damage.
+func readObject(ctx context.Context, store objectstore.Store, name string) ([]byte, error) {
 	into := new(bytes.Buffer)
-	err := readInto(ctx, store, name, bytesMax, into)
+	err := readInto(ctx, store, name, manifestBytesMax, into)
 	return into.Bytes(), err
 }
 
@@ -319,9 +319,8 @@ func readInto(ctx context.Context, store objectstore.Store, name string, bytesMa
 	return err
 }
 
-// List returns the backups below a lineage's directory, oldest first. A manifest that cannot be read is an error in broken, and
-// hides no other.
-func List(ctx context.Context, store objectstore.Store, dir string) (all []*Manifest, broken []error, err error) {
+// List returns the backups below a lineage's directory, oldest first. A manifest that cannot be read is in broken, and hides no other.
+func List(ctx context.Context, store objectstore.Store, dir string) (all []*Manifest, broken []*ManifestError, err error) {
 	names, err := list(ctx, store, path.Join(dir, manifestsDir)+"/")
 	if err != nil {
 		return nil, nil, err
@@ -333,7 +332,7 @@ func List(ctx context.Context, store objectstore.Store, dir string) (all []*Mani
 			all = append(all, m)
 		case errors.Is(err, objectstore.ErrNotFound): // pruned meanwhile
 		case errors.Is(err, ErrDamaged), errors.Is(err, ErrNewerFormat), errors.Is(err, storage.ErrNewerFormat):
-			broken = append(broken, err)
+			broken = append(broken, manifestError(ctx, store, dir, o.Name, err))
 		default:
 			return nil, nil, err
 		}
@@ -344,23 +343,29 @@ func List(ctx context.Context, store objectstore.Store, dir string) (all []*Mani
 	return all, broken, nil
 }
 
-// Newest returns the newest backup below a lineage's directory. Without one that can be read, the error is that of another, or
-// ErrNoBackup.
+// Newest returns the newest backup below a lineage's directory. If the manifest of a newer one cannot be read, or none can be, the error is that of
+// the manifest; without any it is ErrNoBackup.
 func Newest(ctx context.Context, store objectstore.Store, dir string) (*Manifest, error) {
 	all, broken, err := List(ctx, store, dir)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(all) > 0:
-		return all[len(all)-1], nil
-	case len(broken) > 0:
+	case len(all) == 0 && len(broken) > 0:
 		return nil, broken[0]
+	case len(all) == 0:
+		return nil, fmt.Errorf("%w: %s has no backups in %s", ErrNoBackup, store, dir)
 	}
-	return nil, fmt.Errorf("%w: %s has no backups in %s", ErrNoBackup, store, dir)
+	newest := all[len(all)-1]
+	for _, b := range broken {
+		if b.NewerThan(newest.ID, newest.Epoch()) {
+			return nil, fmt.Errorf("backup %s is newer than %s, the newest one that can be read: %w", b.ID, newest.ID, b)
+		}
+	}
+	return newest, nil
 }
 
 func readManifest(ctx context.Context, store objectstore.Store, dir, name string) (*Manifest, error) {
-	p, err := readObject(ctx, store, path.Join(dir, name), manifestBytesMax)
+	p, err := readObject(ctx, store, path.Join(dir, name))
 	if errors.Is(err, objectstore.ErrUnreadable) {
 		err = fmt.Errorf("%w: manifest %s: %w", ErrDamaged, name, err)
 	}

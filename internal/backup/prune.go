@@ -203,7 +203,7 @@ func (p *pruner) remove(ctx context.Context, m *Manifest) error {
 	if p.options.DryRun {
 		return nil
 	}
-	encoded, err := readObject(ctx, p.store, path.Join(p.dir, m.name), manifestBytesMax)
+	encoded, err := readObject(ctx, p.store, path.Join(p.dir, m.name))
 	if err != nil {
 		return err
 	}

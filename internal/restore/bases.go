@@ -2,7 +2,7 @@ package restore
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
@@ -12,19 +12,19 @@ import (
 	"github.com/epochkv/epochkv/internal/vfs"
 )
 
-// Bases are the backups in the directory of a history, without those that lack damaged pages unless they are allowed. A manifest that cannot be read hides no other
-// backup.
-func Bases(ctx context.Context, store objectstore.Store, dir string, allowDamaged bool) ([]Base, error) {
+// basesOf are the backups in the directory of a history. Those that lack damaged pages, unless they are allowed, and those whose manifest cannot be
+// read are left out: they hide no other.
+func basesOf(ctx context.Context, store objectstore.Store, dir string, allowDamaged bool) (list []Base, out []leftOut, err error) {
 	all, broken, err := backup.List(ctx, store, dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if len(all) == 0 && len(broken) > 0 {
-		return nil, errors.Join(broken...)
+	for _, m := range broken {
+		out = append(out, leftOut{id: m.ID, epoch: m.Epoch, why: m, broken: m})
 	}
-	var list []Base
 	for _, m := range all {
 		if len(m.Damaged) > 0 && !allowDamaged {
+			out = append(out, leftOut{id: m.ID, epoch: m.Epoch(), why: fmt.Errorf("pages of the store were damaged when it was made, %d in all; --allow-damaged takes it", len(m.Damaged))})
 			continue
 		}
 		p := archive.Point{Epoch: keys.Epoch(m.State.Epoch), Term: keys.Term(m.State.Term)}
@@ -35,5 +35,5 @@ func Bases(ctx context.Context, store objectstore.Store, dir string, allowDamage
 			return backup.RestoreBase(ctx, store, m, vfs.NewOS(), dir, backup.RestoreOptions{AllowDamaged: allowDamaged})
 		}})
 	}
-	return list, nil
+	return list, out, nil
 }

@@ -34,24 +34,33 @@ func (e *NoBaseError) Error() string {
 // Unreachable reports whether an error means that the archive does not have the target, or more than one state for it, and not that
 // something failed.
 func Unreachable(err error) bool {
+	damaged, left := new(baseError), new(LeftOutError)
+	if errors.As(err, &left) || errors.As(err, &damaged) && damaged.damaged() {
+		return true
+	}
 	missing, base, forked, other, overlap := new(archive.MissingError), new(NoBaseError), new(archive.ForkError), new(archive.BaseError), new(archive.OverlapError)
 	return errors.As(err, &overlap) || errors.As(err, &missing) || errors.As(err, &base) || errors.As(err, &forked) || errors.As(err, &other) || errors.Is(err, archive.ErrNotReached)
 }
 
 // choose finds the newest base of a history from which the target can be reached, and the files that lead there.
-func choose(ctx context.Context, o *Options) (base Base, plan *archive.Plan, err error) {
-	bases, err := Bases(ctx, o.Store, o.backups(), o.AllowDamaged)
-	if err != nil {
-		return base, nil, fmt.Errorf("list the backups: %w", err)
+func choose(ctx context.Context, o *Options) (c choice, err error) {
+	if c.bases, c.out, err = basesOf(ctx, o.Store, o.backups(), o.AllowDamaged); err != nil {
+		return c, fmt.Errorf("list the backups: %w", err)
 	}
-	bases = slices.DeleteFunc(bases, func(b Base) bool { return o.damaged[b.ID] })
+	c.bases = slices.DeleteFunc(c.bases, func(b Base) bool {
+		why := o.damaged[b.ID]
+		if why != nil {
+			c.out = append(c.out, leftOut{id: b.ID, epoch: b.Epoch, why: why})
+		}
+		return why != nil
+	})
 	for {
-		base, plan, err = planFrom(ctx, o, bases)
+		c.base, c.plan, err = planFrom(ctx, o, c.bases)
 		other := new(archive.BaseError)
 		if o.History == "" || !errors.As(err, &other) {
-			return base, plan, err
+			return c, c.withUnreadable(err)
 		}
-		bases = slices.DeleteFunc(bases, func(b Base) bool { return b.ID == base.ID })
+		c.bases = slices.DeleteFunc(c.bases, func(b Base) bool { return b.ID == c.base.ID })
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/epochkv/epochkv/internal/backup"
@@ -66,11 +67,17 @@ func TestABackupOfADamagedStoreIsRestoredIfThatIsAllowed(t *testing.T) {
 		var m *backup.Manifest
 		m, full = b.damageLeaf(backup.Options{KeepGoing: true, Base: base, ReadAll: true}, full)
 		o := Options{Store: b.target, Dir: filepath.Join(t.TempDir(), "restored"), PageSize: 1024, Memory: 64 << 20, Lineage: b.lineage()}
+		left := new(LeftOutError)
+		if _, err := Run(t.Context(), o); !errors.As(err, &left) || left.Backup != m.ID || left.Latest.Epoch != full.Epoch() || !strings.Contains(err.Error(), "--allow-damaged") {
+			t.Fatalf("the latest state, without damage: %v", err)
+		}
+		o.Target.Epoch = full.Epoch()
 		r, err := Run(t.Context(), o)
 		check(t, err)
 		if r.Base.ID != full.ID || len(r.Damages) > 0 { // the newest that lacks nothing
 			t.Fatalf("without damage: %+v", r)
 		}
+		o.Target.Epoch = 0
 		o.Dir, o.AllowDamaged = filepath.Join(t.TempDir(), "restored"), true
 		r, err = Run(t.Context(), o)
 		check(t, err)

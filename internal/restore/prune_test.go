@@ -113,7 +113,7 @@ func TestOfBackupsOfOneEpochTheNewestIsTaken(t *testing.T) {
 		_, err := backup.Create(t.Context(), b.store, b.target, backup.Options{})
 		check(t, err)
 	}
-	bases, err := Bases(t.Context(), b.target, backup.Dir(b.lineage(), [16]byte{}), false)
+	bases, _, err := basesOf(t.Context(), b.target, backup.Dir(b.lineage(), [16]byte{}), false)
 	check(t, err)
 	if len(bases) != 2 || bases[0].Epoch != bases[1].Epoch {
 		t.Fatalf("%+v", bases)

@@ -66,8 +66,8 @@ type Options struct {
 	// AllowDamaged lets a backup that was made with damaged pages be the base. What they had is lost, and reads of it are errors.
 	AllowDamaged bool
 
-	damaged map[string]bool // ids of backups that are not taken
-	tried   int             // page size, if nothing says it
+	damaged map[string]error // why backups are not taken, by their ids
+	tried   int              // page size, if nothing says it
 }
 
 // Progress says how far a restore is.
@@ -137,16 +137,23 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	return r, err
 }
 
-// fromBases restores from the newest base from which the target can be reached. The state is the same whichever base it is, so a damaged backup
-// is left out: the one before it leads there, too, if the archive has the log since then.
+// fromBases restores from the newest base from which the target can be reached. A damaged backup is left out: the one before it leads there, too, if
+// the archive has the log since then.
 func fromBases(ctx context.Context, o *Options) (*Report, error) {
-	o.damaged = map[string]bool{}
+	o.damaged = map[string]error{}
 	var damage error
 	for {
-		base, plan, err := choose(ctx, o)
+		c, err := choose(ctx, o)
 		if err != nil {
 			return nil, cmp.Or(damage, err)
 		}
+		if err := c.check(o); err != nil {
+			return nil, err
+		}
+		if damage == nil {
+			c.report(o.Progress)
+		}
+		base, plan := c.base, c.plan
 		r := &Report{Lineage: o.Lineage, Base: base, Files: len(plan.Files), Loads: plan.Loads, FileBytes: plan.Bytes(), Reached: plan.Last}
 		if o.PlanOnly {
 			return r, nil
@@ -159,7 +166,7 @@ func fromBases(ctx context.Context, o *Options) (*Report, error) {
 		if o.NewestBase || !errors.As(err, &broken) || !broken.damaged() {
 			return r, err
 		}
-		o.damaged[base.ID], damage = true, cmp.Or(damage, err)
+		o.damaged[base.ID], damage = err, cmp.Or(damage, err)
 		o.Progress(Progress{Step: fmt.Sprintf("the backup is damaged, and one before it is looked for (%v)", err), Epoch: base.Epoch})
 	}
 }
