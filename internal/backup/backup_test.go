@@ -380,30 +380,6 @@ func TestFaultsOfATargetLeaveNoBackupThatDoesNotRestore(t *testing.T) {
 	}
 }
 
-// A server that stops ends its backup, and waits for that: a target that does not answer must not hold it up.
-func TestACancelledBackupEndsThoughItsTargetHangs(t *testing.T) {
-	f := newFixture(t)
-	f.write(100)
-	ctx, cancel := context.WithCancel(t.Context())
-	f.target.Inject(objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/parts", Kind: objectstore.Slow})
-	hanging := f.target.Inject(objectstore.Fault{Op: objectstore.OpDelete, Kind: objectstore.Slow})
-	ended := make(chan error, 1)
-	go func() {
-		_, err := Create(ctx, f.store, f.target, Options{lease: leaseTimes{release: time.Millisecond}})
-		ended <- err
-	}()
-	time.AfterFunc(5*time.Millisecond, cancel)
-	select {
-	case err := <-ended:
-		wantError(t, err, context.Canceled)
-	case <-time.After(time.Minute):
-		t.Fatal("the backup has not ended")
-	}
-	if f.target.Fired(hanging) > 1 {
-		t.Fatalf("%d deletions", f.target.Fired(hanging))
-	}
-}
-
 // A target that fails is the error of the backup, wherever the reader of pages is then, and not that something was cancelled: a cancelled
 // backup is no failure that an operator has to look at.
 func TestTargetThatFailsIsNamed(t *testing.T) {

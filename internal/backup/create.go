@@ -79,8 +79,8 @@ func (e *DamagedPageError) Error() string {
 // Unwrap returns the damage.
 func (e *DamagedPageError) Unwrap() error { return e.Damage }
 
-// Create makes a backup, and returns its manifest. After an error there is no backup; the parts that were sent are used by the
-// next one.
+// Create makes a backup, and returns its manifest. After an error there is no backup, unless the context has ended and the target does not let the
+// manifest be removed; the parts that were sent are used by the next one.
 func Create(ctx context.Context, source Source, store objectstore.Store, o Options) (*Manifest, error) {
 	o.PartBytes = cmp.Or(o.PartBytes, partBytesDefault)
 	state, err := source.PinCopy(ctx, pinLifetime)
@@ -335,11 +335,26 @@ func (j *job) finish(ctx context.Context) error {
 		return err
 	}
 	if err := j.lookUp(ctx, m.objects()); err != nil {
-		return errors.Join(err, j.store.Delete(context.WithoutCancel(ctx), path.Join(j.dir, m.name)))
+		return errors.Join(err, j.removeManifest(ctx))
 	}
 	j.state.Pages.SetCopyName(m.SHA256())
 	j.report()
 	return nil
+}
+
+// removeManifest ends the existence of a backup that may lack a part. After the end of the job it takes no longer than the removal of the lease.
+func (j *job) removeManifest(ctx context.Context) error {
+	removing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-removing.Done():
+		case <-time.After(j.options.lease.withDefaults().release):
+			cancel()
+		}
+	})
+	defer stop()
+	return j.store.Delete(removing, path.Join(j.dir, j.manifest.name))
 }
 
 func (j *job) lookUp(ctx context.Context, parts []object) error {
