@@ -111,7 +111,7 @@ func exitCode(err error) int {
 		return exitCorruption
 	case errors.Is(err, errNotFound), errors.Is(err, backup.ErrNoBackup):
 		return exitNotFound
-	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged):
+	case errors.Is(err, errDamaged), errors.As(err, &damage), errors.Is(err, backup.ErrDamaged), errors.Is(err, archive.ErrDamaged), errors.Is(err, restore.ErrDamaged):
 		return exitCorruption
 	case errors.Is(err, errNotServing):
 		return exitUnavailable

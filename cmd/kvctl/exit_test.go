@@ -16,7 +16,9 @@ import (
 	kvpb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/client/clienttest"
 	"github.com/epochkv/epochkv/internal/archive"
+	"github.com/epochkv/epochkv/internal/backup"
 	"github.com/epochkv/epochkv/internal/objectstore"
+	"github.com/epochkv/epochkv/internal/restore"
 )
 
 // TestDeniedTargetHasAnExitCodeOfItsOwn: a script can tell wrong credentials of a backup's target from other failures.
@@ -30,11 +32,14 @@ func TestDeniedTargetHasAnExitCodeOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestDamageOfTheLogArchiveIsCorruption, as docs/backup.md says of a drill.
+// TestDamageOfTheLogArchiveIsCorruption, as docs/backup.md says of a drill, and so is all else that a restore refuses.
 func TestDamageOfTheLogArchiveIsCorruption(t *testing.T) {
-	err := fmt.Errorf("from backup x: %w", &archive.DamageError{File: "f", Reason: "the file is cut short"})
-	if got := exitCode(err); got != exitCorruption {
-		t.Errorf("exit %d", got)
+	for _, err := range []error{
+		&archive.DamageError{File: "f", Reason: "the file is cut short"}, restore.ErrDamaged, &restore.LeftOutError{Backup: "x", Why: backup.ErrNoBackup},
+	} {
+		if got := exitCode(fmt.Errorf("from backup x: %w", err)); got != exitCorruption {
+			t.Errorf("%v: exit %d", err, got)
+		}
 	}
 }
 

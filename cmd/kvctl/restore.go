@@ -135,6 +135,7 @@ type restoreReport struct {
 	Tokens      int     `json:"tokens_revoked"`
 	Holds       int     `json:"holds_ended"`
 	Damages     int     `json:"damages,omitempty"`
+	LostSpace   string  `json:"lost_space,omitempty"`
 	TookSeconds float64 `json:"took_seconds"`
 }
 
@@ -142,7 +143,7 @@ func (a *app) printRestored(r *restore.Report, plan bool) error {
 	if format := a.formatOr(formatTable); printsJSON(format) {
 		out := restoreReport{
 			Lineage: r.Lineage.String(), Base: r.Base.ID, BaseEpoch: uint64(r.Base.Epoch), Files: r.Files, BulkLoads: r.Loads, FileBytes: r.FileBytes, Epoch: uint64(r.Reached.Epoch),
-			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, Damages: len(r.Damages), TookSeconds: r.Took.Seconds(),
+			Time: pointTime(r.Reached), Records: r.Records, Tokens: r.Tokens, Holds: r.Holds, Damages: len(r.Damages), LostSpace: r.LostSpace, TookSeconds: r.Took.Seconds(),
 		}
 		if !plan {
 			out.NewLineage, out.StoreID = r.NewLineage.String(), hex.EncodeToString(r.StoreID[:])

@@ -92,11 +92,15 @@ type Report struct {
 	Tokens      int              // that were revoked
 	Holds       int              // that were ended
 	Damages     []inspect.Damage // of the restored store, if damaged pages are allowed
+	LostSpace   string           // how much the original had lost, if it had: no data
 	Took        time.Duration
 }
 
 // ErrDirNotEmpty means that the data directory exists and is not empty.
 var ErrDirNotEmpty = errors.New("restore: the data directory exists and is not empty")
+
+// ErrDamaged means that the restored store is damaged, although the backup and the archive are what was written.
+var ErrDamaged = errors.New("restore: the restored store is damaged")
 
 // partialSuffix is added to the name of the data directory until it is complete.
 const partialSuffix = ".restoring"
@@ -379,8 +383,13 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 	if err != nil {
 		return err
 	}
+	if report.OnlySpace() {
+		r.LostSpace = report.Damages[0].Reason
+		o.Progress(Progress{Step: "the store has everything, and some space that nothing uses, as the original had (" + r.LostSpace + ")", Epoch: r.Reached.Epoch, Records: r.Records})
+		return nil
+	}
 	if r.Damages = report.Damages; !report.OK() && !o.AllowDamaged {
-		return fmt.Errorf("restore: the restored store is damaged: %s", report.Damages[0].Reason)
+		return fmt.Errorf("%w: %s; it is kept with --allow-damaged", ErrDamaged, report.Damages[0].Reason)
 	}
 	return nil
 }

@@ -18,6 +18,8 @@ type Damage struct {
 	KeyLower []byte  // the client keys [KeyLower, KeyUpper) that it may hide; nil is no bound
 	KeyUpper []byte
 	Reason   string
+	// OnlySpace means that no data is damaged, and space is taken that nothing uses.
+	OnlySpace bool
 }
 
 // DamageKind says what is damaged.

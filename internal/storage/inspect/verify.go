@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io/fs"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/keys"
@@ -75,6 +76,12 @@ type VerifyReport struct {
 
 // OK reports whether no damage was found.
 func (r *VerifyReport) OK() bool { return r.DamageTotal == 0 }
+
+// OnlySpace reports whether all that was found is space that nothing uses.
+func (r *VerifyReport) OnlySpace() bool {
+	used := func(d Damage) bool { return !d.OnlySpace }
+	return !r.OK() && r.DamageTotal == uint64(len(r.Damages)) && !slices.ContainsFunc(r.Damages, used)
+}
 
 // Verify checks the newest durable state while the engine works. An error means that the check
 // could not be completed; damage is in the report.

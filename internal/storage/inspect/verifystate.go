@@ -3,6 +3,7 @@ package inspect
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -72,7 +73,11 @@ func (v *verifier) accounts(err error) error {
 		return nil // pages and blobs that could not be reached are missing in the accounts
 	}
 	v.report.Accounted = true
-	if err != nil {
+	if errors.Is(err, blob.ErrUnreferenced) {
+		d := v.damageOf(err, DamageAccounts)
+		d.OnlySpace = true
+		v.damage(d)
+	} else if err != nil {
 		return v.damageOr(err, DamageAccounts)
 	}
 	s := v.state.Pages.State()
