@@ -632,6 +632,7 @@ func TestHoldsAndTokensDoNotComeBack(t *testing.T) {
 	w.SetOwn()
 	w.Batch.SetRecord(keys.SpaceSystem, []byte{keys.SystemToken, 1, 2, 3}, []byte("token"))
 	w.Batch.SetRecord(keys.SpaceSystem, []byte{keys.SystemHold, 0, 0, 0, 0, 0, 0, 0, 9}, make([]byte, 16))
+	w.Batch.SetRecord(keys.SpaceSystem, []byte{keys.SystemHold}, make([]byte, 8)) // up to which epoch records of holds mean nothing: it is no hold
 	epoch, err := x.Commit(t.Context(), w)
 	check(t, err)
 	check(t, b.store.Wait(t.Context(), epoch, mvcc.DurabilitySync))

@@ -397,7 +397,8 @@ func finish(ctx context.Context, o *Options, r *Report, dir string) (err error) 
 // deleteMax bounds the records that one commit deletes.
 const deleteMax = 1000
 
-// deleteRecords deletes the records of the store with a first byte, by commits of the origin RESTORE. Records on damaged pages are lost.
+// deleteRecords deletes the records of the store with a first byte, by commits of the origin RESTORE, and counts them, but for one that has only this byte:
+// that is about all of them. Records on damaged pages are lost.
 func (o *Options) deleteRecords(ctx context.Context, x *mvcc.Session, first byte) (n int, err error) {
 	var hidden func(lower, upper []byte, err error)
 	if o.AllowDamaged {
@@ -409,7 +410,9 @@ func (o *Options) deleteRecords(ctx context.Context, x *mvcc.Session, first byte
 		count := 0
 		err := x.ScanReadable(ctx, []byte{first}, []byte{first + 1}, func(key, _ []byte, _ keys.Epoch) bool {
 			w.Batch.DeleteRecord(keys.SpaceSystem, key)
-			count++
+			if count++; len(key) > 1 {
+				n++
+			}
 			return count < deleteMax
 		}, hidden)
 		if err != nil || count == 0 {
@@ -422,6 +425,5 @@ func (o *Options) deleteRecords(ctx context.Context, x *mvcc.Session, first byte
 		if err != nil {
 			return n, err
 		}
-		n += count
 	}
 }
