@@ -219,7 +219,7 @@ func TestDamagedKeysOfALeaseStayUntilTheyAreWritten(t *testing.T) {
 		}
 	}
 	h.Manager.mu.Lock()
-	for e := range h.tried {
+	for e := range h.tried.damaged {
 		h.unschedule(e)
 		h.schedule(e, 0) // instead of ten seconds later
 	}

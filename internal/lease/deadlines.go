@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Clients have turns: when the leases of several have to be revoked, one of each is, and then the next one of each. So a client whose leases end together
-// delays its own ends, and those of another client only by one of its own each.
+// Clients have turns: when the leases of several have to be revoked, some of each are, for as long as a turn takes, and then the next ones of each. So a
+// client whose leases end together delays its own ends, and those of another client only by a turn of each of both; and leases of one key need not wait for
+// one of a thousand keys each time.
 //
 //	line of a client ─► its leases, by time
 //	turns            ─► the lines, by the time since when each waits for its turn
@@ -49,7 +50,8 @@ const notScheduled = -1
 type line struct {
 	client uint64
 	leases deadlines
-	served time.Duration // when one of them was taken last
+	served time.Duration // when it had a turn last, or began to wait for one
+	spent  time.Duration // on its leases since then
 	index  int           // in turns
 }
 
@@ -87,12 +89,17 @@ func (t *turns) Pop() any {
 	return last
 }
 
-// schedule enters a lease, and reports whether it is the first. Manager.mu is held.
+// schedule enters a lease, and reports whether it is the first. A line that did not wait begins to now, also with a lease that comes before all others of
+// the client. Manager.mu is held.
 func (m *Manager) schedule(e *entry, at time.Duration) (first bool) {
 	e.at = at
+	now := m.options.Elapsed()
 	l := m.lines.all[e.client.Load()]
+	if l != nil && l.since() > now {
+		l.served = now
+	}
 	if l == nil {
-		l = &line{client: e.client.Load()}
+		l = &line{client: e.client.Load(), served: now}
 		m.lines.all[l.client] = l
 		heap.Push(&l.leases, e)
 		heap.Push(&m.lines.turns, l)
@@ -118,14 +125,47 @@ func (m *Manager) unschedule(e *entry) {
 	}
 }
 
-// passTo makes a lease one of another client.
+// passTo makes a lease that was kept alive one of another client.
 func (m *Manager) passTo(e *entry, client uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	scheduled := e.index != notScheduled
+	scheduled, at := e.index != notScheduled, e.at
+	e.mu.Lock()
+	if !e.revoking {
+		at = e.deadline
+	}
+	e.mu.Unlock()
 	m.unschedule(e)
 	if e.client.Store(client); scheduled {
-		m.schedule(e, e.at)
+		m.schedule(e, at)
+	}
+}
+
+// passOver reports whether the first lease of a line was kept alive, and then enters it for its deadline. That is no turn of the client. Manager.mu is held.
+func (m *Manager) passOver(l *line, now time.Duration) bool {
+	e := l.leases[0]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.revoking || e.deadline <= now {
+		return false
+	}
+	e.at = e.deadline
+	heap.Fix(&l.leases, 0)
+	heap.Fix(&m.lines.turns, l.index)
+	return true
+}
+
+// charge counts what a commit for a lease took as time of the client, which waits for its next turn when it has had as much as a turn takes.
+func (m *Manager) charge(e *entry, took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.lines.all[e.client.Load()]
+	if l == nil { // when it has leases again, it waits anew
+		return
+	}
+	if l.spent += took; l.spent >= m.turnTime/turnsAtOnce {
+		l.spent, l.served = 0, m.options.Elapsed()
+		heap.Fix(&m.lines.turns, l.index)
 	}
 }
 

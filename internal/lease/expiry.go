@@ -19,6 +19,10 @@ const (
 	turnMax = 256
 	// turnTime is how long that goes on: with many keys, 256 leases would take longer than a second.
 	turnTime = 20 * time.Millisecond
+	// turnsAtOnce is how many turns of clients it has: each takes a millisecond, or one commit that takes longer.
+	turnsAtOnce = 20
+	// passedMax is how many leases that were kept alive are passed over in a row. Grants wait meanwhile.
+	passedMax = 64
 )
 
 // Run revokes leases at their deadlines, and those that Revoke was asked for, until ctx ends. Without leases it sleeps. What may take long has goroutines
@@ -76,30 +80,33 @@ func (m *Manager) noteFailure() {
 	}
 }
 
-// takeDue takes the lease that is next, if one is due. From then on it is being revoked. It is nil if it was kept alive.
+// takeDue takes the lease that is next, if one is due. From then on it is being revoked. It is nil if many were kept alive: then the next call goes on.
 func (m *Manager) takeDue() (e *entry, due bool) {
 	now := m.options.Elapsed()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.lines.turns) == 0 || m.lines.turns[0].since() > now {
-		return nil, false
+	for range passedMax {
+		if len(m.lines.turns) == 0 || m.lines.turns[0].since() > now {
+			return nil, false
+		}
+		if l := m.lines.turns[0]; !m.passOver(l, now) {
+			return m.take(l.leases[0]), true
+		}
 	}
-	l := m.lines.turns[0]
-	e, l.served = l.leases[0], now
+	return nil, true
+}
+
+// take takes a lease that has to be revoked. Manager.mu is held.
+func (m *Manager) take(e *entry) *entry {
 	m.unschedule(e)
+	m.busy = append(m.busy, e)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch {
-	case e.revoking: // that was asked for, or goes on
-	case e.deadline > now:
-		m.schedule(e, e.deadline)
-		return nil, true
-	default:
+	if !e.revoking { // else that was asked for, or goes on
 		e.revoking = true
 		m.counters.expired.Add(1)
 	}
-	m.busy = append(m.busy, e)
-	return e, true
+	return e
 }
 
 // revokeDue revokes leases that are due, and waits for their commits together. It reports false if not all could be revoked; the others will be tried
@@ -118,12 +125,15 @@ func (m *Manager) revokeDue(ctx context.Context) bool {
 		if e == nil {
 			continue
 		}
+		began := m.options.Elapsed()
 		epoch, err := m.revoke(ctx, x, e)
+		took := m.options.Elapsed() - began
 		if err != nil {
 			all = m.again(e, err) && all
-			continue
+		} else {
+			done, last = append(done, e), max(last, epoch)
 		}
-		done, last = append(done, e), max(last, epoch)
+		m.charge(e, took)
 	}
 	if last != 0 {
 		err := m.store.Wait(ctx, last, mvcc.DurabilitySync)
@@ -145,7 +155,7 @@ func (m *Manager) revokeDue(ctx context.Context) bool {
 func (m *Manager) again(e *entry, err error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.tried[e] = nil
+	m.tried.add(e, err)
 	now := m.options.Elapsed()
 	if errors.Is(err, errGoesOn) {
 		m.schedule(e, now)
@@ -153,7 +163,6 @@ func (m *Manager) again(e *entry, err error) bool {
 	}
 	m.counters.failures.Add(1)
 	if errors.Is(err, mvcc.ErrDamaged) {
-		m.tried[e] = err
 		m.schedule(e, now+damagedEvery)
 		return true
 	}
@@ -168,7 +177,7 @@ func (m *Manager) finish(e *entry) {
 		delete(m.leases, e.id)
 	}
 	m.unschedule(e)
-	delete(m.tried, e)
+	m.tried.remove(e)
 	m.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -181,7 +190,7 @@ func (m *Manager) finish(e *entry) {
 
 // Revoke ends a lease now, and returns when that is durable. If ctx ends before that, the lease is revoked all the same.
 // The error is ErrNotFound, why ctx ended, mvcc.ErrFailed if the store takes no writes, or *mvcc.OutcomeUnknownError if it has failed
-// meanwhile. A lease of which the record could not be read can be revoked.
+// meanwhile. A lease of which the record could not be read can be revoked; while it is being granted, only when that has ended.
 func (m *Manager) Revoke(ctx context.Context, id ID) error {
 	e, err := m.findRevocable(id)
 	if err != nil {
@@ -191,6 +200,14 @@ func (m *Manager) Revoke(ctx context.Context, id ID) error {
 		return err
 	}
 	m.mu.Lock()
+	for e == nil && m.granting[id] != nil { // what would be revoked at once is not what is granted
+		m.mu.Unlock()
+		if err := m.awaitEntered(ctx, id); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		e = m.leases[id]
+	}
 	if e == nil {
 		if e = m.leases[id]; e == nil {
 			e = &entry{id: id, index: notScheduled, deadline: m.options.Elapsed(), record: record{ttl: TTLMin}}

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -69,5 +70,64 @@ func TestARecordOfALeaseThatIsBeingGrantedIsReadLater(t *testing.T) {
 	h.add(e)
 	if err := h.enterUnread(t.Context(), h.sessions.reader, 7); err != nil || h.leases[7] != e {
 		t.Errorf("%v; it is another one: %v", err, h.leases[7] != e)
+	}
+}
+
+// noticed is a context that tells when its end is first waited for.
+type noticed struct {
+	context.Context
+	once    *sync.Once
+	waiting chan struct{}
+}
+
+func (c noticed) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.waiting) })
+	return c.Context.Done()
+}
+
+// TestARevocationBesideAGrantEnds, and with it the lease: its record could not be read, and it is granted anew.
+func TestARevocationBesideAGrantEnds(t *testing.T) {
+	h := openAlone(t, Options{})
+	h.unread.ranges = []unreadRange{{from: 7, to: 8}}
+	e := &entry{id: 7, index: notScheduled, record: record{ttl: time.Hour}}
+	if _, err := h.commitGrant(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	ctx := noticed{Context: timeout(10 * time.Second), once: new(sync.Once), waiting: make(chan struct{})}
+	revoked := make(chan error, 1)
+	go func() { revoked <- h.Revoke(ctx, 7) }()
+	<-ctx.waiting
+	h.revokeDue(t.Context())
+	h.add(e)
+	h.checkRevoked(revoked)
+}
+
+// TestAGrantBesideARevocationEndsWithIt: the record could be read again, and was not there.
+func TestAGrantBesideARevocationEndsWithIt(t *testing.T) {
+	h := openAlone(t, Options{})
+	h.unread.ranges = []unreadRange{{from: 7, to: 8}}
+	ctx := noticed{Context: timeout(10 * time.Second), once: new(sync.Once), waiting: make(chan struct{})}
+	revoked := make(chan error, 1)
+	go func() { revoked <- h.Revoke(ctx, 7) }()
+	<-ctx.waiting
+	h.mustGrant(7, time.Hour)
+	h.checkRevoked(revoked)
+}
+
+// checkRevoked checks that a revocation of lease 7 ends, and that nothing is left.
+func (h *harness) checkRevoked(revoked chan error) {
+	h.t.Helper()
+	for {
+		h.revokeDue(context.Background())
+		select {
+		case err := <-revoked:
+			if err != nil {
+				h.t.Error(err)
+			}
+			h.checkNothingLeft()
+			h.checkRecords()
+			return
+		case <-time.After(time.Millisecond):
+		}
 	}
 }

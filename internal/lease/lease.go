@@ -112,11 +112,11 @@ type Manager struct {
 
 	mu       sync.RWMutex
 	leases   map[ID]*entry
-	reserved int              // grants under way
-	granting granting         // those of which the record may be there, although the lease is not in memory yet
-	lines    lines            // of the leases that are not being revoked at this moment: each at its deadline, or before it if it was kept alive since
-	busy     []*entry         // leases that are being revoked
-	tried    map[*entry]error // those whose revocation goes on or is tried again, and the damage that it has met
+	reserved int      // grants under way
+	granting granting // those of which the record may be there, although the lease is not in memory yet
+	lines    lines    // of the leases that are not being revoked at this moment: each at its deadline, or before it if it was kept alive since
+	busy     []*entry // leases that are being revoked
+	tried    tried    // those whose revocation goes on or is tried again
 
 	sessions struct { // each of one goroutine, and not counted by the limit: clients may have all others in use
 		revoker, recorder, reader *mvcc.Session
@@ -151,7 +151,7 @@ func Open(ctx context.Context, store *mvcc.Store, o Options) (*Manager, error) {
 		o.Now = time.Now
 	}
 	m := &Manager{
-		store: store, options: o, turnTime: turnTime, seed: maphash.MakeSeed(), leases: map[ID]*entry{}, granting: granting{}, lines: lines{all: map[uint64]*line{}}, tried: map[*entry]error{}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
+		store: store, options: o, turnTime: turnTime, seed: maphash.MakeSeed(), leases: map[ID]*entry{}, granting: granting{}, lines: lines{all: map[uint64]*line{}}, wake: make(chan struct{}, 1), storeFailed: make(chan struct{}),
 		counting: counting{wake: make(chan struct{}, 1)}, listing: make(chan struct{}, 1),
 	}
 	m.sessions.revoker, m.sessions.recorder, m.sessions.reader = store.OwnSession(), store.OwnSession(), store.OwnSession()
@@ -187,6 +187,7 @@ type entry struct {
 	client atomic.Uint64
 	at     time.Duration
 	index  int
+	tried  int // its place in Manager.tried, and one more; zero: it is not there
 
 	mu       sync.Mutex
 	record   record        // what is stored, but for remaining, which is zero
@@ -376,13 +377,19 @@ func (m *Manager) add(e *entry) {
 	e.deadline = m.options.Elapsed() + e.record.ttl
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if before := m.leases[e.id]; before != nil { // readUnread has read what the grant has written
+	at := e.deadline
+	if before := m.leases[e.id]; before != nil && before.index != notScheduled { // it was read, or Revoke was asked for it, when its record could not be read
 		m.unschedule(before)
-		delete(m.tried, before)
+		m.tried.remove(before)
+		before.mu.Lock()
+		if before.revoking {
+			at, e.revoking, e.ended = 0, true, before.ended
+		}
+		before.mu.Unlock()
 	}
 	m.leases[e.id] = e
 	m.endGrantLocked(e)
-	if m.schedule(e, e.deadline) {
+	if m.schedule(e, at) {
 		m.wakeUp()
 	}
 }

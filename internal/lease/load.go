@@ -251,11 +251,9 @@ func (m *Manager) Damage() Damage {
 	defer m.mu.RUnlock()
 	out := Damage{Hidden: m.unread.some, Err: m.unread.err}
 	first := ID(math.MaxUint64)
-	for e, damage := range m.tried {
-		if damage == nil {
-			continue
-		}
-		if out.Stuck++; m.unread.err == nil && e.id <= first {
+	out.Stuck = len(m.tried.damaged)
+	for e, damage := range m.tried.damaged {
+		if m.unread.err == nil && e.id <= first {
 			first, out.Err = e.id, damage
 		}
 	}

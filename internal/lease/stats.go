@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -43,13 +42,19 @@ func (m *Manager) Stats() Stats {
 	now := m.options.Elapsed()
 	m.mu.RLock()
 	out.Leases = len(m.leases)
-	late := slices.AppendSeq(slices.Clone(m.busy), maps.Keys(m.tried))
+	late := slices.Concat(m.busy, m.tried.oldest())
+	var due []*line
 	for _, l := range m.lines.turns {
-		if e := l.leases[0]; e.at <= now {
-			late = append(late, e)
+		if l.leases[0].at <= now {
+			due = append(due, l)
 		}
 	}
 	m.mu.RUnlock()
+	for _, l := range due {
+		if e := m.oldest(l, now); e != nil {
+			late = append(late, e)
+		}
+	}
 	for _, e := range late {
 		e.mu.Lock()
 		out.Lag = max(out.Lag, now-e.deadline)
@@ -59,4 +64,24 @@ func (m *Manager) Stats() Stats {
 	defer m.locks.mu.Unlock()
 	out.Waiters = m.locks.count
 	return out
+}
+
+// oldest is the lease of a line that is late most; nil if none is. Those that were kept alive are passed over, as by the expirer, in parts.
+func (m *Manager) oldest(l *line, now time.Duration) *entry {
+	for {
+		m.mu.Lock()
+		n := 0
+		for n < passedMax && len(l.leases) > 0 && l.leases[0].at <= now && m.passOver(l, now) {
+			n++
+		}
+		if n < passedMax {
+			defer m.mu.Unlock()
+			if len(l.leases) == 0 || l.leases[0].at > now {
+				return nil
+			}
+			return l.leases[0]
+		}
+		m.mu.Unlock()
+		m.options.yield()
+	}
 }

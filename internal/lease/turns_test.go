@@ -110,6 +110,11 @@ func asClient(client string) context.Context {
 // ends are the leases that n more turns with one commit each end, in order.
 func (h *harness) ends(n int) (ended []ID) {
 	h.turnTime = 0
+	return h.endsNow(n)
+}
+
+// endsNow is ends with the time for a turn that is set.
+func (h *harness) endsNow(n int) (ended []ID) {
 	before := h.ids()
 	for range n {
 		h.revokeDue(context.Background())
@@ -127,8 +132,8 @@ func (h *harness) ends(n int) (ended []ID) {
 // checkNothingLeft checks that nothing of a lease is in memory.
 func (h *harness) checkNothingLeft() {
 	h.t.Helper()
-	if n := len(h.lines.all) + len(h.lines.turns) + len(h.tried) + len(h.busy) + len(h.leases); n != 0 {
-		h.t.Errorf("%d lines, %d turns, %d tried and %d busy of %d leases", len(h.lines.all), len(h.lines.turns), len(h.tried), len(h.busy), len(h.leases))
+	if n := len(h.lines.all) + len(h.lines.turns) + len(h.tried.leases) + len(h.tried.damaged) + len(h.busy) + len(h.leases); n != 0 {
+		h.t.Errorf("%d lines, %d turns, %d tried and %d busy of %d leases", len(h.lines.all), len(h.lines.turns), len(h.tried.leases), len(h.busy), len(h.leases))
 	}
 }
 
@@ -228,7 +233,7 @@ func TestLeasesWithManyKeysEndBesideThoseOfOthers(t *testing.T) {
 // TestATurnLooksAtABoundedNumberOfLeases: all were kept alive since the time for which they are entered.
 func TestATurnLooksAtABoundedNumberOfLeases(t *testing.T) {
 	h, clock := openClients(t)
-	const n = 3*turnMax + 1
+	const n = 3*turnMax*passedMax + 1
 	h.mu.Lock()
 	for id := range ID(n) {
 		h.enter(1+id, &record{ttl: time.Second})
@@ -244,5 +249,130 @@ func TestATurnLooksAtABoundedNumberOfLeases(t *testing.T) {
 	}
 	if turns != 4 || h.Count() != n {
 		t.Errorf("%d turns, %d leases are left", turns, h.Count())
+	}
+}
+
+// keepOver grants leases to a client, and keeps them alive, so that they are entered for a time an hour from now, and end two hours from now.
+func (h *harness) keepOver(clock *atomic.Int64, client string, ids []uint64) {
+	h.t.Helper()
+	for _, id := range ids {
+		h.grantTo(client, time.Hour, ID(id))
+	}
+	clock.Add(int64(time.Hour - time.Second))
+	ttls := make([]time.Duration, len(ids))
+	if err := h.KeepAliveAll(asClient(client), ids, ttls); err != nil || slices.Contains(ttls, 0) {
+		h.t.Fatal(ttls, err)
+	}
+}
+
+func idsFrom(from ID, n int) (ids []uint64) {
+	for i := range n {
+		ids = append(ids, uint64(from)+uint64(i))
+	}
+	return ids
+}
+
+// TestLeasesThatWereKeptAliveTakeNoTurns of their client.
+func TestLeasesThatWereKeptAliveTakeNoTurns(t *testing.T) {
+	h, clock := openClients(t)
+	h.grantTo("a", time.Second, 10, 11, 12, 13, 14, 15)
+	h.grantTo("b", time.Hour+time.Second, 20)
+	h.keepOver(clock, "b", idsFrom(100, 20))
+	h.ends(3)
+	clock.Add(int64(time.Minute))
+	if got, want := h.ends(2), []ID{13, 20}; !slices.Equal(got, want) {
+		t.Errorf("leases %d end, want %d", got, want)
+	}
+}
+
+// TestTheLagIsThatOfLeasesThatHaveEnded: of those that wait after others that were kept alive, and of those that are tried again.
+func TestTheLagIsThatOfLeasesThatHaveEnded(t *testing.T) {
+	h, clock := openClients(t)
+	h.keepOver(clock, "b", idsFrom(100, 3*passedMax))
+	clock.Add(int64(time.Minute))
+	if lag := h.Stats().Lag; lag != 0 {
+		t.Errorf("%v while all leases are alive", lag)
+	}
+	h, clock = openClients(t)
+	h.grantTo("b", time.Hour+time.Second, 20, 21)
+	h.keepOver(clock, "b", idsFrom(100, 3*passedMax))
+	clock.Add(int64(time.Minute))
+	check := func() {
+		t.Helper()
+		if lag := h.Stats().Lag.Round(time.Second); lag != 58*time.Second {
+			t.Errorf("%v, want 58 s", lag)
+		}
+	}
+	check()
+	for range 2 {
+		var e *entry
+		for due := true; due && e == nil; {
+			e, due = h.takeDue()
+		}
+		h.busy = nil
+		h.again(e, errors.New("the disk is full"))
+	}
+	if len(h.tried.leases) != 2 || h.Damage().Stuck != 0 {
+		t.Errorf("%d are tried again, %+v", len(h.tried.leases), h.Damage())
+	}
+	check()
+	clock.Add(int64(time.Second))
+	h.ends(2)
+	if len(h.tried.leases) != 0 || h.Stats().Lag != 0 {
+		t.Errorf("%d are tried again, and the lag is %v", len(h.tried.leases), h.Stats().Lag)
+	}
+}
+
+// TestATurnIsATime: leases of one key do not wait for one of many keys each time.
+func TestATurnIsATime(t *testing.T) {
+	var (
+		h     *harness
+		clock atomic.Int64
+	)
+	h = openAlone(t, Options{Client: clientIn, Elapsed: func() time.Duration { // each key that is deleted takes a nanosecond
+		if h == nil {
+			return 0
+		}
+		return time.Duration(uint64(clock.Load()) + h.counters.deleted.Load())
+	}})
+	h.grantTo("a", time.Second, 1, 2, 3)
+	h.grantTo("b", 2*time.Second, 10, 11, 12, 13, 14, 15, 16)
+	for id := range ID(4) {
+		for i := range 20 {
+			h.mustPut(fmt.Sprint("k", id, i), "", id)
+		}
+	}
+	for id := range ID(7) {
+		h.mustPut(fmt.Sprint("b", id), "", 10+id)
+	}
+	clock.Store(int64(time.Minute))
+	h.turnTime = 3 * turnsAtOnce // less than a commit takes, so that each is waited for
+	clients := ""
+	for _, id := range h.endsNow(10) {
+		clients += string("ab"[id/10])
+	}
+	if want := "abbbabbbab"; clients != want {
+		t.Errorf("leases of clients end in the order %s, want %s", clients, want)
+	}
+	h.checkNothingLeft()
+}
+
+// TestARevocationThatIsAskedForHasATurnOfItsClient: neither that of a client that had no lease comes before others that wait, nor that of one whose leases
+// live on.
+func TestARevocationThatIsAskedForHasATurnOfItsClient(t *testing.T) {
+	h, clock := openClients(t)
+	h.grantTo("a", time.Second, 10)
+	h.grantTo("c", time.Hour, 30, 31)
+	clock.Store(int64(time.Minute))
+	h.grantTo("b", time.Hour, 20)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, id := range []ID{20, 31} {
+		if err := h.Revoke(ctx, id); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if got, want := h.ends(3), []ID{10, 20, 31}; !slices.Equal(got, want) {
+		t.Errorf("leases end in the order %d, want %d", got, want)
 	}
 }

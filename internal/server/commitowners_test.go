@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/epochkv/epochkv/api/proto/epochkv/v1"
 	"github.com/epochkv/epochkv/internal/mvcc"
@@ -12,18 +15,7 @@ import (
 
 // TestLargeCommitsAreOfTheirConnections: the engine knows the client and the connection of each large commit, so that those of one wait for few of another.
 func TestLargeCommitsAreOfTheirConnections(t *testing.T) {
-	var (
-		mu   sync.Mutex
-		seen []mvcc.Owner
-	)
-	of := ownerOf
-	defer func() { ownerOf = of }()
-	ownerOf = func(ctx context.Context) mvcc.Owner {
-		mu.Lock()
-		defer mu.Unlock()
-		seen = append(seen, of(ctx))
-		return seen[len(seen)-1]
-	}
+	owners := noteOwners(t)
 	var batch []*pb.Mutation
 	for i := range 200 {
 		batch = append(batch, &pb.Mutation{Kind: pb.Mutation_KIND_PUT, Key: fmt.Append(nil, "key", i)})
@@ -58,23 +50,75 @@ func TestLargeCommitsAreOfTheirConnections(t *testing.T) {
 	}
 	onBothTransports(t, func(t *testing.T, h *harness) {
 		for name, request := range requests {
-			seen = nil
+			owners()
 			for _, address := range []string{"127.0.0.2", "127.0.0.2", "127.0.0.3"} {
 				conn := h.dialFrom(t, address)
 				if err := request(t, pb.NewKVServiceClient(conn), pb.NewTransactionServiceClient(conn)); err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
 			}
-			mu.Lock()
-			owners := map[mvcc.Owner]bool{}
-			clients := map[string]bool{}
-			for _, owner := range seen {
-				owners[owner], clients[owner.Client] = true, true
-			}
-			if len(owners) != 3 || len(clients) != 2 || !clients["127.0.0.2/32"] || !clients["127.0.0.3/32"] {
+			if seen := owners(); !ofThree(seen) {
 				t.Errorf("%s: the commits are of %v", name, seen)
 			}
-			mu.Unlock()
+		}
+	})
+}
+
+// noteOwners returns a function that returns whose the requests are of which the engine or the leases have asked since the call before.
+func noteOwners(t *testing.T) func() []mvcc.Owner {
+	var (
+		mu   sync.Mutex
+		seen []mvcc.Owner
+	)
+	of := ownerOf
+	t.Cleanup(func() { ownerOf = of })
+	ownerOf = func(ctx context.Context) mvcc.Owner {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, of(ctx))
+		return seen[len(seen)-1]
+	}
+	return func() []mvcc.Owner {
+		mu.Lock()
+		defer mu.Unlock()
+		all := seen
+		seen = nil
+		return all
+	}
+}
+
+// ofThree reports whether requests are of three connections of two clients.
+func ofThree(seen []mvcc.Owner) bool {
+	owners, clients := map[mvcc.Owner]bool{}, map[string]bool{}
+	for _, owner := range seen {
+		owners[owner], clients[owner.Client] = true, true
+	}
+	return len(owners) == 3 && len(clients) == 2 && clients["127.0.0.2/32"] && clients["127.0.0.3/32"]
+}
+
+// TestKeepAlivesAreOfTheirClients: leases have turns by client when they end, and so have the sessions of what keep-alives commit.
+func TestKeepAlivesAreOfTheirClients(t *testing.T) {
+	owners := noteOwners(t)
+	onBothTransports(t, func(t *testing.T, h *harness) {
+		granted, err := pb.NewLeaseServiceClient(h.conn).GrantLease(testContext(t), &pb.GrantLeaseRequest{Ttl: durationpb.New(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners()
+		for _, address := range []string{"127.0.0.2", "127.0.0.2", "127.0.0.3"} {
+			stream, err := pb.NewLeaseServiceClient(h.dialFrom(t, address)).KeepAlive(testContext(t))
+			if err == nil {
+				err = stream.Send(&pb.KeepAliveRequest{Ids: []uint64{granted.Id}})
+			}
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if seen := owners(); !ofThree(seen) {
+			t.Errorf("keep-alives are of %v", seen)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -139,7 +140,7 @@ func (s *directService) Connect(tc *transport.Conn) transport.Client {
 	}
 	conn.tls = tc.TLS()
 	c := &directClient{server: (*Server)(s), connection: conn, conn: tc, claim: claim{client: conn.client()}}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.ctx, c.cancel = context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: tc.RemoteAddr(), AuthInfo: conn})) // as that of a request
 	return c
 }
 

@@ -270,8 +270,9 @@ var ownerOf = func(ctx context.Context) mvcc.Owner {
 
 func leaseOptions(c *config.Config) lease.Options {
 	const stepBytesMax = 16 << 20
+	owner := ownerOf
 	return lease.Options{
-		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters, Client: networkOf,
+		Leases: c.Limits.Leases, Waiters: c.Limits.LockWaiters, Client: func(ctx context.Context) string { return owner(ctx).Client },
 		StepBytes: min(stepBytesMax, int(c.Limits.BatchSize)), StepKeys: min(lease.StepKeysMax, c.Limits.BatchOps),
 	}
 }
