@@ -840,3 +840,34 @@ func TestAWatchOfSomeKindsHasACommitInItsQueueOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestANewWatchThatIsFarBackWaitsForAReader: clients may create watches as often as they like, and what these take of the ring lets the tailer wait.
+func TestANewWatchThatIsFarBackWaitsForAReader(t *testing.T) {
+	s := newStore(t, 8<<20)
+	f := New(s, Options{manual: true})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	mustWatch(t, c, WatchOptions{Now: true})
+	const commits = 4 * createdMax
+	for i := range commits {
+		s.commit(batch.Header{}, set("k", fmt.Sprint(i)))
+	}
+	mustStep(t, f)
+	last := s.Stable()
+	for back, waits := range map[keys.Epoch]bool{createdMax: false, createdMax + 1: true} {
+		own := f.NewConsumer("client")
+		w := mustWatch(t, own, WatchOptions{After: Position{Epoch: last - back}})
+		if got := w.queue.len() == 0; got != waits {
+			t.Errorf("%d commits back: it waits for a reader: %v", back, got)
+		}
+		for f.read() {
+		}
+		delivered := keys.Epoch(0)
+		for d, ok := own.Next(Limit{}); ok; d, ok = own.Next(Limit{}) {
+			delivered += keys.Epoch(len(d.Parts))
+		}
+		if delivered != back || w.state != StateLive {
+			t.Errorf("%d commits back: %d delivered, state %v", back, delivered, w.state)
+		}
+	}
+}

@@ -21,6 +21,9 @@ const (
 	offersMax = 1024
 	// takeoverMax is how many commits of the ring a group takes before other lagging watches have their turn.
 	takeoverMax = 16 * 1024
+	// createdMax is how many commits a new watch takes of the ring at once. With more it waits for a reader: clients have turns there, and they may create
+	// watches as often as they like, while the tailer waits.
+	createdMax = 64
 )
 
 // catchUp are the lagging watches that wait for a reader. A watch does not wait while its queue is more than half full, or

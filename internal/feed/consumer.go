@@ -70,7 +70,9 @@ func (c *Consumer) Watch(o WatchOptions) (*Watch, error) {
 	f.index.add(w)
 	g := &group{watches: []*Watch{w}}
 	w.group = g
-	f.takeOverLocked(g)
+	if stable-o.After.Epoch <= createdMax {
+		f.takeOverLocked(g)
+	}
 	f.dismissLocked(w, g)
 	return w, nil
 }

@@ -79,11 +79,11 @@ func (f *Feed) Stats() Stats {
 func (f *Feed) List() []WatchInfo {
 	stable := f.source.Stable()
 	f.lock()
-	defer f.unlock()
 	list := make([]WatchInfo, 0, len(f.watches))
 	for _, w := range f.watches {
 		list = append(list, w.infoLocked(stable))
 	}
+	f.unlock()
 	slices.SortFunc(list, func(a, b WatchInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return list
 }
