@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/epochkv/epochkv/internal/objectstore"
 )
@@ -40,5 +41,16 @@ func TestTheNewestBackupIsNotTheOneBeforeAManifestThatCannotBeRead(t *testing.T)
 			t.Errorf("%s cannot be read: the newest is %+v, %v", id, newest, err)
 		}
 		check(t, f.target.Delete(t.Context(), f.dir+"/"+manifestsDir+id+"."+strings.Repeat("0", 64)))
+	}
+}
+
+// TestNoCommitOfABackupIsAfterItsID, also if the wall clock was set back since.
+func TestNoCommitOfABackupIsAfterItsID(t *testing.T) {
+	wall := time.Date(2026, 12, 1, 6, 0, 0, 0, time.UTC)
+	for _, newest := range []time.Time{{}, wall.Add(-time.Hour), wall.Add(time.Hour)} {
+		begun, ok := Begun(newID(begunAt(wall, newest)))
+		if !ok || begun.Add(time.Second).Before(newest) || begun.Before(wall) {
+			t.Errorf("a commit at %v: %v, %v", newest, begun, ok)
+		}
 	}
 }

@@ -152,9 +152,8 @@ func (j *job) plan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := time.Now().UTC()
 	j.manifest = &Manifest{
-		Format: manifestFormat, ID: newID(now), Kind: Full, State: describe(&info), Program: j.options.Program, LivePages: 0,
+		Format: manifestFormat, ID: newID(begunAt(time.Now(), info.History.CommitTime)), Kind: Full, State: describe(&info), Program: j.options.Program, LivePages: 0,
 	}
 	j.manifest.State.Superblock = j.state.Pages.Superblock()
 	j.dir = Dir(info.History.Lineage, info.StoreID)
@@ -241,6 +240,15 @@ var ErrBase = errors.New("backup: unfit base, make a full backup")
 
 // idTime is the form of the time in an id.
 const idTime = "20060102T150405Z"
+
+// begunAt is the time in the id of a backup: no commit of its state is later. A wall clock that was set back is before the times of commits, which never
+// go back.
+func begunAt(now, newest time.Time) time.Time {
+	if newest.After(now) {
+		return newest.UTC()
+	}
+	return now.UTC()
+}
 
 // newID names a backup by its time, and by chance.
 func newID(now time.Time) string {

@@ -44,10 +44,11 @@ func Unreachable(err error) bool {
 
 // choose finds the newest base of a history from which the target can be reached, and the files that lead there.
 func choose(ctx context.Context, o *Options) (c choice, err error) {
-	if c.bases, c.out, err = basesOf(ctx, o.Store, o.backups(), o.AllowDamaged); err != nil {
+	var bases []Base
+	if bases, c.out, err = basesOf(ctx, o.Store, o.backups(), o.AllowDamaged); err != nil {
 		return c, fmt.Errorf("list the backups: %w", err)
 	}
-	c.bases = slices.DeleteFunc(c.bases, func(b Base) bool {
+	bases = slices.DeleteFunc(bases, func(b Base) bool {
 		why := o.damaged[b.ID]
 		if why != nil {
 			c.out = append(c.out, leftOut{id: b.ID, epoch: b.Epoch, why: why})
@@ -55,12 +56,12 @@ func choose(ctx context.Context, o *Options) (c choice, err error) {
 		return why != nil
 	})
 	for {
-		c.base, c.plan, err = planFrom(ctx, o, c.bases)
+		c.base, c.plan, err = planFrom(ctx, o, bases)
 		other := new(archive.BaseError)
 		if o.History == "" || !errors.As(err, &other) {
 			return c, c.withUnreadable(err)
 		}
-		c.bases = slices.DeleteFunc(c.bases, func(b Base) bool { return b.ID == c.base.ID })
+		bases = slices.DeleteFunc(bases, func(b Base) bool { return b.ID == c.base.ID })
 	}
 }
 

@@ -3,7 +3,6 @@ package restore
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/epochkv/epochkv/internal/archive"
@@ -50,10 +49,9 @@ func (e *LeftOutError) Unwrap() error { return e.Why }
 
 // choice is a base, the files that lead from it to the target, and what else there was.
 type choice struct {
-	base  Base
-	plan  *archive.Plan
-	bases []Base // that could be taken
-	out   []leftOut
+	base Base
+	plan *archive.Plan
+	out  []leftOut
 }
 
 // check refuses what was chosen for the latest state, if a backup that was left out may have a later one; and for a drill, if the newest backup cannot
@@ -80,8 +78,8 @@ func (c *choice) later() (latest *leftOut) {
 	return latest
 }
 
-// reaches reports whether the plan leads to the state of a backup, or to a later one. If the epoch of that is not known, a commit or a backup proves it that
-// was made after the backup was begun, by the clock of the server.
+// reaches reports whether the plan leads to the state of a backup, or to a later one. If the epoch of that is not known, a commit proves it that
+// is later than all of the backup's (see backup.Begun). The time of another backup's id does not: the wall clock may have been set back.
 func (c *choice) reaches(l *leftOut) bool {
 	reached := &c.plan.Last
 	if l.known() {
@@ -91,10 +89,7 @@ func (c *choice) reaches(l *leftOut) bool {
 	if !ok {
 		return false
 	}
-	return !reached.Time.Before(begun.Add(time.Second)) || slices.ContainsFunc(c.bases, func(b Base) bool {
-		at, ok := backup.Begun(b.ID)
-		return ok && at.After(begun) && b.Epoch <= reached.Epoch
-	})
+	return !reached.Time.Before(begun.Add(time.Second))
 }
 
 // withUnreadable adds to an error about a target the manifests that cannot be read: their backups may lead there.
