@@ -224,6 +224,28 @@ func TestABackupKeepsItsStateWhileItWaitsForAPrune(t *testing.T) {
 	f.mustRestore(m)
 }
 
+// TestABackupKeepsItsStateWhileItLooksForItsBase: a target may have thousands of manifests, and answer slowly.
+func TestABackupKeepsItsStateWhileItLooksForItsBase(t *testing.T) {
+	f := newFixture(t)
+	var all []*Manifest
+	for range 3 {
+		f.write(100)
+		all = append(all, f.backUp(Options{Base: LatestBase}))
+	}
+	if len(all[2].Base.ID) == 0 || all[2].Base.ID != all[1].ID {
+		t.Fatalf("the base of the third backup is %+v", all[2].Base)
+	}
+	refused := objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/jobs", Kind: objectstore.FailForGood} // it ends before it reads
+	f.target.Inject(refused)
+	for base, want := range map[string]int64{LatestBase: 3 + 3, all[0].ID: 1 + 1, all[2].ID: 1 + 3} { // those that are looked at, and the chain
+		renewed := new(renewedPin)
+		_, err := f.tryBackUp(Options{Base: base, pin: func(s *storage.CopyState) pin { renewed.pin = s; return renewed }})
+		if err == nil || renewed.times.Load() < 2*want { // for its bytes and its end
+			t.Errorf("base %s: %v; renewed %d times, want %d or more", base, err, renewed.times.Load(), 2*want)
+		}
+	}
+}
+
 // renewedPin counts how often another pin was renewed.
 type renewedPin struct {
 	pin

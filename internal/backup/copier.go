@@ -39,6 +39,8 @@ type renewing struct {
 	pin pin
 }
 
+func (j *job) renewing() objectstore.Store { return &renewing{j.store, j.pin} }
+
 func (r *renewing) Read(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
 	inner, err := r.Store.Read(ctx, name, offset, length)
 	if err != nil {
@@ -63,7 +65,7 @@ func (j *job) readPages(s *sender) error {
 	c := &copier{job: j, ctx: s.ctx, pages: newAssembler(s, partPages, size, j.options)}
 	c.table = newTableWriter(s, size, c.pages.compressor)
 	if j.base != nil {
-		c.base = newTableReader(s.ctx, &renewing{j.store, j.pin}, j.base)
+		c.base = newTableReader(s.ctx, j.renewing(), j.base)
 	}
 	err := c.copy()
 	if err != nil {

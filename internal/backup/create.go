@@ -106,7 +106,7 @@ func Create(ctx context.Context, source Source, store objectstore.Store, o Optio
 	if err := lease.awaitNone(ctx, jobPrune, j.pin.Renew); err != nil {
 		return nil, because(ctx, err)
 	}
-	if err := j.checkBase(ctx); err != nil { // a prune that ran before the lease may have removed it
+	if err := j.checkBase(ctx, j.renewing()); err != nil { // a prune that ran before the lease may have removed it
 		return nil, because(ctx, err)
 	}
 	if err := j.copy(ctx); err != nil {
@@ -164,10 +164,11 @@ func (j *job) plan(ctx context.Context) error {
 	if j.options.Base == "" {
 		return nil
 	}
+	target := j.renewing() // there may be many manifests
 	if j.options.Base == LatestBase {
-		j.base, err = j.latestBase(ctx)
+		j.base, err = j.latestBase(ctx, target)
 	} else {
-		j.base, err = Find(ctx, j.store, j.dir, j.options.Base)
+		j.base, err = Find(ctx, target, j.dir, j.options.Base)
 	}
 	if err != nil || j.base == nil {
 		return err
@@ -177,7 +178,7 @@ func (j *job) plan(ctx context.Context) error {
 	}
 	j.manifest.Kind = Incremental
 	j.manifest.Base = &Base{ID: j.base.ID, SHA256: j.base.SHA256(), Checkpoint: j.base.State.Checkpoint}
-	if err := j.checkBase(ctx); err != nil {
+	if err := j.checkBase(ctx, target); err != nil {
 		return err
 	}
 	j.planReading()
@@ -185,11 +186,11 @@ func (j *job) plan(ctx context.Context) error {
 }
 
 // checkBase returns nil if the target has the base, and the bases that it needs.
-func (j *job) checkBase(ctx context.Context) error {
+func (j *job) checkBase(ctx context.Context, target objectstore.Store) error {
 	if j.base == nil {
 		return nil
 	}
-	_, err := Chain(ctx, j.store, j.manifest)
+	_, err := Chain(ctx, target, j.manifest)
 	return err
 }
 
@@ -225,8 +226,8 @@ func (j *job) reads(id page.ID) bool {
 // LatestBase stands for the newest backup that can be the base. Without one the backup is a full one.
 const LatestBase = "latest"
 
-func (j *job) latestBase(ctx context.Context) (base *Manifest, err error) {
-	all, _, err := List(ctx, j.store, j.dir) // a manifest that cannot be read is no base
+func (j *job) latestBase(ctx context.Context, target objectstore.Store) (base *Manifest, err error) {
+	all, _, err := List(ctx, target, j.dir) // a manifest that cannot be read is no base
 	for _, m := range all {
 		if j.manifest.unfitBase(m) == "" {
 			base = m
@@ -366,7 +367,7 @@ func (j *job) removeManifest(ctx context.Context) error {
 }
 
 func (j *job) lookUp(ctx context.Context, parts []object) error {
-	if err := j.checkBase(ctx); err != nil {
+	if err := j.checkBase(ctx, j.store); err != nil {
 		return fmt.Errorf("backup: the base has disappeared; it was deleted while the backup ran: %w", err)
 	}
 	for _, part := range parts {

@@ -145,6 +145,7 @@ type Feed struct {
 	index    index
 	watches  map[uint64]*Watch
 	live     int // watches that are
+	gapped   int // watches that need a difference
 	lastID   uint64
 	catchUp  catchUp
 	memory   memory

@@ -410,6 +410,7 @@ func (m *model) check(w *observed, through Position) {
 
 func (m *model) checkProgress() {
 	m.t.Helper()
+	m.checkStates()
 	for _, w := range m.watches {
 		if p, ok := w.Progress(); ok {
 			m.check(w, p)
@@ -503,5 +504,20 @@ func (m *model) finish() {
 func (m *model) finishedStats() {
 	if s := m.feed.Stats(); s.QueueBytes < 0 || s.Lagging+s.Difference > 0 {
 		m.t.Fatalf("%+v", s)
+	}
+	m.checkStates()
+}
+
+// checkStates compares the numbers of watches by state with the watches.
+func (m *model) checkStates() {
+	s := m.feed.Stats()
+	m.feed.lock()
+	defer m.feed.unlock()
+	states := map[State]int{}
+	for _, w := range m.feed.watches {
+		states[w.state]++
+	}
+	if states[StateLive] != s.Live || states[StateLagging] != s.Lagging || states[StateNeedsDifference] != s.Difference {
+		m.t.Fatalf("%v: %+v", states, s)
 	}
 }

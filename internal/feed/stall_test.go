@@ -200,6 +200,37 @@ func TestWithoutAWatchNothingRuns(t *testing.T) {
 	}
 }
 
+// betweenParts is a store that counts how often it is asked what is stable while the feed's mutex is free.
+type betweenParts struct {
+	*store
+	feed *Feed
+	free int
+}
+
+func (s *betweenParts) Stable() keys.Epoch {
+	if s.feed != nil && s.feed.mu.TryLock() {
+		s.feed.mu.Unlock()
+		s.free++
+	}
+	return s.store.Stable()
+}
+
+// TestAListOfManyWatchesIsTakenInParts: commits are offered between them.
+func TestAListOfManyWatchesIsTakenInParts(t *testing.T) {
+	s := &betweenParts{store: newStore(t, 1<<16)}
+	f := New(s, Options{})
+	defer f.Close()
+	c := f.NewConsumer("client")
+	const parts = 5
+	for range parts*listedAtOnce + 1 {
+		mustWatch(t, c, WatchOptions{Now: true})
+	}
+	s.feed = f
+	if n := len(f.List()); n != parts*listedAtOnce+1 || s.free != 1+parts {
+		t.Fatalf("%d watches, and %d times the mutex was free", n, s.free)
+	}
+}
+
 // TestEndsAreDelivered: a watch that is ended, by its id or with the feed, says why, once.
 func TestEndsAreDelivered(t *testing.T) {
 	s := newStore(t, 1<<16)

@@ -61,27 +61,26 @@ func (f *Feed) Stats() Stats {
 	if all := f.ring.commits.all(); len(all) > 0 {
 		s.CommitTime = all[len(all)-1].Time
 	}
-	for _, w := range f.watches {
-		switch w.state {
-		case StateLive:
-			s.Live++
-		case StateLagging:
-			s.Lagging++
-		case StateNeedsDifference:
-			s.Difference++
-		case StateEnded:
-		}
-	}
+	s.Live, s.Difference = f.live, f.gapped
+	s.Lagging = len(f.watches) - s.Live - s.Difference
 	return s
 }
 
-// List describes the watches, oldest first.
+// listedAtOnce is how many watches a list describes before it lets others have Feed.mu.
+const listedAtOnce = 256
+
+// List describes the watches, oldest first. One that begins or ends meanwhile may be in it.
 func (f *Feed) List() []WatchInfo {
 	stable := f.source.Stable()
 	f.lock()
 	list := make([]WatchInfo, 0, len(f.watches))
 	for _, w := range f.watches {
 		list = append(list, w.infoLocked(stable))
+		if len(list)%listedAtOnce == 0 {
+			f.unlock()
+			stable = f.source.Stable()
+			f.lock()
+		}
 	}
 	f.unlock()
 	slices.SortFunc(list, func(a, b WatchInfo) int { return cmp.Compare(a.ID, b.ID) })

@@ -167,6 +167,7 @@ func (w *Watch) Resume(at keys.Epoch) error {
 	case at < w.gap.ResumeAt:
 		return fmt.Errorf("feed: resumed after epoch %d, before epoch %d", at, w.gap.ResumeAt)
 	}
+	f.gapped--
 	w.state, w.gap, w.told, w.mark = StateLagging, nil, false, wal.TailMark{}
 	w.queued, w.delivered = Position{Epoch: at}, Position{Epoch: at}
 	f.index.add(w)
@@ -256,11 +257,15 @@ func (f *Feed) readyLocked(w *Watch) {
 	f.wakeLocked(w.consumer)
 }
 
-// lagLocked takes a watch away from the tailer, or from its reader.
+// lagLocked takes a watch away from the tailer or from its reader, or ends its need of a difference.
 func (f *Feed) lagLocked(w *Watch) {
-	if w.state == StateLive {
+	switch w.state {
+	case StateLive:
 		f.live--
 		f.index.demote(w)
+	case StateNeedsDifference:
+		f.gapped--
+	case StateLagging, StateEnded:
 	}
 	f.leaveLineLocked(w)
 	w.group, w.state = nil, StateLagging
@@ -272,6 +277,7 @@ func (f *Feed) gapLocked(w *Watch, gap GapError) {
 	f.lagLocked(w)
 	f.index.remove(w)
 	gap.After = w.queued
+	f.gapped++
 	w.state, w.gap, w.told = StateNeedsDifference, &gap, false
 	f.counters.gaps++
 	f.readyLocked(w)
