@@ -1,9 +1,7 @@
 package server
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/peer"
@@ -29,7 +27,6 @@ func (s *adminService) ListWatches(ctx context.Context, _ *pb.ListWatchesRequest
 		return nil, statusOf(err).Err()
 	}
 	access := accessOf(ctx)
-	slices.SortFunc(list, func(a, b feed.WatchInfo) int { return cmp.Compare(a.ID, b.ID) })
 	out := new(pb.ListWatchesResponse)
 	for i := range list {
 		w := &list[i]
