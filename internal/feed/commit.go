@@ -106,7 +106,11 @@ func (c *Commit) kinds() Kinds {
 	return kindsOf(first.kind)
 }
 
+// memory is what the commit takes. Of a borrowed one that is what a copy takes: the memory of its reader goes on after it.
 func (c *Commit) memory() int64 {
+	if c.borrowed {
+		return commitBytes + int64(len(c.body)) + int64(len(c.spans))*spanBytes
+	}
 	return commitBytes + int64(cap(c.body)) + int64(cap(c.spans))*spanBytes
 }
 
