@@ -123,18 +123,17 @@ func (s *feedService) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.
 	ctx := stream.Context()
 	return s.serveStream(ctx, telemetry.MethodWatch, func(conn *connection) error {
 		client := networkOf(ctx)
-		if !s.feed.clients.enter(client, s.config.Feed.StreamsPerClient) {
-			return &feed.LimitError{What: "streams of watches from one client's network", Limit: s.config.Feed.StreamsPerClient}
+		leave, err := s.feed.enterStream(client, &s.config.Feed)
+		if err != nil {
+			return err
 		}
-		defer s.feed.clients.leave(client)
+		defer leave()
 		w := &watchStream{
 			server: s.Server, conn: conn, stream: stream, lineage: s.lineage(), requests: make(chan watchRequest),
 			watches: map[uint64]*streamWatch{}, consumer: s.feed.feed.NewConsumer(peerOf(ctx)).Of(client),
 			ahead: aheadWatches{arrived: make(chan error, 1)}, rights: watchRights{access: *s.newAccess(ctx)}, response: takenResponse{client: client},
 		}
 		s.feed.watched.Store(true)
-		s.feed.streams.Add(1)
-		defer s.feed.streams.Add(-1)
 		return w.run(ctx)
 	})
 }

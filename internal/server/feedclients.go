@@ -44,7 +44,37 @@ func (c *watchClients) leave(client string) {
 	c.open.add(client, -1)
 }
 
-// watchUnits counts all watches, those among them that the feed does not know yet, in units of config.WatchBytes.
+// A stream of watches beyond so many counts as several watches: the share of responses has the least response of each only for these.
+const (
+	watchStreamsShared = 1024
+	watchStreamUnits   = watchResponseBytesMin / int64(config.WatchBytes)
+)
+
+// enterStream counts a stream of a client. After nil the caller calls leave when the stream has ended.
+func (f *feedState) enterStream(client string, limits *config.Feed) (leave func(), err error) {
+	if !f.clients.enter(client, limits.StreamsPerClient) {
+		return nil, &feed.LimitError{What: "streams of watches from one client's network", Limit: limits.StreamsPerClient}
+	}
+	units := int64(0)
+	if f.streams.Add(1) > watchStreamsShared {
+		units = watchStreamUnits
+	}
+	leave = func() {
+		f.units.release(client, units)
+		f.streams.Add(-1)
+		f.clients.leave(client)
+	}
+	if units > 0 {
+		if err := f.units.reserve(client, units, limits.Watches); err != nil {
+			units = 0
+			leave()
+			return nil, err
+		}
+	}
+	return leave, nil
+}
+
+// watchUnits counts all watches, those among them that the feed does not know yet, and many streams, in units of config.WatchBytes.
 type watchUnits struct {
 	used atomic.Int64 // written with mu locked
 

@@ -129,6 +129,13 @@ func (m *countedMessage) awaitSent(ctx context.Context) error {
 	}
 }
 
+// MarshalToSizedBufferVT encodes the message, once, and forgets it: it is much larger than its encoding, which is all that waits for the client.
+func (m *countedMessage) MarshalToSizedBufferVT(buf []byte) (int, error) {
+	message := m.encoder
+	m.encoder = nil
+	return message.MarshalToSizedBufferVT(buf)
+}
+
 // BufferPool is the pool from which the codec takes the message's buffer.
 func (m *countedMessage) BufferPool() mem.BufferPool { return m }
 

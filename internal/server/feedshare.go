@@ -16,8 +16,8 @@ type responseShare struct {
 }
 
 const (
-	// watchResponsesMore is what all responses have together beyond watchResponseBytesMin, of which 1,024 streams take the rest.
-	watchResponsesMore = watchResponsesBytes - 1024*watchResponseBytesMin
+	// watchResponsesMore is what all responses have together beyond watchResponseBytesMin, of which watchStreamsShared streams take the rest; further ones count as watches.
+	watchResponsesMore = watchResponsesBytes - watchStreamsShared*watchResponseBytesMin
 	watchResponsesPart = 64
 	watchClientParts   = 3
 )

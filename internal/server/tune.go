@@ -68,7 +68,7 @@ const heapGarbage = 8 << 20
 const heapLiveStep = 4 << 20
 
 // heapLive is how much of the heap is live for long: the table of large values, open transactions, leases, users, the file that the archive does not
-// have yet and, once there was a watch, commits, queues and responses. Requests and answers are not in it. They are live for moments, and as much
+// have yet and, once there was a watch, commits, queues, responses and watches. Requests and answers are not in it. They are live for moments, and as much
 // garbage beside them would not be in the bound of resident memory, which has terms for these two.
 func (s *Server) heapLive() int64 {
 	live := s.store.TableBytes() + s.transactions.memory.bytes.Load() + int64(s.leases.Count())*config.LeaseBytes + s.gate.users.HeapBytes()
@@ -76,7 +76,7 @@ func (s *Server) heapLive() int64 {
 		live += s.feed.archive.HeldBytes()
 	}
 	if s.feed.watched.Load() {
-		live += int64(s.config.Feed.Memory) + watchResponsesBytes
+		live += int64(s.config.Feed.Memory) + watchResponsesBytes + s.feed.units.used.Load()*int64(config.WatchBytes)
 	}
 	return live
 }

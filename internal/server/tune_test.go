@@ -97,6 +97,22 @@ func TestTheHeapMayGrowByTheIndirectionTable(t *testing.T) {
 	}
 }
 
+// TestTheHeapMayGrowByWatches: with 100,000 of them the collector would otherwise run all the time.
+func TestTheHeapMayGrowByWatches(t *testing.T) {
+	h := mustStart(t)
+	w := mustWatch(t, h, &pb.CreateWatch{})
+	w.recv()
+	before := h.heapLive()
+	const n = 100
+	for i := range uint64(n) {
+		w.send(&pb.WatchRequest{Request: &pb.WatchRequest_Create{Create: &pb.CreateWatch{WatchId: i + 10, Ranges: []*pb.KeyRange{{}}}}})
+		w.of(i + 10)
+	}
+	if grown := h.heapLive() - before; grown != n*int64(config.WatchBytes) {
+		t.Errorf("%d bytes with %d watches", grown, n)
+	}
+}
+
 // TestTheHeapMayGrowByUsers: with 100,000 tokens each get would otherwise take ten times the processor time.
 func TestTheHeapMayGrowByUsers(t *testing.T) {
 	h, becomes := mustFollowHeap(t, func(c *config.Config) { c.Memory = 64 * config.MiB })

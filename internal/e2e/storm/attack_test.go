@@ -227,10 +227,10 @@ func boundOf(memory config.Size) int64 {
 	return int64(c.MemoryBound() - c.WatchMemory() - c.TransactionMemory() - c.LeaseMemory())
 }
 
-// boundWithWatches is the bound once there is a watch. The limit of watches is attackWatches.
-func boundWithWatches(memory config.Size) int64 {
+// boundWithWatches is the bound once there is a watch, with so many as --max-watches.
+func boundWithWatches(memory config.Size, watches int) int64 {
 	c := config.Default()
-	c.Memory, c.Feed.Watches = memory, attackWatches
+	c.Memory, c.Feed.Watches = memory, watches
 	return int64(c.MemoryBound() - c.TransactionMemory() - c.LeaseMemory())
 }
 
@@ -239,7 +239,7 @@ const attackWatches = 10_000
 
 // watches opens streams of watches of everything that are never read, and writes.
 func (a *attacker) watches(streams, batches int, create *pb.CreateWatch) {
-	a.bound = boundWithWatches(attackMemory)
+	a.bound = boundWithWatches(attackMemory, attackWatches)
 	var conns []*grpc.ClientConn
 	for range 4 {
 		conns = append(conns, a.dial(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20)))

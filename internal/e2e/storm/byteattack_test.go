@@ -23,7 +23,7 @@ func TestStreamsTakenByteByByteStayInTheBound(t *testing.T) {
 	}
 	for _, kind := range []attack{
 		{"watches taken byte by byte", func(a *attacker) {
-			a.bound = boundWithWatches(attackMemory)
+			a.bound = boundWithWatches(attackMemory, attackWatches)
 			kinds := slices.Repeat([]pb.EventKind{pb.EventKind_EVENT_KIND_SET}, 62<<10)
 			a.byteByByte(16<<10, "FeedService/Watch", a.framed(watch(&pb.CreateWatch{Ranges: []*pb.KeyRange{{}}})), a.framed(watch(&pb.CreateWatch{WatchId: 1, Ranges: []*pb.KeyRange{{}}, Kinds: kinds})))
 		}},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -29,14 +30,19 @@ func TestWatchesWithoutAWindowStayInTheBound(t *testing.T) {
 		{"watches with a small window", func(a *attacker) { a.closedWatches(300, kinds) }},
 		{"watches of many ranges", func(a *attacker) { a.closedWatches(0, ranges) }},
 	} {
-		t.Run(kind.name, func(t *testing.T) { kind.against(t, binary, "--max-connections", "100") })
+		t.Run(kind.name, func(t *testing.T) {
+			kind.against(t, binary, "--max-connections", "100", "--max-watches", strconv.Itoa(closedWatchesMax))
+		})
 	}
 }
+
+// closedWatchesMax is --max-watches: as many streams as --max-connections allows, each of which counts as 16.
+const closedWatchesMax = 120_000
 
 // closedWatches opens streams of watches that take so many bytes, writes, and asks for another watch on each of them.
 func (a *attacker) closedWatches(window uint32, later *pb.CreateWatch) {
 	const commits, value = 12, 14 << 10
-	a.bound = boundWithWatches(attackMemory)
+	a.bound = boundWithWatches(attackMemory, closedWatchesMax)
 	streams, all := a.times(20, 80), a.rawClients(window)
 	a.sendEach(all, streams, true, &pb.CreateWatch{Ranges: []*pb.KeyRange{{}}})
 	kv := pb.NewKVServiceClient(a.dial())
@@ -127,7 +133,7 @@ func (r *rawClient) awaitHeaders(n int) {
 // readSnapshots opens streams of several watches each, which begin with a snapshot of everything, and takes what comes for a while. Each watch has a large
 // value in turn, and is to keep it no longer than that.
 func (a *attacker) readSnapshots(streams, each int) {
-	a.bound = boundWithWatches(attackMemory)
+	a.bound = boundWithWatches(attackMemory, attackWatches)
 	ctx, cancel := context.WithTimeout(a.ctx, 10*a.look())
 	defer cancel()
 	for i := range 4 {
