@@ -42,10 +42,11 @@ func (s *Store) openRemoved(ctx context.Context) error {
 	}
 	s.timeline.removed = removedRanges(known, s.recovery.Skipped, retained)
 	s.timeline.unrecorded = changedRanges(known, s.timeline.removed)
-	if err != nil { // every epoch may be one of those that the page hides
+	s.timeline.forget(s.Visible())
+	s.keepHidden()
+	if err != nil { // every epoch may be one of those that the page hides; a start that reads it forgets what they need no more
 		s.timeline.removed = []keys.EpochRange{{First: 1, Last: s.Visible()}}
 	}
-	s.timeline.forget(s.Visible())
 	return nil
 }
 
@@ -70,6 +71,7 @@ func (t *timeline) forget(visible keys.Epoch) {
 	}
 	if keys.Epoch(t.floor.Load()) < first {
 		t.floor.Store(uint64(visible))
+		t.unread = t.recorded // merges drop nothing while a later start may read it and not know of the repair
 	}
 }
 

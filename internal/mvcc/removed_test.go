@@ -272,6 +272,84 @@ func TestNoPastIsReadBesideADamagedRecordOfRemovedEpochs(t *testing.T) {
 	})
 }
 
+// TestWhatOneStartCannotReadOfRemovedEpochsEndsNoRetention: merges would drop what the record of the floor keeps, and the next start can read all
+// records again.
+func TestWhatOneStartCannotReadOfRemovedEpochsEndsNoRetention(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // no second passes after a start, in which the retention would end
+		fs := vfs.NewMem()
+		o := tiny(fs)
+		o.Retention, o.Storage.PageSize = time.Hour, 512
+		s := mustStart(t, o)
+		at := mustPut(t, s, "key", "old")
+		fs = fs.Crash(1, vfs.SurviveAll) // which leaves out as many epochs as a repair may
+		o.Storage.FS = fs
+		_ = s.Close()
+		s = mustStart(t, o)
+		mustPut(t, s, "key", "new")
+		for i := range keys.Epoch(100) {
+			s.recovery.Skipped = append(s.recovery.Skipped, keys.EpochRange{First: 10*i + 1000, Last: 10*i + 1005})
+		}
+		if err := errors.Join(s.openRemoved(t.Context()), s.recordRemoved(t.Context(), s.probe)); err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, s)
+		intact, record := dataFile(t, fs), []byte{byte(keys.SpaceSystem), keys.SystemRemoved}
+		if damageLeaves(t, fs, 512, func(first, last []byte) bool { return bytes.HasPrefix(first, record) && bytes.HasPrefix(last, record) }) < 3 {
+			t.Fatal("too few leaves: the test tests too little")
+		}
+		damaged := dataFile(t, fs)
+		o.Retention = 0
+		s = mustStart(t, o)
+		if low := s.LowWatermark(); low > at {
+			t.Errorf("the low watermark is %d, and epoch %d is kept", low, at)
+		}
+		mustPut(t, s, "key", "newest")
+		mustCheckpoint(t, s)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		restoreBytes(t, fs, intact, damaged)
+		s = mustStart(t, o)
+		defer func() { _ = s.Close() }()
+		mustNotReadWrongly(t, s, "key", "old", at)
+		if v := get(t, s, "key", at); v != "old" {
+			t.Errorf("at %d: %q", at, v)
+		}
+	})
+}
+
+// TestAFloorFromBeforeARepairIsEndedBeforeMergesDropWhatItKeeps: a later start may read its record and not that of the repair.
+func TestAFloorFromBeforeARepairIsEndedBeforeMergesDropWhatItKeeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := tiny(vfs.NewMem())
+		o.Retention = time.Hour
+		s := mustStart(t, o)
+		mustPut(t, s, "key", "old")
+		s.recovery.Skipped = []keys.EpochRange{{First: 100, Last: 100 + 2*wal.EpochWindow}}
+		if err := s.openRemoved(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.collector.collect(nil, false)
+		if floor := keys.Epoch(s.timeline.floor.Load()); floor != s.Visible() || s.MinVisible() != 0 {
+			t.Errorf("the floor is %d, and merges drop versions before epoch %d", floor, s.MinVisible())
+		}
+		if err := s.recordRemoved(t.Context(), s.probe); err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, s)
+		o.Retention = 0
+		s = mustStart(t, o)
+		defer func() { _ = s.Close() }()
+		found := false
+		if err := s.probe.ScanSystem(t.Context(), floorKey, append(floorKey, 0), func(_, _ []byte, _ keys.Epoch) bool { found = true; return true }); err != nil || found {
+			t.Errorf("the record of the floor is there: %v, %v", found, err)
+		}
+		if s.timeline.hides() {
+			t.Error("every version is kept for good")
+		}
+	})
+}
+
 // TestRecordsOfLostEpochsThatNothingNeedsAreRemoved: the replay records what each crash has lost, also where no older epoch can be read.
 func TestRecordsOfLostEpochsThatNothingNeedsAreRemoved(t *testing.T) {
 	o := tiny(vfs.NewMem())
