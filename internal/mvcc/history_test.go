@@ -508,9 +508,10 @@ func TestAHistoryNeedsMoreThanTheSnapshotOfAnotherReader(t *testing.T) {
 // TestAHistoryEndsWithTheVersionWhereItBegan, although the floor rises between two parts: what is before it may have lost versions.
 func TestAHistoryEndsWithTheVersionWhereItBegan(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
-	x, keeper := mustSession(t, s), mustSession(t, s)
+	x, keeper, later := mustSession(t, s), mustSession(t, s), mustSession(t, s)
 	defer x.Close()
 	defer keeper.Close()
+	defer later.Close()
 	var at []keys.Epoch
 	for i := range 6 {
 		at = append(at, mustPut(t, s, "k", fmt.Sprint(i)))
@@ -525,10 +526,10 @@ func TestAHistoryEndsWithTheVersionWhereItBegan(t *testing.T) {
 	if err != nil || len(h.Versions) != 2 || !h.More {
 		t.Fatal(h, err)
 	}
-	keeper.endKeeping()
-	if _, err := keeper.keepVersions(at[4]); err != nil { // whose version was the last one of the part
+	if _, err := later.keepVersions(at[4]); err != nil { // whose version was the last one of the part
 		t.Fatal(err)
 	}
+	keeper.endKeeping() // the collector may look at any time
 	mustPut(t, s, "l", "")
 	s.collector.collect(nil, true)
 	o.AfterKey, o.AfterEpoch = h.Versions[1].Key, h.Versions[1].Epoch

@@ -148,6 +148,7 @@ func largeWriteOf(operations int) *Write {
 func TestATurnEndsAfterAWhile(t *testing.T) {
 	s := mustOpen(t, tiny(vfs.NewMem()))
 	var keeping []*Session
+	began := time.Now()
 	for range runtime.GOMAXPROCS(0) {
 		x := mustSession(t, s)
 		defer x.Close()
@@ -158,7 +159,6 @@ func TestATurnEndsAfterAWhile(t *testing.T) {
 	}
 	x := mustSession(t, s)
 	defer x.Close()
-	began := time.Now()
 	if _, err := x.Commit(t.Context(), largeWrite("k", false)); err != nil || time.Since(began) < turnMost/2 {
 		t.Errorf("beside turns that last: %v after %v", err, time.Since(began))
 	}

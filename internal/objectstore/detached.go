@@ -240,12 +240,14 @@ func (r *detachedReader) Read(p []byte) (int, error) {
 	return copy(p, buf[:n]), err
 }
 
-// Close implements io.Closer.
+// Close implements io.Closer. The kernel may ask the device, or the server, when a file is closed.
 func (r *detachedReader) Close() error {
-	if r.inner == nil {
+	inner := r.inner
+	if inner == nil {
 		return nil
 	}
-	return r.inner.Close()
+	r.inner = nil
+	return call(r.ctx, r.store, inner.Close, func() {})
 }
 
 // lentContent is a content that its owner can take back: then nothing uses it any more.

@@ -257,3 +257,25 @@ func TestACallThatReturnsSoonAfterItsContextIsNotLeft(t *testing.T) {
 	}
 	t.Error("each call was left")
 }
+
+// stuckClose is a file that was read, and whose close the kernel does not end.
+type stuckClose struct{ store *stuckStore }
+
+func (r *stuckClose) Read([]byte) (int, error) { return 0, context.Canceled }
+func (r *stuckClose) Close() error             { r.store.wait(); return nil }
+
+// TestCloseOfAReaderIsLeft: some file systems ask their servers when a file is closed.
+func TestCloseOfAReaderIsLeft(t *testing.T) {
+	stuck := newStuckStore()
+	ctx, stop := context.WithCancel(t.Context())
+	r := &detachedReader{ctx: ctx, store: "stuck closes", inner: &stuckClose{stuck}}
+	stop()
+	if err := within(t, r.Close); !errors.Is(err, errLeft) {
+		t.Errorf("close: %v", err)
+	}
+	if err := within(t, r.Close); err != nil {
+		t.Errorf("close of what was closed: %v", err)
+	}
+	close(stuck.released)
+	waitUntil(t, func() bool { return left.all() == 0 })
+}

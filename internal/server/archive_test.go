@@ -207,6 +207,31 @@ func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
 	}
 }
 
+// TestACopyThatHasGoneOnMakesNoBackupIntoTheArchive: a restore would take it for the latest state of the store that is archived there.
+func TestACopyThatHasGoneOnMakesNoBackupIntoTheArchive(t *testing.T) {
+	dir, disk := t.TempDir(), vfs.NewMem()
+	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
+	h := mustStartOn(t, disk, adjust)
+	h.put(t, "a", "b")
+	if err := h.stop(); err != nil {
+		t.Fatal(err)
+	}
+	copied := disk.Crash(2, vfs.SurviveAll)
+	first := mustStartOn(t, disk.Crash(1, vfs.SurviveAll), adjust)
+	e := first.put(t, "a", "of the archived store")
+	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() >= e })
+	alone := mustStartOn(t, copied)
+	for range 20 {
+		alone.put(t, "a", "of the copy")
+	}
+	if err := alone.stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := mustStartOn(t, copied, adjust)
+	awaitArchive(t, second, func(s *pb.ArchiveStatusResponse) bool { return s.GetRefused() })
+	copyIsNoBackup(t, first, second, dir)
+}
+
 // copyIsNoBackup: a copy that is not archived makes no backup into the archive of the other one, under whatever name, but to other places.
 func copyIsNoBackup(t *testing.T, owner, other *harness, dir string) {
 	t.Helper()

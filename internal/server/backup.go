@@ -220,7 +220,10 @@ func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error
 		return nil
 	}
 	status := s.feed.archive.Status()
-	if status.Owner == nil || status.Owner.Self {
+	switch {
+	case status.Owner == nil && errors.As(status.Err, new(*archive.RefusedError)):
+		return s.refuseForeign(ctx, target, &status)
+	case status.Owner == nil || status.Owner.Self:
 		return nil
 	}
 	if target.String() != status.Target { // it may be the same place by another name
@@ -233,6 +236,28 @@ func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error
 		}
 	}
 	return &archiveInUseError{status.Owner, status.Err}
+}
+
+// refuseForeign is refuseCopy of a store that must not write to the archive: its history is another one than that of the files
+// there. Other places take its backups.
+func (s *Server) refuseForeign(ctx context.Context, target objectstore.Store, status *archive.Status) error {
+	lineage := s.store.History().Lineage
+	owner, found, err := archive.OwnerOf(ctx, target, lineage)
+	if err == nil && found && target.String() != status.Target {
+		var place objectstore.Store
+		if place, err = objectstore.Open(s.config.Archive.URL, objectstore.Options{}); err == nil {
+			var there archive.Owner
+			there, found, err = archive.OwnerOf(ctx, place, lineage)
+			found = found && there.Session == owner.Session // the same place by another name
+		}
+	}
+	switch {
+	case err != nil:
+		return backupStatus("the backup was not made", err)
+	case found:
+		return &archiveInUseError{&owner, status.Err}
+	}
+	return nil
 }
 
 // openTarget opens the object store of a request.

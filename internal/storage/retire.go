@@ -61,6 +61,7 @@ func (e *Engine) Reclaim() {
 		}
 		_ = e.broken(checkRetired(old.bytes.Add(-r.bytes)))
 		for _, g := range r.generations {
+			g.next.Store(nil) // a session that does nothing keeps its generation, and would keep all that come after it
 			e.reuseOrFree(g.mem)
 			e.memory.reclaimed.Store(max(e.memory.reclaimed.Load(), g.end.Load()))
 		}
