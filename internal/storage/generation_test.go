@@ -158,29 +158,3 @@ func TestOnlyCompleteGenerationsAreMerged(t *testing.T) {
 		}
 	}
 }
-
-// TestAnIdleWriterKeepsNoLaterGenerations: a session that has committed once, and does nothing for days, has the generation of its commit.
-func TestAnIdleWriterKeepsNoLaterGenerations(t *testing.T) {
-	b := openBench(t, Options{PageSize: 512, MemoryBytes: 16 << 20, CacheBytes: 1 << 20, MemtableBytes: 256 << 10, SegmentBytes: 256 << 10})
-	b.put(0, 1, 10)
-	idle := b.writer
-	b.writer = Writer{}
-	const rounds = 5
-	for range rounds {
-		b.put(0, 1, 10)
-		if err := b.engine.Rotate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		b.checkpoint()
-	}
-	n := 0
-	for g := idle.generation.next.Load(); g != nil; g = g.next.Load() {
-		n++
-	}
-	if rotations := b.engine.counters.rotations.Load(); n != 0 || rotations < rounds {
-		t.Errorf("it keeps %d generations after its own, after %d rotations", n, rotations)
-	}
-	if err := b.engine.Close(); err != nil {
-		t.Error(err)
-	}
-}

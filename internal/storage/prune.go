@@ -2,6 +2,7 @@ package storage
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -200,7 +201,7 @@ func (p *pruner) reclaimLocked(r *pin.Registry) {
 		}
 		n++
 	}
-	p.waiting = append(p.waiting[:0], p.waiting[n:]...)
+	p.waiting = slices.Delete(p.waiting, 0, n)
 }
 
 // quiesce waits until no goroutine prunes; generations that are sealed by now are left alone from then on.

@@ -194,6 +194,7 @@ func (l *Log) leaveSealed() (left bool, err error) {
 	l.recordFailure(s.file.Close()) // all records are durable
 	l.completed.complete(completedSegment{info: s.info(), end: epoch - 1, size: int64(len(s.buffer)), completed: time.Now()})
 	l.releaseBuffer(s, int(f.pos))
+	s.next.Store(nil) // what still refers to s keeps none of the later ones
 	return f.start(next), nil
 }
 
