@@ -54,6 +54,7 @@ type Plan struct {
 
 	damage         error      // of files in the place of which others were tried; nil if there are none
 	damagedThrough keys.Epoch // the last epoch of them
+	unfit          unfit
 }
 
 // MissingError means that the archive does not lead to the target. Nothing was written.
@@ -85,7 +86,7 @@ func (e *MissingError) Error() string {
 // an archive is refused. A base that is the target is compared with the archive, too, and needs no file. Errors: *MissingError, *ForkError, *BaseError,
 // *OverlapError, *UnknownFileError, *DamageError, *LineageError, ErrNewerFormat, and those of the store.
 func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage, base Point, target Target, history string) (*Plan, error) {
-	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}}
+	p := &Plan{Base: base, Target: target, Last: base, place: place{store, lineage}, unfit: unfit{}}
 	all, err := p.place.files(ctx)
 	if err != nil {
 		return nil, err
@@ -113,52 +114,65 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 		return p, p.leadsToBase(all, history)
 	}
 	for {
-		unfit, err := p.try(ctx, all)
+		again, err := p.try(ctx, all)
 		switch {
 		case err != nil:
 			return p, errors.Join(err, p.damage)
-		case unfit == "" && target == (Target{}) && p.Last.Epoch < p.damagedThrough: // the latest state is in a file that is damaged
+		case again:
+			continue
+		case target == (Target{}) && p.Last.Epoch < p.damagedThrough: // the latest state is in a file that is damaged
 			return p, p.damage
-		case unfit == "":
-			return p, errors.Join(p.checkTarget(ctx), p.checkLoads(ctx))
 		}
-		all = slices.DeleteFunc(all, func(f file) bool { return f.name == unfit })
+		return p, errors.Join(p.checkTarget(ctx), p.checkLoads(ctx))
 	}
 }
 
-// try chooses files by their names, and compares their links. It returns the name of a file that does not follow the one before, or is damaged,
-// if another one may follow in its place.
-func (p *Plan) try(ctx context.Context, all []file) (unfit string, err error) {
-	chosen := chain(all, p.Base.Epoch, p.Target.Epoch)
+// unfit are the files that do not follow the one before, by the epoch with which that ends, or are damaged. They are not chosen there. One that does not
+// follow a file may follow the next one, which ends after its begin.
+type unfit map[string][]keys.Epoch
+
+// add adds a file that does not follow an epoch; one that is damaged follows none.
+func (u unfit) add(f *file, after keys.Epoch) { u[f.name] = append(u[f.name], after) }
+
+func (u unfit) has(f *file, after keys.Epoch) bool {
+	return slices.Contains(u[f.name], after) || slices.Contains(u[f.name], keys.MaxEpoch)
+}
+
+// try chooses files by their names, and compares their links. It reports true if it has to be called again: a file does not follow the one before, or is
+// damaged, and another one may follow in its place.
+func (p *Plan) try(ctx context.Context, all []file) (again bool, err error) {
+	chosen := chain(all, p.unfit, p.Base.Epoch, p.Target.Epoch)
 	infos, errs, err := p.place.infos(ctx, chosen)
 	if err != nil {
-		return "", err
+		return false, err
 	}
 	p.files, p.Files, p.Last = nil, nil, p.Base
 	reason, last := "", Link{}
 	for i := range infos {
 		if errs[i] != nil {
-			if !others(all, &chosen[i], p.Last.Epoch) {
-				return "", errs[i]
+			if !p.others(all, &chosen[i]) {
+				return false, errs[i]
 			}
 			p.damage, p.damagedThrough = errors.Join(p.damage, errs[i]), max(p.damagedThrough, chosen[i].last)
-			return chosen[i].name, nil
+			p.unfit.add(&chosen[i], keys.MaxEpoch)
+			return true, nil
 		}
 		if reason = follows(&infos[i], &p.Base, last, i == 0); reason != "" {
-			if others(all, &chosen[i], p.Last.Epoch) {
-				return chosen[i].name, nil
+			if p.others(all, &chosen[i]) {
+				p.unfit.add(&chosen[i], p.Last.Epoch)
+				return true, nil
 			}
 			break
 		}
 		p.add(&chosen[i], &infos[i])
 		if last = infos[i].Last; p.reached() {
-			return "", nil
+			return false, nil
 		}
 	}
-	if p.Target == (Target{}) && reason == "" && !later(all, p.Last.Epoch) {
-		return "", nil
+	if p.Target == (Target{}) && reason == "" && !p.later(all) {
+		return false, nil
 	}
-	return "", p.missing(ctx, all, reason)
+	return false, p.missing(ctx, all, reason)
 }
 
 func (p *Plan) add(f *file, i *Info) {
@@ -179,7 +193,7 @@ func (p *Plan) missing(ctx context.Context, all []file, reason string) error {
 	e := &MissingError{Target: p.Target, From: p.Last.Epoch + 1, Reason: reason, Latest: p.Last}
 	var next *file
 	for i, f := range all {
-		if f.first > e.From && (e.Through == 0 || f.first-1 < e.Through) {
+		if f.first > e.From && (e.Through == 0 || f.first-1 < e.Through) && !p.unfit.has(&f, keys.MaxEpoch) {
 			e.Through, next = f.first-1, &all[i]
 		}
 	}
@@ -196,11 +210,14 @@ func (p *Plan) missing(ctx context.Context, all []file, reason string) error {
 
 // chain are files that cover the epochs after one, up to another unless that is zero, as far as their names tell: always the one
 // that goes farthest.
-func chain(all []file, after, through keys.Epoch) (chosen []file) {
-	for i := 0; through == 0 || after < through; {
+func chain(all []file, not unfit, after, through keys.Epoch) (chosen []file) {
+	for from := 0; through == 0 || after < through; {
+		for from < len(all) && all[from].last <= after {
+			from++
+		}
 		best := -1
-		for ; i < len(all) && all[i].first <= after+1; i++ {
-			if all[i].last > after && (best < 0 || all[i].last > all[best].last) {
+		for i := from; i < len(all) && all[i].first <= after+1; i++ {
+			if all[i].last > after && (best < 0 || all[i].last > all[best].last) && !not.has(&all[i], after) {
 				best = i
 			}
 		}
@@ -212,14 +229,17 @@ func chain(all []file, after, through keys.Epoch) (chosen []file) {
 	return chosen
 }
 
-// others reports whether another file has the epoch after one.
-func others(all []file, but *file, after keys.Epoch) bool {
-	return slices.ContainsFunc(all, func(f file) bool { return f.name != but.name && f.first <= after+1 && f.last > after })
+// others reports whether another file has the epoch after the last one, and may follow it.
+func (p *Plan) others(all []file, but *file) bool {
+	after := p.Last.Epoch
+	return slices.ContainsFunc(all, func(f file) bool {
+		return f.name != but.name && f.first <= after+1 && f.last > after && !p.unfit.has(&f, after)
+	})
 }
 
-// later reports whether any file has epochs after one.
-func later(all []file, after keys.Epoch) bool {
-	return slices.ContainsFunc(all, func(f file) bool { return f.last > after })
+// later reports whether a file that is not damaged has epochs after the last one.
+func (p *Plan) later(all []file) bool {
+	return slices.ContainsFunc(all, func(f file) bool { return f.last > p.Last.Epoch && !p.unfit.has(&f, keys.MaxEpoch) })
 }
 
 // follows returns why a file does not continue a chain, or nothing. If the file overlaps what is before, that is found out when the
