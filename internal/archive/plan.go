@@ -54,7 +54,7 @@ type Plan struct {
 
 	damage         error      // of files in the place of which others were tried; nil if there are none
 	damagedThrough keys.Epoch // the last epoch of them
-	unfit          unfit
+	unfit          unfit      // files that try does not choose again
 }
 
 // MissingError means that the archive does not lead to the target. Nothing was written.
@@ -127,11 +127,10 @@ func NewPlan(ctx context.Context, store objectstore.Store, lineage keys.Lineage,
 	}
 }
 
-// unfit are the files that do not follow the one before, by the epoch with which that ends, or are damaged. They are not chosen there. One that does not
-// follow a file may follow the next one, which ends after its begin.
+// unfit has, by the name of a file, the epochs that it does not follow: MaxEpoch, if it is damaged and follows none. A file that does not follow the end of
+// one file may follow that of the next, which overlaps it.
 type unfit map[string][]keys.Epoch
 
-// add adds a file that does not follow an epoch; one that is damaged follows none.
 func (u unfit) add(f *file, after keys.Epoch) { u[f.name] = append(u[f.name], after) }
 
 func (u unfit) has(f *file, after keys.Epoch) bool {
@@ -208,8 +207,8 @@ func (p *Plan) missing(ctx context.Context, all []file, reason string) error {
 	return e
 }
 
-// chain are files that cover the epochs after one, up to another unless that is zero, as far as their names tell: always the one
-// that goes farthest.
+// chain are files that cover the epochs after one, up to another unless that is zero, as far as their names tell: of those that are not unfit, always the
+// one that goes farthest.
 func chain(all []file, not unfit, after, through keys.Epoch) (chosen []file) {
 	for from := 0; through == 0 || after < through; {
 		for from < len(all) && all[from].last <= after {

@@ -232,7 +232,7 @@ func TestABackupKeepsItsStateWhileItLooksForItsBase(t *testing.T) {
 		f.write(100)
 		all = append(all, f.backUp(Options{Base: LatestBase}))
 	}
-	if len(all[2].Base.ID) == 0 || all[2].Base.ID != all[1].ID {
+	if all[2].Base == nil || all[2].Base.ID != all[1].ID {
 		t.Fatalf("the base of the third backup is %+v", all[2].Base)
 	}
 	refused := objectstore.Fault{Op: objectstore.OpCreate, Prefix: f.dir + "/base/jobs", Kind: objectstore.FailForGood} // it ends before it reads

@@ -305,48 +305,52 @@ func TestALateExpirerHasMoreCommitsInFlight(t *testing.T) {
 
 // TestALongPassEndsAndGoesOn: so that what commits note during it is no lag for long.
 func TestALongPassEndsAndGoesOn(t *testing.T) {
-	var offset atomic.Int64
-	o := tiny(vfs.NewMem())
-	o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
-	s := mustOpen(t, o)
-	x := mustSession(t, s)
-	defer x.Close()
-	const n = 3*expiryBatchMax + 1
-	deadline := in(s, time.Hour)
-	for i := range n {
-		putWith(t, x, fmt.Sprint(i), "v", metadata.Fields{ExpiresAt: deadline})
-	}
-	s.expirer.next.Store(noDeadline) // it sleeps from now on
-	offset.Store(int64(2 * time.Hour))
-	if _, err := s.clock.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	e := newExpirer(s)
-	e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsLate)
-	for range expiryCommitsLate {
-		e.idle = append(e.idle, new(expiryBatch))
-	}
-	go func() {
-		for b := range e.jobs {
-			b.commit(context.Background(), x)
-			e.done <- b
+	synctest.Test(t, func(t *testing.T) {
+		var offset atomic.Int64
+		o := atLeisure()
+		o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+		s := mustOpen(t, o)
+		x := mustSession(t, s)
+		defer x.Close()
+		const n = 3*expiryBatchMax + 1
+		deadline := in(s, time.Hour)
+		for i := range n {
+			putWith(t, x, fmt.Sprint(i), "v", metadata.Fields{ExpiresAt: deadline})
 		}
-	}()
-	defer close(e.jobs)
-	for range 2 {
-		if err := e.pass(t.Context(), time.Now()); err != nil {
+		time.Sleep(time.Second) // the first pass of the store's expirer has ended: it waits for the deadline
+		s.expirer.next.Store(noDeadline)
+		time.Sleep(2 * expirySleepMax) // it waits for nothing
+		offset.Store(int64(2 * time.Hour))
+		if _, err := s.clock.Accept(); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if got, next := e.expired.Load(), e.next.Load(); got <= expiryBatchMax || got > 2*expiryBatchMax || next != deadline {
-		t.Errorf("two passes that end at once have deleted %d keys, want two batches, and the next one begins at %d, want %d", got, next, deadline)
-	}
-	if err := e.pass(t.Context(), time.Now().Add(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
-	if got := e.expired.Load(); got != n {
-		t.Errorf("%d of %d keys are deleted", got, n)
-	}
+		e := newExpirer(s)
+		e.jobs, e.done = make(chan *expiryBatch), make(chan *expiryBatch, expiryCommitsLate)
+		for range expiryCommitsLate {
+			e.idle = append(e.idle, new(expiryBatch))
+		}
+		go func() {
+			for b := range e.jobs {
+				b.commit(context.Background(), x)
+				e.done <- b
+			}
+		}()
+		defer close(e.jobs)
+		for range 2 {
+			if err := e.pass(t.Context(), time.Now().Add(-1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, next := e.expired.Load(), e.next.Load(); got <= expiryBatchMax || got > 2*expiryBatchMax || next != deadline {
+			t.Errorf("two passes that end at once have deleted %d keys, want two batches, and the next one begins at %d, want %d", got, next, deadline)
+		}
+		if err := e.pass(t.Context(), time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.expired.Load(); got != n {
+			t.Errorf("%d of %d keys are deleted", got, n)
+		}
+	})
 }
 
 // TestExpiryIsTheOriginOfItsCommits, and a commit has no more than its bound of keys.

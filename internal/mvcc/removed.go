@@ -44,7 +44,7 @@ func (s *Store) openRemoved(ctx context.Context) error {
 	s.timeline.unrecorded = changedRanges(known, s.timeline.removed)
 	s.timeline.forget(s.Visible())
 	s.keepHidden()
-	if err != nil { // every epoch may be one of those that the page hides; a start that reads it forgets what they need no more
+	if err != nil { // every epoch may be one of those that the page hides. That ends no retention: a later start may read it
 		s.timeline.removed = []keys.EpochRange{{First: 1, Last: s.Visible()}}
 	}
 	return nil
@@ -71,7 +71,7 @@ func (t *timeline) forget(visible keys.Epoch) {
 	}
 	if keys.Epoch(t.floor.Load()) < first {
 		t.floor.Store(uint64(visible))
-		t.unread = t.recorded // merges drop nothing while a later start may read it and not know of the repair
+		t.unread = t.recorded // until its record has ended: a later start may read that, and not know of the repair
 	}
 }
 

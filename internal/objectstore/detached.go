@@ -240,7 +240,7 @@ func (r *detachedReader) Read(p []byte) (int, error) {
 	return copy(p, buf[:n]), err
 }
 
-// Close implements io.Closer. The kernel may ask the device, or the server, when a file is closed.
+// Close implements io.Closer. The kernel may ask the device, or the server, when a file is closed. However many calls were left, a close begins.
 func (r *detachedReader) Close() error {
 	inner := r.inner
 	if inner == nil {

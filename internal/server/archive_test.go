@@ -168,17 +168,24 @@ func TestLagOfAnArchiveThatHasNotAnsweredIsThatOfTheLog(t *testing.T) {
 	}
 }
 
-// TestSecondCopyOfAStoreSaysThatItIsNotArchived: of two servers with copies of one data directory and one archive, the second one says in
-// its status, its log and its metrics that it is not archived, and why; it serves, and the first one archives.
-func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
-	t.Parallel() // it waits for an owner to answer
-	dir, disk := t.TempDir(), vfs.NewMem()
-	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
+// storeToCopy is a store that was stopped, and is archived to a directory.
+func storeToCopy(t *testing.T) (dir string, disk *vfs.Mem, adjust func(*config.Config)) {
+	t.Helper()
+	dir, disk = t.TempDir(), vfs.NewMem()
+	adjust = func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
 	h := mustStartOn(t, disk, adjust)
 	h.put(t, "a", "b")
 	if err := h.stop(); err != nil {
 		t.Fatal(err)
 	}
+	return dir, disk, adjust
+}
+
+// TestSecondCopyOfAStoreSaysThatItIsNotArchived: of two servers with copies of one data directory and one archive, the second one says in
+// its status, its log and its metrics that it is not archived, and why; it serves, and the first one archives.
+func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
+	t.Parallel() // it waits for an owner to answer
+	dir, disk, adjust := storeToCopy(t)
 	first := mustStartOn(t, disk.Crash(1, vfs.SurviveAll), adjust)
 	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool { return s.GetArchivedEpoch() > 0 && s.GetError() == "" })
 	second := mustStartOn(t, disk.Crash(2, vfs.SurviveAll), adjust)
@@ -209,13 +216,7 @@ func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
 
 // TestACopyThatHasGoneOnMakesNoBackupIntoTheArchive: a restore would take it for the latest state of the store that is archived there.
 func TestACopyThatHasGoneOnMakesNoBackupIntoTheArchive(t *testing.T) {
-	dir, disk := t.TempDir(), vfs.NewMem()
-	adjust := func(c *config.Config) { c.Archive.URL, c.Archive.Interval = dir, 100*time.Millisecond }
-	h := mustStartOn(t, disk, adjust)
-	h.put(t, "a", "b")
-	if err := h.stop(); err != nil {
-		t.Fatal(err)
-	}
+	dir, disk, adjust := storeToCopy(t)
 	copied := disk.Crash(2, vfs.SurviveAll)
 	first := mustStartOn(t, disk.Crash(1, vfs.SurviveAll), adjust)
 	e := first.put(t, "a", "of the archived store")

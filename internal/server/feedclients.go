@@ -44,7 +44,7 @@ func (c *watchClients) leave(client string) {
 	c.open.add(client, -1)
 }
 
-// A stream of watches beyond so many counts as several watches: the share of responses has the least response of each only for these.
+// The share of responses has the least response of watchStreamsShared streams. Each further stream counts as watchStreamUnits watches.
 const (
 	watchStreamsShared = 1024
 	watchStreamUnits   = watchResponseBytesMin / int64(config.WatchBytes)
@@ -55,23 +55,21 @@ func (f *feedState) enterStream(client string, limits *config.Feed) (leave func(
 	if !f.clients.enter(client, limits.StreamsPerClient) {
 		return nil, &feed.LimitError{What: "streams of watches from one client's network", Limit: limits.StreamsPerClient}
 	}
-	units := int64(0)
-	if f.streams.Add(1) > watchStreamsShared {
-		units = watchStreamUnits
-	}
-	leave = func() {
-		f.units.release(client, units)
+	leaveShared := func() {
 		f.streams.Add(-1)
 		f.clients.leave(client)
 	}
-	if units > 0 {
-		if err := f.units.reserve(client, units, limits.Watches); err != nil {
-			units = 0
-			leave()
-			return nil, err
-		}
+	if f.streams.Add(1) <= watchStreamsShared {
+		return leaveShared, nil
 	}
-	return leave, nil
+	if err := f.units.reserve(client, watchStreamUnits, limits.Watches); err != nil {
+		leaveShared()
+		return nil, err
+	}
+	return func() {
+		f.units.release(client, watchStreamUnits)
+		leaveShared()
+	}, nil
 }
 
 // watchUnits counts all watches, those among them that the feed does not know yet, and many streams, in units of config.WatchBytes.

@@ -129,7 +129,7 @@ func (m *countedMessage) awaitSent(ctx context.Context) error {
 	}
 }
 
-// MarshalToSizedBufferVT encodes the message, once, and forgets it: it is much larger than its encoding, which is all that waits for the client.
+// MarshalToSizedBufferVT encodes the message, once, and lets go of it: only its bytes wait for the client, and it takes many times as much.
 func (m *countedMessage) MarshalToSizedBufferVT(buf []byte) (int, error) {
 	message := m.encoder
 	m.encoder = nil

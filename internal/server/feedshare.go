@@ -16,7 +16,7 @@ type responseShare struct {
 }
 
 const (
-	// watchResponsesMore is what all responses have together beyond watchResponseBytesMin, of which watchStreamsShared streams take the rest; further ones count as watches.
+	// watchResponsesMore is what all responses have together beyond watchResponseBytesMin. The rest is that of watchStreamsShared streams.
 	watchResponsesMore = watchResponsesBytes - watchStreamsShared*watchResponseBytesMin
 	watchResponsesPart = 64
 	watchClientParts   = 3

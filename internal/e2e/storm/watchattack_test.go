@@ -36,7 +36,7 @@ func TestWatchesWithoutAWindowStayInTheBound(t *testing.T) {
 	}
 }
 
-// closedWatchesMax is --max-watches: as many streams as --max-connections allows, each of which counts as 16.
+// closedWatchesMax is --max-watches: it has room for all streams, which count as 16 each, and for a watch of each.
 const closedWatchesMax = 120_000
 
 // closedWatches opens streams of watches that take so many bytes, writes, and asks for another watch on each of them.
