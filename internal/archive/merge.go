@@ -273,12 +273,11 @@ const restoreDead = 5 * leaseEvery
 
 // restoring reports whether a restore reads the archive. now is not later than the time of the target.
 func (p *place) restoring(ctx context.Context, now time.Time) (busy bool, err error) {
-	var newest time.Time
 	err = p.store.List(ctx, p.name(restoresDir)+"/", func(o objectstore.Object) error {
-		newest = newer(newest, o.Created)
+		busy = busy || o.YoungerThan(restoreDead, now)
 		return nil
 	})
-	return !newest.IsZero() && now.Sub(newest) < restoreDead, err
+	return busy, err
 }
 
 // mergeFiles makes passes until ctx ends, while this process is the owner.

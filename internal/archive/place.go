@@ -111,7 +111,11 @@ func (p *place) eachFile(ctx context.Context, each func(file) error) error {
 func (p *place) size(ctx context.Context, f *file) (size int64, err error) {
 	size = -1
 	err = p.store.List(ctx, f.name, func(o objectstore.Object) error {
-		if o.Name == f.name {
+		switch {
+		case o.Name != f.name:
+		case o.Created.IsZero(): // it is not damage: that would be deleted
+			return fmt.Errorf("archive: the device does not tell the size of %s", f.name)
+		default:
 			size = o.Size
 		}
 		return nil

@@ -136,7 +136,7 @@ func (l *lease) eachRunning(ctx context.Context, prefix string, each func(name s
 		return err
 	}
 	return l.store.List(ctx, path.Join(l.dir, prefix), func(o objectstore.Object) error {
-		if now.Sub(o.Created) < l.times.dead && !strings.HasPrefix(o.Name, l.prefix) {
+		if o.YoungerThan(l.times.dead, now) && !strings.HasPrefix(o.Name, l.prefix) {
 			each(o.Name)
 		}
 		return nil

@@ -246,7 +246,7 @@ func (p *pruner) deleteParts(ctx context.Context, all []*Manifest, kept map[stri
 		sum := strings.TrimPrefix(o.Name, prefix)
 		switch {
 		case named[sum]:
-		case waiting[sum], !gone[sum] && p.now.Sub(o.Created) < p.options.unfinished:
+		case waiting[sum], !gone[sum] && o.YoungerThan(p.options.unfinished, p.now):
 			p.report.Waiting++
 		default:
 			if err := p.deletePart(ctx, o); err != nil {
@@ -303,7 +303,7 @@ func (p *pruner) deleted(ctx context.Context) (gone, waiting map[string]bool, ol
 	}
 	for _, o := range copies {
 		m, err := readManifest(ctx, p.store, p.dir, strings.TrimPrefix(o.Name, p.dir+"/"))
-		young := p.now.Sub(o.Created) < p.options.grace
+		young := o.YoungerThan(p.options.grace, p.now)
 		switch {
 		case err != nil && (young || !errors.Is(err, ErrDamaged)):
 			return nil, nil, nil, err

@@ -242,3 +242,27 @@ func TestADamagedCopyOfARemovedManifestEndsNoPrune(t *testing.T) {
 	f.mustVerify(left)
 	f.mustRestore(left)
 }
+
+// TestAnObjectOfUnknownAgeIsNotOld: of a lease or a part without an inode, a prune does not know whether its backup is being made.
+func TestAnObjectOfUnknownAgeIsNotOld(t *testing.T) {
+	f := newFixture(t)
+	f.twoBackups()
+	check(t, f.target.Create(t.Context(), f.dir+"/"+partsDir+"unnamed", objectstore.Bytes("x")))
+	check(t, f.target.Create(t.Context(), f.dir+"/"+backupJobs+"dead", objectstore.Bytes("x")))
+	o := pruneAtOnce
+	o.lease.dead = 10 * time.Millisecond
+	time.Sleep(2 * o.lease.dead)
+	for _, c := range []struct {
+		unreadable string
+		postponed  bool
+		stays      bool
+	}{{backupJobs + "dead", true, true}, {partsDir + "unnamed", false, true}, {"none", false, false}} {
+		f.target.Inject(objectstore.Fault{Prefix: f.dir + "/" + c.unreadable, Kind: objectstore.InodeUnreadable})
+		r, err := Prune(t.Context(), f.target, f.dir, o)
+		f.target.Heal()
+		check(t, err)
+		if (r.Postponed != "") != c.postponed || slices.Contains(f.objects(strings.TrimSuffix(partsDir, "/")), "unnamed") != c.stays {
+			t.Errorf("without the inode of %s: %+v", c.unreadable, r)
+		}
+	}
+}

@@ -229,11 +229,25 @@ func (r *fileReader) Read(p []byte) (int, error) {
 // List walks the directories. It also removes what crashes left of unfinished objects.
 func (d *directory) List(ctx context.Context, prefix string, each func(Object) error) error {
 	d.removeAbandoned()
-	return d.list(ctx, "", prefix, each)
+	l := directoryList{d, prefix, each, 0}
+	return l.below(ctx, "")
 }
 
-func (d *directory) list(ctx context.Context, dir, prefix string, each func(Object) error) error {
-	entries, err := os.ReadDir(d.path(dir))
+// directoryList is a list of a directory.
+type directoryList struct {
+	*directory
+	prefix     string
+	each       func(Object) error
+	unreadable int // objects so far
+}
+
+const (
+	unreadableMax   = 16 // in one list; with more of them it is the device that cannot be read
+	unreadablePause = 100 * time.Millisecond
+)
+
+func (l *directoryList) below(ctx context.Context, dir string) error {
+	entries, err := os.ReadDir(l.path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -247,10 +261,10 @@ func (d *directory) list(ctx context.Context, dir, prefix string, each func(Obje
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case checkName(strings.TrimSuffix(name, "/")) != nil: // another program's, or lost+found
-		case entry.IsDir() && (strings.HasPrefix(name, prefix) || strings.HasPrefix(prefix, name)):
-			err = d.list(ctx, name, prefix, each)
-		case entry.Type().IsRegular() && strings.HasPrefix(name, prefix):
-			err = eachFile(entry, name, each)
+		case entry.IsDir() && (strings.HasPrefix(name, l.prefix) || strings.HasPrefix(l.prefix, name)):
+			err = l.below(ctx, name)
+		case entry.Type().IsRegular() && strings.HasPrefix(name, l.prefix):
+			err = l.file(ctx, name, entry)
 		}
 		if err != nil {
 			return err
@@ -267,15 +281,27 @@ func listName(entry fs.DirEntry) string {
 	return entry.Name()
 }
 
-func eachFile(entry fs.DirEntry, name string, each func(Object) error) error {
+// file reports a file. What the file system notes about it may be damaged: that ends no list, so that the others are found.
+func (l *directoryList) file(ctx context.Context, name string, entry fs.DirEntry) error {
 	info, err := entry.Info()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // deleted meanwhile
+	for pause := unreadablePause; unreadable(err) && pause <= 4*unreadablePause; pause *= 2 { // a network may say so for a while
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		info, err = entry.Info()
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // deleted meanwhile
+		return nil
+	case unreadable(err) && l.unreadable < unreadableMax:
+		l.unreadable++
+		return l.each(Object{Name: name})
+	case err != nil:
 		return fileError("list", name, err)
 	}
-	return each(Object{name, info.Size(), info.ModTime()})
+	return l.each(Object{name, info.Size(), info.ModTime()})
 }
 
 // removeAbandoned removes old unfinished objects. What cannot be removed now is left to the next list.

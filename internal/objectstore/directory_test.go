@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -110,6 +111,56 @@ func TestABlockThatCannotBeReadIsTold(t *testing.T) {
 		}
 		if err := fileError("create", "x", errno); errors.Is(err, ErrUnreadable) {
 			t.Errorf("%v of a creation: %v", errno, err)
+		}
+	}
+}
+
+// damagedEntry is an entry of a directory about which the file system tells something after a few errors.
+type damagedEntry struct {
+	fs.DirEntry
+	errno  syscall.Errno
+	errors int
+}
+
+func (d *damagedEntry) Info() (fs.FileInfo, error) {
+	if d.errors == 0 {
+		return d.DirEntry.Info()
+	}
+	d.errors--
+	return nil, &fs.PathError{Op: "lstat", Err: d.errno}
+}
+
+// TestAnInodeThatCannotBeReadEndsNoList: its object is listed, with an age that nothing takes for old.
+func TestAnInodeThatCannotBeReadEndsNoList(t *testing.T) {
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "object"), []byte("x"), 0o600))
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	for _, c := range []struct {
+		errno  syscall.Errno
+		errors int
+		before int // unreadable objects in the list
+		want   string
+	}{
+		{syscall.EIO, 1, 0, "known"}, {syscall.EIO, 1, unreadableMax, "known"}, // that of a network
+		{syscall.EIO, 100, 0, "unknown"}, {syscall.EBADMSG, 100, unreadableMax - 1, "unknown"}, {syscall.EUCLEAN, 100, 0, "unknown"},
+		{syscall.EIO, 100, unreadableMax, "error"}, {syscall.EACCES, 100, 0, "error"}, {syscall.ENOENT, 100, 0, "nothing"},
+	} {
+		got := "nothing"
+		l := directoryList{directory: &directory{dir}, unreadable: c.before, each: func(o Object) error {
+			switch {
+			case o == Object{Name: "object"} && o.YoungerThan(0, time.Now().Add(time.Hour)):
+				got = "unknown"
+			case o.Name == "object" && o.Size == 1 && time.Since(o.Created) < time.Hour:
+				got = "known"
+			}
+			return nil
+		}}
+		if err := l.file(t.Context(), "object", &damagedEntry{entries[0], c.errno, c.errors}); err != nil {
+			got = "error"
+		}
+		if got != c.want {
+			t.Errorf("%v, %d times, after %d such objects: %s, want %s", c.errno, c.errors, c.before, got, c.want)
 		}
 	}
 }

@@ -48,19 +48,20 @@ type FaultKind uint8
 
 // The faults.
 const (
-	FailForGood    FaultKind = iota // an error that is not tried again
-	FailForNow                      // an error that is tried again
-	FailAfter                       // the call succeeds, and the answer is lost
-	FailExists                      // a creation says that the object exists; it does nothing
-	CreateTwice                     // something before the target repeats a creation: the object exists, and the second answer says so
-	CreatePartial                   // a creation succeeds and stores half of the bytes
-	CreateNothing                   // a creation succeeds and stores nothing
-	ReadShort                       // the connection breaks after Bytes bytes
-	ReadStalls                      // nothing comes after Bytes bytes, until the context ends
-	ReadUnreadable                  // the device cannot read the byte at Bytes
-	ReadFlipped                     // the byte at Bytes has another bit
-	ListLate                        // a list does not have the matching objects
-	Slow                            // the call waits
+	FailForGood     FaultKind = iota // an error that is not tried again
+	FailForNow                       // an error that is tried again
+	FailAfter                        // the call succeeds, and the answer is lost
+	FailExists                       // a creation says that the object exists; it does nothing
+	CreateTwice                      // something before the target repeats a creation: the object exists, and the second answer says so
+	CreatePartial                    // a creation succeeds and stores half of the bytes
+	CreateNothing                    // a creation succeeds and stores nothing
+	ReadShort                        // the connection breaks after Bytes bytes
+	ReadStalls                       // nothing comes after Bytes bytes, until the context ends
+	ReadUnreadable                   // the device cannot read the byte at Bytes
+	ReadFlipped                      // the byte at Bytes has another bit
+	ListLate                         // a list does not have the matching objects
+	InodeUnreadable                  // the device cannot read what the file system notes about an object: a list has its name alone
+	Slow                             // the call waits
 )
 
 // NewFaulty wraps a store.
@@ -102,7 +103,7 @@ func (f *Faulty) find(op Operation, name string) *Fault {
 	f.calls[op]++
 	var found *Fault
 	for _, r := range f.rules {
-		if r.Op != "" && r.Op != op || !strings.HasPrefix(name, r.Prefix) || r.Kind == ListLate {
+		if r.Op != "" && r.Op != op || !strings.HasPrefix(name, r.Prefix) || r.Kind == ListLate || r.Kind == InodeUnreadable && op == OpList {
 			continue
 		}
 		r.matched++
@@ -121,6 +122,8 @@ func (r *Fault) before(ctx context.Context, op Operation, name string) error {
 		return fmt.Errorf("%s %s: injected fault", op, name)
 	case FailForNow:
 		return fmt.Errorf("%s %s: injected fault: %w", op, name, errTemporary)
+	case InodeUnreadable:
+		return fmt.Errorf("%s %s: injected fault: %w", op, name, ErrUnreadable)
 	case FailExists:
 		return fmt.Errorf("%s %s: injected fault: %w", op, name, ErrExists)
 	case Slow:
@@ -232,23 +235,28 @@ func (r *faultyReader) broken() error {
 func (f *Faulty) List(ctx context.Context, prefix string, each func(Object) error) error {
 	r := f.find(OpList, prefix)
 	if r == nil {
-		return f.Store.List(ctx, prefix, f.unlessLate(each))
+		return f.Store.List(ctx, prefix, f.listed(each))
 	}
 	if err := r.before(ctx, OpList, prefix); err != nil {
 		return err
 	}
-	return f.Store.List(ctx, prefix, f.unlessLate(each))
+	return f.Store.List(ctx, prefix, f.listed(each))
 }
 
-// unlessLate leaves out the objects that are listed late.
-func (f *Faulty) unlessLate(each func(Object) error) func(Object) error {
+// listed leaves out the objects that are listed late, and what a list does not tell of others.
+func (f *Faulty) listed(each func(Object) error) func(Object) error {
 	f.mu.Lock()
-	late := slices.Clone(f.rules)
+	rules := slices.Clone(f.rules)
 	f.mu.Unlock()
-	late = slices.DeleteFunc(late, func(r *Fault) bool { return r.Kind != ListLate })
 	return func(o Object) error {
-		if slices.ContainsFunc(late, func(r *Fault) bool { return strings.HasPrefix(o.Name, r.Prefix) }) {
+		has := func(kind FaultKind) bool {
+			return slices.ContainsFunc(rules, func(r *Fault) bool { return r.Kind == kind && strings.HasPrefix(o.Name, r.Prefix) })
+		}
+		if has(ListLate) {
 			return nil
+		}
+		if has(InodeUnreadable) {
+			o = Object{Name: o.Name}
 		}
 		return each(o)
 	}

@@ -12,7 +12,7 @@
 //   - Create makes the whole object or none. It never changes an object that exists: that is ErrExists. When Create returns
 //     nil or ErrExists, an object with the name is durable.
 //   - If Create returns another error, the object may exist or not. If it exists, it is whole.
-//   - List reports every object of which Create has returned nil before, in ascending order of names. A store with late lists
+//   - List reports every object of which Create has returned nil before, in ascending order of names, also those that cannot be read. A store with late lists
 //     may break that promise, so nothing that must be found is found only by listing.
 //   - Every call ends when its context does, also while the kernel does not return from a system call: leftMax such calls at once.
 //   - No call waits for ever for a target that has stopped to answer, to send or to take bytes: that is a failure that may be over.
@@ -68,11 +68,16 @@ type Store interface {
 	String() string
 }
 
-// Object is what a list says of an object.
+// Object is what a list says of an object. Of one that the device cannot read it says the name alone.
 type Object struct {
 	Name    string
 	Size    int64
-	Created time.Time // by the clock of the store
+	Created time.Time // by the clock of the store; zero if it is not known
+}
+
+// YoungerThan reports whether an object may have been created less than an age before now, which is a time of the store.
+func (o *Object) YoungerThan(age time.Duration, now time.Time) bool {
+	return o.Created.IsZero() || now.Sub(o.Created) < age
 }
 
 // Content is what Create writes. Open is called once for each attempt, and returns the same bytes each time.

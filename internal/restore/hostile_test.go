@@ -95,24 +95,29 @@ func TestAnObjectThatTheDeviceCannotReadIsDamage(t *testing.T) {
 	b.archived()
 	at := b.arch.Status().Archived
 	dir := b.lineage().String()
-	for _, name := range []string{dir + "/base/manifests/" + m.ID, dir + "/base/parts/" + m.Parts[0].SHA256} {
-		b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: name, Kind: objectstore.ReadUnreadable})
-		r, got, err := b.restore(archive.Target{Epoch: at})
+	names := b.objects()
+	for _, kind := range []objectstore.FaultKind{objectstore.ReadUnreadable, objectstore.InodeUnreadable} {
+		for _, name := range []string{dir + "/base/manifests/" + m.ID, dir + "/base/parts/" + m.Parts[0].SHA256} {
+			b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: name, Kind: kind})
+			r, got, err := b.restore(archive.Target{Epoch: at})
+			check(t, err)
+			if got != b.state(at) || r.Base.ID != old.ID {
+				t.Fatalf("without %s another state is restored, from %s", name, r.Base.ID)
+			}
+			b.target.Heal()
+		}
+		b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: names[len(names)-1], Kind: kind})
+		for _, target := range []archive.Target{{Epoch: at}, {}} {
+			if _, _, err := b.restore(target); !errors.Is(err, archive.ErrDamaged) {
+				t.Fatalf("without the last file of the log, to %+v: %v", target, err)
+			}
+		}
+		_, got, err := b.restore(archive.Target{Epoch: early})
 		check(t, err)
-		if got != b.state(at) || r.Base.ID != old.ID {
-			t.Fatalf("without %s another state is restored, from %s", name, r.Base.ID)
+		if got != b.state(early) {
+			t.Fatal("another state is restored")
 		}
 		b.target.Heal()
-	}
-	names := b.objects()
-	b.target.Inject(objectstore.Fault{Op: objectstore.OpRead, Prefix: names[len(names)-1], Kind: objectstore.ReadUnreadable})
-	if _, _, err := b.restore(archive.Target{Epoch: at}); !errors.Is(err, archive.ErrDamaged) {
-		t.Fatalf("without the last file of the log: %v", err)
-	}
-	_, got, err := b.restore(archive.Target{Epoch: early})
-	check(t, err)
-	if got != b.state(early) {
-		t.Fatal("another state is restored")
 	}
 }
 
@@ -150,6 +155,24 @@ func TestADamagedNewestFileIsArchivedAgain(t *testing.T) {
 				t.Fatalf("%v, %v", intervals, err)
 			}
 		})
+	}
+}
+
+// TestANewestFileWithoutAnInodeIsArchivedAgain: it can neither be read nor deleted, nor can another file have its name.
+func TestANewestFileWithoutAnInodeIsArchivedAgain(t *testing.T) {
+	b := newBench(t)
+	for range 3 {
+		b.commits(5)
+		b.archived()
+	}
+	b.stop()
+	names := b.objects()
+	b.target.Inject(objectstore.Fault{Prefix: names[len(names)-1], Kind: objectstore.InodeUnreadable})
+	b.archive()
+	b.commits(5)
+	b.whole()
+	if intervals, err := b.arch.Intervals(t.Context()); err != nil || len(intervals) != 1 {
+		t.Fatalf("%v, %v", intervals, err)
 	}
 }
 
