@@ -30,7 +30,8 @@ type Status struct {
 	Break                           *Break // the last one, or nil
 	Failures                        uint64
 	Err                             error // why nothing can be archived now; nil if it can
-	Refused                         bool  // an operator has to decide
+	// Refusal is why the archive does not fit this store; nil if it is not known to be so. It stays when another error comes after it.
+	Refusal *RefusedError
 	// Owner is the process that archives the store: this one, or the one that keeps this one from it or has to answer first; nil while
 	// it is not known. It is never changed.
 	Owner *Owner
@@ -75,6 +76,11 @@ func (a *Archiver) beginsAt(oldest time.Time) {
 // Lag is how old the newest commit may be that is not in the archive.
 func (s *Status) Lag(now time.Time) time.Duration { return max(0, now.Sub(s.AsOf)) }
 
+// Refused reports whether an operator has to decide.
+func (s *Status) Refused() bool {
+	return s.Refusal != nil || errors.As(s.Err, new(*InUseError)) || errors.Is(s.Err, ErrFeatureLevel)
+}
+
 // Status returns how far the archiver is.
 func (a *Archiver) Status() Status {
 	a.mu.Lock()
@@ -97,7 +103,7 @@ func (a *Archiver) uploaded(s *sealed) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := &a.status
-	t.Archived, t.Err, t.Refused, t.Connected = s.info.Last.Epoch, nil, false, true
+	t.Archived, t.Err, t.Refusal, t.Connected = s.info.Last.Epoch, nil, nil, true
 	t.Through = max(t.Through, t.Archived)
 	if !s.asOf.IsZero() {
 		t.AsOf = s.asOf
@@ -122,7 +128,7 @@ func (a *Archiver) progress() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := &a.status
-	t.Err, t.Refused, t.Connected, t.Pending = nil, false, true, 0
+	t.Err, t.Refusal, t.Connected, t.Pending = nil, nil, true, 0
 	if !a.opened.IsZero() {
 		t.Pending = a.writer.Bytes()
 	} else if a.sealed == nil && !a.asOf.IsZero() { // all that is stable was read, and nothing waits for the next file
@@ -145,7 +151,10 @@ func (a *Archiver) failed(err error) {
 	case errors.Is(err, errNotOwner):
 		t.Owner = nil
 	}
-	t.Err, t.Refused, t.Failures = err, errors.As(err, &refusal) || errors.As(err, &inUse) || errors.Is(err, ErrFeatureLevel), t.Failures+1
+	if errors.As(err, &refusal) {
+		t.Refusal = refusal
+	}
+	t.Err, t.Failures = err, t.Failures+1
 	if a.sealed != nil {
 		t.Pending = a.sealed.info.Bytes
 	}

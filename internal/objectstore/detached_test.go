@@ -279,3 +279,53 @@ func TestCloseOfAReaderIsLeft(t *testing.T) {
 	close(stuck.released)
 	waitUntil(t, func() bool { return left.all() == 0 })
 }
+
+// slowClose is a store of files whose close takes longer than a call that is left may.
+type slowClose struct {
+	Store
+	ended chan struct{} // closed when a close may end
+}
+
+func (s *slowClose) Read(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error) {
+	r, err := s.Store.Read(ctx, name, offset, length)
+	return &slowCloser{r, s.ended}, err
+}
+
+type slowCloser struct {
+	io.ReadCloser
+	ended chan struct{}
+}
+
+func (c *slowCloser) Close() error {
+	<-c.ended
+	return c.ReadCloser.Close()
+}
+
+// TestASlowCloseIsNoFailure: it has the patience of a read, and is left when its caller gives up.
+func TestASlowCloseIsNoFailure(t *testing.T) {
+	inner := &slowClose{Store: &directory{t.TempDir()}}
+	check(t, inner.Create(t.Context(), "x", Bytes("x")))
+	closed := func(ctx context.Context, patience time.Duration) error {
+		r, err := WithRetries(&detached{inner}, Retry{Patience: patience}).Read(ctx, "x", 0, -1)
+		check(t, err)
+		if _, err := io.ReadAll(r); err != nil {
+			t.Error(err)
+		}
+		return within(t, r.Close)
+	}
+	inner.ended = make(chan struct{})
+	time.AfterFunc(2*leaveAfter, func() { close(inner.ended) })
+	if err := closed(t.Context(), 0); err != nil {
+		t.Errorf("a slow close: %v", err)
+	}
+	inner.ended = make(chan struct{})
+	defer close(inner.ended)
+	if err := closed(t.Context(), time.Second); !isTemporary(err) {
+		t.Errorf("one that does not end: %v", err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), time.Second)
+	defer stop()
+	if err := closed(ctx, 0); !errors.Is(err, errLeft) || isTemporary(err) {
+		t.Errorf("one whose caller gives up: %v", err)
+	}
+}

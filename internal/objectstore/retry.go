@@ -272,9 +272,11 @@ func (r *resumingReader) Close() error {
 	return r.close()
 }
 
+// close has the patience of the watch, or ends with the caller's context: its own context must not have ended before.
 func (r *resumingReader) close() error {
+	r.watch.wait()
+	err := r.watch.explain(r.current.Close())
 	r.watch.end()
-	err := r.current.Close()
 	r.current = nil
 	return err
 }

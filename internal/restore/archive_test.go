@@ -591,7 +591,7 @@ func (b *bench) refused(why string) {
 	b.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		s := b.arch.Status()
-		if s.Refused && strings.Contains(s.Err.Error(), why) {
+		if s.Refused() && strings.Contains(s.Err.Error(), why) {
 			return
 		}
 		if time.Now().After(deadline) {

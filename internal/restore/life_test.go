@@ -215,7 +215,7 @@ func (l *life) end() {
 func (l *life) look() {
 	s := l.arch.Status()
 	l.through = max(l.through, s.Archived)
-	if s.Refused {
+	if s.Refused() {
 		l.t.Fatalf("refused: %v", s.Err)
 	}
 	if s.Breaks == 0 || s.Break == nil || s.Break.First == l.broken {

@@ -51,7 +51,7 @@ func (b *bench) notOwner(lost bool) {
 	inUse := new(archive.InUseError)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		s := b.arch.Status()
-		if errors.As(s.Err, &inUse) && s.Refused && inUse.Lost == lost && inUse.Process == os.Getpid() && !inUse.Since.IsZero() {
+		if errors.As(s.Err, &inUse) && s.Refused() && inUse.Lost == lost && inUse.Process == os.Getpid() && !inUse.Since.IsZero() {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -76,7 +76,7 @@ func TestSecondOfTwoCopiesThatRunIsRefused(t *testing.T) {
 	other.commits(30)
 	b.commits(5)
 	b.whole()
-	if now := other.arch.Status(); now.Err.Error() != reason || now.Files != 0 || !now.Refused {
+	if now := other.arch.Status(); now.Err.Error() != reason || now.Files != 0 || !now.Refused() {
 		t.Fatalf("the reason was %q: %+v", reason, now)
 	}
 	other.close()

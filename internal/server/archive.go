@@ -94,11 +94,14 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 		found = append(found, health.Condition{Name: name, Severity: health.Warning, Message: message, Cause: cause})
 	}
 	inUse := new(archive.InUseError)
+	const refused = "the log is not archived: the archive does not fit this store; an operator has to decide"
 	switch {
 	case errors.As(s.Err, &inUse):
 		add("archive-in-use", "the log is not archived: another process archives a copy of this store to the same place", s.Err.Error())
-	case s.Refused:
-		add("archive-refused", "the log is not archived: the archive does not fit this store; an operator has to decide", s.Err.Error())
+	case s.Refusal != nil:
+		add("archive-refused", refused, s.Refusal.Error())
+	case s.Refused():
+		add("archive-refused", refused, s.Err.Error())
 	case s.Err != nil && late > archiveLagFactor*s.Interval:
 		add("archive-failing", "the log cannot be archived and is kept meanwhile; the archiver tries again", fmt.Sprintf("known to be complete as of %v ago: %v", lag.Round(time.Second), s.Err))
 	case late > max(archiveLagMin, archiveLagFactor*s.Interval):
@@ -122,7 +125,7 @@ func (s *adminService) ArchiveStatus(ctx context.Context, _ *pb.ArchiveStatusReq
 		status := &look.status
 		out.Enabled, out.Target, out.Lineage = true, status.Target, s.store.History().Lineage.String()
 		out.ArchivedEpoch, out.Lag, out.PendingBytes = uint64(status.Archived), durationpb.New(status.Lag(time.Now())), uint64(status.Pending)
-		out.Files, out.FileBytes, out.Records, out.Refused = status.Files, status.Bytes, status.Records, status.Refused
+		out.Files, out.FileBytes, out.Records, out.Refused = status.Files, status.Bytes, status.Records, status.Refused()
 		if status.Err != nil {
 			out.Error = status.Err.Error()
 		}

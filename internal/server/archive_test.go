@@ -209,7 +209,7 @@ func TestSecondCopyOfAStoreSaysThatItIsNotArchived(t *testing.T) {
 	awaitArchive(t, first, func(s *pb.ArchiveStatusResponse) bool {
 		return s.GetArchivedEpoch() >= put.GetEpoch() && !s.GetRefused()
 	})
-	if s := second.stats().Archive; !s.Refused || s.Files != 0 {
+	if s := second.stats().Archive; !s.Refused() || s.Files != 0 {
 		t.Fatalf("%+v", s)
 	}
 }
@@ -231,6 +231,57 @@ func TestACopyThatHasGoneOnMakesNoBackupIntoTheArchive(t *testing.T) {
 	second := mustStartOn(t, copied, adjust)
 	awaitArchive(t, second, func(s *pb.ArchiveStatusResponse) bool { return s.GetRefused() })
 	copyIsNoBackup(t, first, second, dir)
+	status := second.feed.archive.Status() // of an owner: an upload was refused
+	status.Owner = &archive.Owner{Self: true}
+	if target, err := objectstore.Open(dir, objectstore.Options{}); err != nil || second.refuseCopyAt(t.Context(), target, &status) == nil {
+		t.Errorf("an owner that is refused makes a backup: %v", err)
+	}
+	refusalIsNotForgotten(t, first, second, dir)
+	if err := second.stop(); err != nil {
+		t.Fatal(err)
+	}
+	copyIsNoBackup(t, first, mustStartOn(t, copied, adjust), dir) // which waits for the archive to answer
+}
+
+// refusalIsNotForgotten: another error comes after it, and the notes of the owners go.
+func refusalIsNotForgotten(t *testing.T, owner, other *harness, dir string) {
+	t.Helper()
+	origins, err := filepath.Glob(filepath.Join(dir, "*", "lineage.json"))
+	if err != nil || len(origins) != 1 {
+		t.Fatalf("%v, %v", origins, err)
+	}
+	owners, hidden := filepath.Join(filepath.Dir(origins[0]), "owners"), origins[0]+".hidden"
+	move := func(from, to string) {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(origins[0], hidden)
+	if err := os.Mkdir(origins[0], 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := awaitArchive(t, other, func(s *pb.ArchiveStatusResponse) bool { return strings.Contains(s.GetError(), "regular file") })
+	if !s.GetRefused() {
+		t.Errorf("after another error, it is no matter of an operator any more: %v", s)
+	}
+	copyIsNoBackup(t, owner, other, dir)
+	move(owners, owners+".hidden")
+	_, err = createBackup(testContext(t), pb.NewBackupServiceClient(other.conn), &pb.CreateBackupRequest{Target: dir})
+	move(owners+".hidden", owners)
+	failureOf(t, err).want(t, codes.FailedPrecondition, pb.ErrorReason_ERROR_REASON_BACKUP_FAILED)
+	if err := os.Remove(origins[0]); err != nil {
+		t.Fatal(err)
+	}
+	move(hidden, origins[0])
+}
+
+// TestABackupToTheArchiveRightAfterAStartWaitsForIt: the server before has left a note that it is the owner.
+func TestABackupToTheArchiveRightAfterAStartWaitsForIt(t *testing.T) {
+	dir, disk, adjust := storeToCopy(t)
+	h := mustStartOn(t, disk, adjust)
+	if _, err := createBackup(testContext(t), pb.NewBackupServiceClient(h.conn), &pb.CreateBackupRequest{Target: dir}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // copyIsNoBackup: a copy that is not archived makes no backup into the archive of the other one, under whatever name, but to other places.

@@ -122,7 +122,7 @@ var errArchiveNotConnected = errors.New("the log archive is not connected")
 
 // archiveConnected is nil if the archive takes the log of this store.
 func (f *feedState) archiveConnected() error {
-	if status := f.archive.Status(); status.Refused || !status.Connected {
+	if status := f.archive.Status(); status.Refused() || !status.Connected {
 		return errors.Join(errArchiveNotConnected, status.Err)
 	}
 	return nil

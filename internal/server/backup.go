@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,11 +44,15 @@ func (e *backupError) Unwrap() error { return e.cause }
 // archiveInUseError refuses a backup of a copy of a store to the place where another process archives the store: a restore from there would
 // not know which of the two histories it belongs to.
 type archiveInUseError struct {
-	owner *archive.Owner
-	cause error // why the store is not archived now; may be nil
+	owner   *archive.Owner
+	cause   error                 // why the store is not archived now; may be nil
+	refusal *archive.RefusedError // why the archive does not fit the store; may be nil
 }
 
 func (e *archiveInUseError) Error() string {
+	if e.refusal != nil {
+		return fmt.Sprintf("the backup was not made: the archive in the same place is that of process %d on host %q, and does not fit this store: %v", e.owner.Process, e.owner.Host, e.refusal)
+	}
 	text := fmt.Sprintf("the backup was not made: process %d on host %q archives a copy of this store to the same place, or has not answered yet whether it does", e.owner.Process, e.owner.Host)
 	if e.cause != nil {
 		text += ": " + e.cause.Error()
@@ -214,16 +219,35 @@ func (s *backupService) CreateBackup(req *pb.CreateBackupRequest, stream grpc.Se
 	})
 }
 
+const (
+	archiveAnswerMax  = 10 * time.Second // how long a backup waits for the first answer of the log archive after a start
+	archiveAnswerLook = 100 * time.Millisecond
+)
+
 // refuseCopy returns an error if the target is the place of the log archive, and another process is its owner, or may be.
 func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error {
 	if s.feed.archive == nil {
 		return nil
 	}
-	status := s.feed.archive.Status()
+	for began := time.Now(); ; {
+		status := s.feed.archive.Status()
+		err := s.refuseCopyAt(ctx, target, &status)
+		if answered := status.Owner != nil || status.Err != nil; err == nil || answered || time.Since(began) > archiveAnswerMax {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(archiveAnswerLook):
+		}
+	}
+}
+
+func (s *Server) refuseCopyAt(ctx context.Context, target objectstore.Store, status *archive.Status) error {
 	switch {
-	case status.Owner == nil && errors.As(status.Err, new(*archive.RefusedError)):
-		return s.refuseForeign(ctx, target, &status)
-	case status.Owner == nil || status.Owner.Self:
+	case status.Owner == nil || status.Refusal != nil: // the archive does not fit this store, has failed, or has not answered yet
+		return s.refuseForeign(ctx, target, status)
+	case status.Owner.Self:
 		return nil
 	}
 	if target.String() != status.Target { // it may be the same place by another name
@@ -235,27 +259,30 @@ func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error
 			return nil
 		}
 	}
-	return &archiveInUseError{status.Owner, status.Err}
+	return &archiveInUseError{owner: status.Owner, cause: status.Err}
 }
 
-// refuseForeign is refuseCopy of a store that must not write to the archive: its history is another one than that of the files
-// there. Other places take its backups.
+// refuseForeign is refuseCopy of a store of which it is not known that it may write to the archive: its history may be another one than
+// that of the files there. Other places take its backups.
 func (s *Server) refuseForeign(ctx context.Context, target objectstore.Store, status *archive.Status) error {
 	lineage := s.store.History().Lineage
 	owner, found, err := archive.OwnerOf(ctx, target, lineage)
-	if err == nil && found && target.String() != status.Target {
+	same := target.String() == status.Target
+	if err == nil && found && !same {
 		var place objectstore.Store
 		if place, err = objectstore.Open(s.config.Archive.URL, objectstore.Options{}); err == nil {
 			var there archive.Owner
 			there, found, err = archive.OwnerOf(ctx, place, lineage)
-			found = found && there.Session == owner.Session // the same place by another name
+			same = found && there.Session == owner.Session // by another name
 		}
 	}
 	switch {
 	case err != nil:
 		return backupStatus("the backup was not made", err)
-	case found:
-		return &archiveInUseError{&owner, status.Err}
+	case same && found:
+		return &archiveInUseError{&owner, cmp.Or(status.Err, errArchiveNotConnected), status.Refusal}
+	case same:
+		return backupStatus("the backup was not made", errors.Join(errArchiveNotConnected, status.Err))
 	}
 	return nil
 }

@@ -124,7 +124,7 @@ func (s *Server) awaitArchived(ctx context.Context, epoch keys.Epoch) error {
 		switch {
 		case status.Through >= epoch:
 			return nil
-		case status.Refused:
+		case status.Refused():
 			return errors.Join(errArchiveNotConnected, status.Err)
 		case time.Since(began) > within:
 			return errors.Join(fmt.Errorf("epoch %d was not archived within %v; the archive ends at epoch %d", epoch, within, status.Archived), status.Err)
