@@ -142,9 +142,14 @@ func TestAnInodeThatCannotBeReadEndsNoList(t *testing.T) {
 		before int // unreadable objects in the list
 		want   string
 	}{
-		{syscall.EIO, 1, 0, "known"}, {syscall.EIO, 1, unreadableMax, "known"}, // that of a network
-		{syscall.EIO, 100, 0, "unknown"}, {syscall.EBADMSG, 100, unreadableMax - 1, "unknown"}, {syscall.EUCLEAN, 100, 0, "unknown"},
-		{syscall.EIO, 100, unreadableMax, "error"}, {syscall.EACCES, 100, 0, "error"}, {syscall.ENOENT, 100, 0, "nothing"},
+		{syscall.EIO, 1, 0, "known"},
+		{syscall.EIO, 1, unreadableMax, "known"}, // that of a network
+		{syscall.EIO, 100, 0, "unknown"},
+		{syscall.EBADMSG, 100, unreadableMax - 1, "unknown"},
+		{syscall.EUCLEAN, 100, 0, "unknown"},
+		{syscall.EIO, 100, unreadableMax, "error"},
+		{syscall.EACCES, 100, 0, "error"},
+		{syscall.ENOENT, 100, 0, "nothing"},
 	} {
 		got := "nothing"
 		l := directoryList{directory: &directory{dir}, unreadable: c.before, each: func(o Object) error {
