@@ -82,7 +82,7 @@ func (e *Engine) checkpoint(ctx context.Context, h *GCWatermarks) (left int, err
 	}
 	defer e.checkpoints.mu.Unlock()
 	e.Reclaim()
-	complete, garbage := e.complete(h.Visible), e.findDeadVersions(h)
+	complete, garbage := e.complete(h.Visible), e.findDeadVersions(ctx, h)
 	most, short := e.memory.immutableBytes.Load()/mergeShare, e.Shortage() != nil
 	if short {
 		most = 0 // one at a time: the next can use the pages that the first frees
@@ -356,6 +356,7 @@ func (e *Engine) build(ctx context.Context, ck *pager.Checkpoint, base btree.Roo
 		batch.KeepSparse()
 	} else {
 		limit, in.Relocate = e.relocation(ck)
+		batch.MoveUntil(in.Relocate.Enough)
 	}
 	if job.recovering {
 		in.Written, in.Workers = nil, btree.Always(runtime.GOMAXPROCS(0)) // replay has the memory of the cache, too
@@ -409,14 +410,15 @@ func (e *Engine) freeRepairTrees(
 	return unused && replaced, err
 }
 
-// relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none.
+// relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none. When clients begin to write more than
+// merges free, it ends: their memory becomes free with the checkpoint.
 func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Relocation) {
 	relocate := relocatePagesMin
 	if !e.lagging() { // else moving a part of a large file would take longer than the merge
 		relocate = max(relocate, int(e.pager.Stats().Live/relocateShare))
 	}
 	if limit = e.checkpoints.fileEnd.begin(ck, relocate); limit > 0 {
-		moves = btree.Relocation{From: limit, Max: relocate}
+		moves = btree.Relocation{From: limit, Max: relocate, Enough: e.lagging}
 	}
 	return limit, moves
 }

@@ -171,23 +171,9 @@ func TestMemoryComesFreeDuringAMerge(t *testing.T) {
 // TestPagesHardlyMoveWhileWritersWait: while writers wait for a merge it does little of what can be done later.
 func TestPagesHardlyMoveWhileWritersWait(t *testing.T) {
 	testseed.SkipUnderRace(t)
-	value := make([]byte, 100)
 	moved := func(behind bool) uint64 {
 		b := newBench(t)
-		many := func(keysTo int, write func(w *batch.Builder, key []byte)) {
-			for i := 0; i < keysTo; {
-				var w batch.Builder
-				for end := min(i+500, keysTo); i < end; i++ {
-					write(&w, fmt.Appendf(nil, "key-%05d", i))
-				}
-				b.commit(&w)
-			}
-			b.checkpoint()
-		}
-		many(45_000, func(w *batch.Builder, key []byte) { w.Set(keys.SpaceUser, key, value) })
-		many(25_000, func(w *batch.Builder, key []byte) { w.Delete(keys.SpaceUser, key) }) // the first keys, so that all other pages could move
-		b.put(0, 1, 1)
-		b.checkpoint() // the pages that were freed can be used from here on
+		b.holes(100, 45_000, 25_000)
 		limit := b.engine.memory.immutableBytes.Load()
 		before := b.engine.pager.Stats().PagesWritten
 		b.put(0, 1, 1)

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"context"
 	"slices"
 	"sync/atomic"
 
@@ -108,7 +109,7 @@ func (e *Engine) readDeadVersionRatio(root btree.Root) {
 // findDeadVersions reads the next few leaves with superseded versions. It returns nil if it
 // read none. While checkpoints are lagging, it leaves these leaves to later checkpoints.
 // checkpointState.mu is held.
-func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
+func (e *Engine) findDeadVersions(ctx context.Context, h *GCWatermarks) *btree.DeadVersions {
 	s, v := &e.checkpoints.vacuum, e.view.Load()
 	if !s.known {
 		e.readDeadVersionRatio(v.root)
@@ -127,7 +128,7 @@ func (e *Engine) findDeadVersions(h *GCWatermarks) *btree.DeadVersions {
 				return err
 			}
 			e.counters.damaged.Add(1)
-			return nil
+			return ctx.Err()
 		},
 	}
 	if e.Shortage() != nil { // the leaves are rewritten at once, which must fit into the free pages

@@ -34,7 +34,7 @@ type Batch struct {
 	pagesRead
 	drops
 
-	keepSparse bool // see KeepSparse
+	moves
 	publishing bool // Publish does what commit would do for older blobs
 
 	broken      error            // the first invariant that was found broken
@@ -380,7 +380,7 @@ func (b *Batch) writePages(ctx context.Context, limit page.ID) error {
 		}
 	}
 	if limit > 0 {
-		if err := b.relocate(limit); err != nil {
+		if err := b.relocate(ctx, limit); err != nil {
 			return err
 		}
 	}

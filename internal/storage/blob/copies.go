@@ -19,9 +19,11 @@ const copiesMax = 32
 
 // copies are the fragments that Rebuild found. The newest of each is in the table.
 type copies struct {
-	written map[uint64]uint64         // the checkpoint of the newest one
+	written *indirectionTable         // in the place of a location, the checkpoint of the newest one: every fragment has one, as in the table
 	others  map[uint64][]fragmentCopy // the newest first
 }
+
+func newCopies() *copies { return &copies{written: newTable(), others: map[uint64][]fragmentCopy{}} }
 
 // fragmentCopy is where a page has a fragment, and the checkpoint that wrote the page.
 type fragmentCopy struct {
@@ -36,15 +38,15 @@ func compareCopies(a, b fragmentCopy) int {
 
 // add enters a copy of fragment id, and returns the newest one; newest is the location of the newest one before, or zero.
 func (c *copies) add(id uint64, newest location, found fragmentCopy) location {
-	old := fragmentCopy{c.written[id], newest}
+	old := fragmentCopy{uint64(c.written.locationOf(id)), newest}
 	if newest == 0 || newest == found.at {
-		c.written[id] = found.checkpoint
+		c.written.set(id, location(found.checkpoint))
 		return found.at
 	}
 	if compareCopies(found, old) > 0 {
 		found, old = old, found
 	}
-	c.written[id] = found.checkpoint
+	c.written.set(id, location(found.checkpoint))
 	all := c.others[id]
 	if i, known := slices.BinarySearchFunc(all, old, compareCopies); !known {
 		all = slices.Insert(all, i, old)

@@ -201,8 +201,17 @@ func (b *Batch) evacuate(id page.ID) error {
 	return b.packWhileFull()
 }
 
+// moves is which fragments Finish moves.
+type moves struct {
+	keepSparse bool        // see KeepSparse
+	enough     func() bool // see MoveUntil; nil for never
+}
+
 // KeepSparse leaves sparse pages as they are: their fragments would take pages before any are freed.
 func (b *Batch) KeepSparse() { b.keepSparse = true }
+
+// MoveUntil lets Finish move no more fragments off pages at the end of the file as soon as enough reports true: something waits for the checkpoint.
+func (b *Batch) MoveUntil(enough func() bool) { b.enough = enough }
 
 // evacuateSparse reads each of the pages: after a bulk load, half as many as that has written.
 func (b *Batch) evacuateSparse(ctx context.Context) error {

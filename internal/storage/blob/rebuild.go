@@ -15,7 +15,7 @@ import (
 func Rebuild(p *pager.Reader, pages func(each func(id page.ID, buf []byte)) error) (*Store, error) {
 	s := &Store{
 		pager: p, pageSize: p.PageSize(), table: newTable(), storedTable: &pager.PageArray{},
-		copies: &copies{written: map[uint64]uint64{}, others: map[uint64][]fragmentCopy{}},
+		copies: newCopies(),
 	}
 	s.fill.capacity = capacity(s.pageSize)
 	bound := (uint64(p.PageCount()) + 1) * slotsMax // no file of so many pages ever had more blobs

@@ -231,7 +231,7 @@ func TestRepairTakesNoCopyThatContinuesInAForeignFragment(t *testing.T) {
 
 // TestAnEntryThatIsReplacedStaysACopy: it may be the right one of another blob, whose reference comes later.
 func TestAnEntryThatIsReplacedStaysACopy(t *testing.T) {
-	s := &Store{table: newTable(), copies: &copies{written: map[uint64]uint64{}, others: map[uint64][]fragmentCopy{}}}
+	s := &Store{table: newTable(), copies: newCopies()}
 	first, second := makeLocation(5, 0, 1, fragmentHead), makeLocation(6, 0, 1, fragmentHead)
 	for _, at := range []location{first, second, first, second} {
 		s.enterCopy(3, at)

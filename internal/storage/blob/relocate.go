@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 
@@ -12,11 +13,18 @@ import (
 const relocateOverflowMax = 2048
 
 // relocate moves fragments away from the pages at and past limit: it evacuates blob pages there, and
-// copies blobs that have overflow pages there. Pages that cannot be read stay.
-func (b *Batch) relocate(limit page.ID) error {
+// copies blobs that have overflow pages there. Pages that cannot be read stay. In a large file there may be
+// many pages: it ends with ctx, and when enough is moved (see MoveUntil).
+func (b *Batch) relocate(ctx context.Context, limit page.ID) error {
 	budget := relocateOverflowMax
 	var last head // of the value that was looked at last: its other pages are not read
 	for _, id := range b.ck.LiveFrom(limit) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if b.enough != nil && b.enough() {
+			return nil
+		}
 		if b.s.fill.of(id) > 0 {
 			if err := b.evacuate(id); err != nil {
 				return err
@@ -26,8 +34,7 @@ func (b *Batch) relocate(limit page.ID) error {
 		if budget <= 0 || last.has(id) {
 			continue
 		}
-		// Only its contents tell whether the page belongs to the tree, to a page array or to a blob. There are
-		// few such pages.
+		// Only its contents tell whether the page belongs to a page array, to a blob, or to the tree, whose merge has moved most of its pages.
 		_, err := b.BlobPage(id)
 		if errors.Is(err, pager.ErrCorrupt) {
 			continue

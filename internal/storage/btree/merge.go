@@ -93,8 +93,9 @@ type Cuts struct {
 // larger. The sink then gives them smaller ids, so that the end of the file becomes free. The zero
 // Relocation relocates nothing.
 type Relocation struct {
-	From page.ID
-	Max  int
+	From   page.ID
+	Max    int
+	Enough func() bool // ends it when it reports true: something waits for the merge; nil for never
 }
 
 // Sink takes the new pages of a merge.
@@ -208,7 +209,7 @@ func mergeFilling(ctx context.Context, in *MergeInput, percent, runMin int) (*Re
 	}
 	m.soft = page.Payload(in.PageSize) * percent / 100
 	m.ordered.init(m)
-	m.plan = planner{m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
+	m.plan = planner{ctx: ctx, m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
 	next, stop := iter.Pull(m.plan.partitions)
 	defer stop()
 	m.next = next

@@ -3,6 +3,7 @@ package btree
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -16,6 +17,7 @@ const partitionLeaves = 32
 // planner walks the inner nodes of the base and divides the merge into partitions. The division
 // depends on the base, the input and its cuts, not on the workers.
 type planner struct {
+	ctx    context.Context // of the merge
 	m      *merge
 	src    Source
 	in     peeker
@@ -123,7 +125,7 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 	if pl.in.before(bound) || pl.relocatable(c.ID) || pl.m.Policy.past(&c.Separator) || pl.m.Vacuum.Has(c.ID) || pl.m.mayExpire(&c, bound) {
 		return true
 	}
-	if level == 0 || pl.budget <= 0 {
+	if level == 0 || !pl.looks() {
 		return false
 	}
 	children, err := readChildren(pl.src, c, level)
@@ -139,6 +141,17 @@ func (pl *planner) touched(c page.Child, level int, bound *page.Separator) bool 
 		}
 	}
 	return false
+}
+
+// looks reports whether nodes are read only to look for pages to relocate. That may be all nodes.
+func (pl *planner) looks() bool {
+	if pl.budget > 0 && pl.m.Relocate.Enough != nil && pl.m.Relocate.Enough() {
+		pl.budget = 0
+	}
+	if pl.budget > 0 && pl.err == nil {
+		pl.err = pl.ctx.Err()
+	}
+	return pl.budget > 0 && pl.err == nil
 }
 
 // mayExpire reports whether the pages below c may have expired keys that the merge is to drop.

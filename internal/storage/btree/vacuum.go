@@ -17,7 +17,7 @@ import (
 type VacuumSearch struct {
 	Policy Policy
 	From   page.Separator // where to begin; the zero Separator is the first leaf
-	Max    int            // leaves to read at most
+	Max    int            // leaves to read at most, those included that cannot be read
 	Avoid  Avoided        // pages that a merge skips, with all pages below them
 	// Damaged is called with the error of a page that cannot be read. If it returns nil, the search
 	// skips the page.
@@ -28,7 +28,7 @@ type VacuumSearch struct {
 type DeadVersions struct {
 	Leaves   int             // leaves from which something can be dropped
 	Versions int             // versions that can be dropped
-	Read     int             // leaves that were read
+	Read     int             // leaves that were read, or could not be
 	Next     *page.Separator // where the next search begins; nil if this one reached the end
 
 	pages map[page.ID]struct{} // the leaves with dead versions, and the inner nodes above them
@@ -138,11 +138,11 @@ func (f *vacuumFinder) leaf(c *page.Child) (hit bool, err error) {
 		f.found.Next = &page.Separator{Key: bytes.Clone(c.Key), Trailer: c.Trailer}
 		return false, nil
 	}
+	f.found.Read++
 	p, err := fetch(f.src, c.ID, 0)
 	if err != nil {
 		return false, f.Damaged(err)
 	}
-	f.found.Read++
 	n := f.Policy.droppable(p, &c.Separator)
 	if n > 0 {
 		f.found.Leaves++

@@ -1,6 +1,8 @@
 package btree
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -233,5 +235,36 @@ func TestVacuumSearchSkipsDamagedPages(t *testing.T) {
 	found, err = find.Find(s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found with an avoided page, %d damages: %v", found.Leaves, damaged, err)
+	}
+}
+
+// failingLeaves is a source whose leaves cannot be read.
+type failingLeaves struct {
+	*store
+	asked int
+}
+
+func (f *failingLeaves) Page(id page.ID, level int) ([]byte, error) {
+	if level > 0 {
+		return f.store.Page(id, level)
+	}
+	f.asked++
+	return nil, errors.New("the device does not read it")
+}
+
+// TestAVacuumReadsNoMoreLeavesOfAFailingDevice: each of them may take seconds.
+func TestAVacuumReadsNoMoreLeavesOfAFailingDevice(t *testing.T) {
+	s := newStore(512)
+	var entries []Entry
+	for i := range 2000 {
+		k := fmt.Sprintf("key-%05d", i)
+		entries = append(entries, set(k, 9, "new"), set(k, 3, "old"))
+	}
+	r := s.apply(t, s.mergeInput(Root{}, entries, Policy{MinVisible: 3, Snapshots: []keys.Epoch{3, 9}}))
+	src := &failingLeaves{store: s}
+	search := VacuumSearch{Policy: Policy{MinVisible: 9, Snapshots: []keys.Epoch{9}}, Max: 20, Damaged: func(error) error { return nil }}
+	found, err := search.Find(src, r.Root)
+	if err != nil || src.asked != 20 || found.Read != 20 || found.Next == nil {
+		t.Errorf("%d leaves were asked for, %+v, %v", src.asked, found, err)
 	}
 }

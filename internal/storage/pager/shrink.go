@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/epochkv/epochkv/internal/storage/bitset"
 	"github.com/epochkv/epochkv/internal/storage/page"
 	"github.com/epochkv/epochkv/internal/vfs"
 )
@@ -50,14 +51,22 @@ func (ck *Checkpoint) RelocateFrom(k int) page.ID {
 	return ck.limit
 }
 
-// LiveFrom lists the live pages at and past limit, ascending.
+// LiveFrom lists the live pages at and past limit, ascending, without those that the checkpoint has freed.
 func (ck *Checkpoint) LiveFrom(limit page.ID) []page.ID {
 	ck.mu.Lock()
 	defer ck.mu.Unlock()
 	var ids []page.ID
+	var freed bitset.Set
+	for _, id := range ck.freed {
+		if id >= limit {
+			freed.Add(int(id - limit))
+		}
+	}
 	live := &ck.p.space.live
 	for i := live.Next(int(limit)); i < live.Len(); i = live.Next(i + 1) {
-		ids = append(ids, page.ID(i))
+		if !freed.Has(i - int(limit)) {
+			ids = append(ids, page.ID(i))
+		}
 	}
 	return ids
 }
