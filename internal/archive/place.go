@@ -111,13 +111,13 @@ func (p *place) eachFile(ctx context.Context, each func(file) error) error {
 func (p *place) size(ctx context.Context, f *file) (size int64, err error) {
 	size = -1
 	err = p.store.List(ctx, f.name, func(o objectstore.Object) error {
-		switch {
-		case o.Name != f.name:
-		case o.Created.IsZero(): // it is not damage: that would be deleted
-			return fmt.Errorf("archive: the device does not tell the size of %s", f.name)
-		default:
-			size = o.Size
+		if o.Name != f.name {
+			return nil
 		}
+		if o.Created.IsZero() { // the caller deletes a file that is damaged, and this one may be whole
+			return fmt.Errorf("archive: the device does not tell the size of %s", f.name)
+		}
+		size = o.Size
 		return nil
 	})
 	if err == nil && size < 0 {

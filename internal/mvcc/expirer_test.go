@@ -45,6 +45,13 @@ func atLeisure() Options {
 	return o
 }
 
+// withJumps are these options with a wall clock that is an offset ahead.
+func withJumps() (o Options, offset *atomic.Int64) {
+	o, offset = atLeisure(), new(atomic.Int64)
+	o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+	return o, offset
+}
+
 // TestKeysExpireInTime: never before their deadlines, and at most a second later; in snapshots they stay.
 func TestKeysExpireInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -95,9 +102,7 @@ func TestClockJumpsExpireNothingAtOnce(t *testing.T) {
 	for _, jump := range []time.Duration{time.Hour, -time.Hour, 24 * time.Hour, -24 * time.Hour} {
 		t.Run(jump.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var offset atomic.Int64
-				o := atLeisure()
-				o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+				o, offset := withJumps()
 				s := mustOpen(t, o)
 				x := mustSession(t, s)
 				defer x.Close()
@@ -306,9 +311,7 @@ func TestALateExpirerHasMoreCommitsInFlight(t *testing.T) {
 // TestALongPassEndsAndGoesOn: so that what commits note during it is no lag for long.
 func TestALongPassEndsAndGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var offset atomic.Int64
-		o := atLeisure()
-		o.WallClock = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+		o, offset := withJumps()
 		s := mustOpen(t, o)
 		x := mustSession(t, s)
 		defer x.Close()

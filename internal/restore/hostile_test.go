@@ -121,6 +121,18 @@ func TestAnObjectThatTheDeviceCannotReadIsDamage(t *testing.T) {
 	}
 }
 
+// stoppedArchive is an archive of some files and its objects; the archiver has ended.
+func stoppedArchive(t *testing.T) (b *bench, names []string) {
+	t.Helper()
+	b = newBench(t)
+	for range 3 {
+		b.commits(5)
+		b.archived()
+	}
+	b.stop()
+	return b, b.objects()
+}
+
 // TestADamagedNewestFileIsArchivedAgain: a server that starts beside it goes on, as far as its log has what was in the file.
 func TestADamagedNewestFileIsArchivedAgain(t *testing.T) {
 	for name, spoil := range map[string]func([]byte) []byte{
@@ -130,13 +142,7 @@ func TestADamagedNewestFileIsArchivedAgain(t *testing.T) {
 		"of zeros": func(data []byte) []byte { return make([]byte, len(data)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			for range 3 {
-				b.commits(5)
-				b.archived()
-			}
-			b.stop()
-			names := b.objects()
+			b, names := stoppedArchive(t)
 			spoilt := names[len(names)-2:]
 			if name != "flipped" { // which may leave it readable
 				spoilt = append(spoilt, b.lineage().String()+"/lineage.json")
@@ -160,13 +166,7 @@ func TestADamagedNewestFileIsArchivedAgain(t *testing.T) {
 
 // TestANewestFileWithoutAnInodeIsArchivedAgain: it can neither be read nor deleted, nor can another file have its name.
 func TestANewestFileWithoutAnInodeIsArchivedAgain(t *testing.T) {
-	b := newBench(t)
-	for range 3 {
-		b.commits(5)
-		b.archived()
-	}
-	b.stop()
-	names := b.objects()
+	b, names := stoppedArchive(t)
 	b.target.Inject(objectstore.Fault{Prefix: names[len(names)-1], Kind: objectstore.InodeUnreadable})
 	b.archive()
 	b.commits(5)

@@ -94,14 +94,15 @@ func (f *feedState) archiveConditions(now time.Time) (found []health.Condition) 
 		found = append(found, health.Condition{Name: name, Severity: health.Warning, Message: message, Cause: cause})
 	}
 	inUse := new(archive.InUseError)
-	const refused = "the log is not archived: the archive does not fit this store; an operator has to decide"
 	switch {
 	case errors.As(s.Err, &inUse):
 		add("archive-in-use", "the log is not archived: another process archives a copy of this store to the same place", s.Err.Error())
-	case s.Refusal != nil:
-		add("archive-refused", refused, s.Refusal.Error())
 	case s.Refused():
-		add("archive-refused", refused, s.Err.Error())
+		cause := s.Err
+		if s.Refusal != nil { // the last error may be another one
+			cause = s.Refusal
+		}
+		add("archive-refused", "the log is not archived: the archive does not fit this store; an operator has to decide", cause.Error())
 	case s.Err != nil && late > archiveLagFactor*s.Interval:
 		add("archive-failing", "the log cannot be archived and is kept meanwhile; the archiver tries again", fmt.Sprintf("known to be complete as of %v ago: %v", lag.Round(time.Second), s.Err))
 	case late > max(archiveLagMin, archiveLagFactor*s.Interval):

@@ -264,6 +264,9 @@ func refusalIsNotForgotten(t *testing.T, owner, other *harness, dir string) {
 	if !s.GetRefused() {
 		t.Errorf("after another error, it is no matter of an operator any more: %v", s)
 	}
+	if c := other.feed.archiveConditions(time.Now()); len(c) != 1 || c[0].Name != "archive-refused" || strings.Contains(c[0].Cause, "regular file") {
+		t.Errorf("the conditions are %+v", c)
+	}
 	copyIsNoBackup(t, owner, other, dir)
 	move(owners, owners+".hidden")
 	_, err = createBackup(testContext(t), pb.NewBackupServiceClient(other.conn), &pb.CreateBackupRequest{Target: dir})

@@ -243,6 +243,7 @@ func (s *Server) refuseCopy(ctx context.Context, target objectstore.Store) error
 	}
 }
 
+// refuseCopyAt is refuseCopy at a moment with this status of the archive.
 func (s *Server) refuseCopyAt(ctx context.Context, target objectstore.Store, status *archive.Status) error {
 	switch {
 	case status.Owner == nil || status.Refusal != nil: // the archive does not fit this store, has failed, or has not answered yet

@@ -410,8 +410,8 @@ func (e *Engine) freeRepairTrees(
 	return unused && replaced, err
 }
 
-// relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none. When clients begin to write more than
-// merges free, it ends: their memory becomes free with the checkpoint.
+// relocation is what a checkpoint relocates from the end of the file: the pages from limit on, zero for none. It ends early when checkpoints begin to
+// lag: writers wait for the memory that this one frees.
 func (e *Engine) relocation(ck *pager.Checkpoint) (limit page.ID, moves btree.Relocation) {
 	relocate := relocatePagesMin
 	if !e.lagging() { // else moving a part of a large file would take longer than the merge

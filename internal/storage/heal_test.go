@@ -141,6 +141,29 @@ func (b *bench) remember() (heal func(page.ID)) {
 	}
 }
 
+// checkpointsOnRequest makes each checkpoint that is requested, until stop is called.
+func (b *bench) checkpointsOnRequest() (stop func()) {
+	stopping, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stopping:
+				return
+			case <-b.engine.CheckpointRequests():
+				at := keys.Epoch(b.visible.Load())
+				if err := b.engine.Checkpoint(b.t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
+					b.t.Error(err)
+				}
+			}
+		}
+	}()
+	return func() {
+		close(stopping)
+		<-stopped
+	}
+}
+
 // TestWhatIsGivenBackDelaysNoCommit: the repair tree may have so much that the merge which gives it back takes longer than writers wait for memory.
 func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
 	b := newBench(t)
@@ -160,29 +183,14 @@ func TestWhatIsGivenBackDelaysNoCommit(t *testing.T) {
 	e.options.StallMax = 4 * time.Second // half of it for the merge that rebuilds, and half for the one after it, which a busy machine needs, too
 	most := e.memory.immutableBytes.Swap(2 * e.memory.memtableBytes)
 	slow := b.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: "data.ekv", Fault: vfs.Slow, Delay: 20 * time.Millisecond})
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-e.CheckpointRequests():
-				at := keys.Epoch(b.visible.Load())
-				if err := e.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-	}()
+	stop := b.checkpointsOnRequest()
 	for i := range 300 { // more than memory holds; each that is refused fails
 		b.put(i%10, i%10+1, 1000)
 		if e.rebuilds.yielded.Load() > 0 {
 			slow.Remove() // only what is given back takes long
 		}
 	}
-	close(stop)
-	<-stopped
+	stop()
 	slow.Remove()
 	e.memory.immutableBytes.Store(most) // a rotation would wait for a checkpoint, and the goroutine that makes them has ended
 	if n := len(e.checkpoints.skippedPages.Pages()); n != 1 || e.Stats().Backpressure.Stalls == 0 {

@@ -47,26 +47,11 @@ func TestWritersAreNotRefusedWhilePagesMove(t *testing.T) {
 			b.engine.options.StallMax = 2 * time.Second
 			b.engine.memory.immutableBytes.Store(6 * b.engine.memory.memtableBytes)
 			slow := b.faults.Inject(vfs.Rule{Op: vfs.OpRead, Name: dataName, Fault: vfs.Slow, Delay: c.delay})
-			stop, stopped := make(chan struct{}), make(chan struct{})
 			b.engine.checkpoints.request()
-			go func() {
-				defer close(stopped)
-				for {
-					select {
-					case <-stop:
-						return
-					case <-b.engine.CheckpointRequests():
-					}
-					at := keys.Epoch(b.visible.Load())
-					if err := b.engine.Checkpoint(t.Context(), GCWatermarks{Visible: at, Snapshots: []keys.Epoch{at}}); err != nil {
-						t.Error(err)
-					}
-				}
-			}()
+			stop := b.checkpointsOnRequest()
 			defer func() {
-				close(stop)
 				slow.Remove()
-				<-stopped
+				stop()
 			}()
 			for slow.Fired() < 20 { // it moves pages
 				time.Sleep(time.Millisecond)

@@ -128,7 +128,7 @@ func (e *Engine) findDeadVersions(ctx context.Context, h *GCWatermarks) *btree.D
 				return err
 			}
 			e.counters.damaged.Add(1)
-			return ctx.Err()
+			return nil
 		},
 	}
 	if e.Shortage() != nil { // the leaves are rewritten at once, which must fit into the free pages
@@ -136,7 +136,7 @@ func (e *Engine) findDeadVersions(ctx context.Context, h *GCWatermarks) *btree.D
 		search.Max = min(search.Max, max(1, int(free/int64(e.options.PageSize))/stepShare))
 	}
 	search.Avoid = v.repairTree.Avoid()
-	found, err := search.Find(pagesource.NewMerge(&e.pager.Reader), v.root)
+	found, err := search.Find(ctx, pagesource.NewMerge(&e.pager.Reader), v.root)
 	if err != nil {
 		return nil // a later reader gets the error; dead versions stay a little longer
 	}

@@ -13,8 +13,8 @@ import (
 const relocateOverflowMax = 2048
 
 // relocate moves fragments away from the pages at and past limit: it evacuates blob pages there, and
-// copies blobs that have overflow pages there. Pages that cannot be read stay. In a large file there may be
-// many pages: it ends with ctx, and when enough is moved (see MoveUntil).
+// copies blobs that have overflow pages there. Pages that cannot be read stay. A large file may have many
+// pages there, so it ends with ctx, and when enough is moved (see MoveUntil).
 func (b *Batch) relocate(ctx context.Context, limit page.ID) error {
 	budget := relocateOverflowMax
 	var last head // of the value that was looked at last: its other pages are not read
@@ -34,7 +34,8 @@ func (b *Batch) relocate(ctx context.Context, limit page.ID) error {
 		if budget <= 0 || last.has(id) {
 			continue
 		}
-		// Only its contents tell whether the page belongs to a page array, to a blob, or to the tree, whose merge has moved most of its pages.
+		// Only its contents tell whether the page belongs to a page array, to a blob or to the tree. Most pages of the tree are not in the list: the merge
+		// has moved them.
 		_, err := b.BlobPage(id)
 		if errors.Is(err, pager.ErrCorrupt) {
 			continue

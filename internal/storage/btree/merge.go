@@ -209,7 +209,7 @@ func mergeFilling(ctx context.Context, in *MergeInput, percent, runMin int) (*Re
 	}
 	m.soft = page.Payload(in.PageSize) * percent / 100
 	m.ordered.init(m)
-	m.plan = planner{ctx: ctx, m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
+	m.plan = planner{m: m, src: in.Source(), in: peeker{in: in.Input()}, budget: in.Relocate.Max}
 	next, stop := iter.Pull(m.plan.partitions)
 	defer stop()
 	m.next = next

@@ -3,7 +3,6 @@ package btree
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"fmt"
 
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -17,7 +16,6 @@ const partitionLeaves = 32
 // planner walks the inner nodes of the base and divides the merge into partitions. The division
 // depends on the base, the input and its cuts, not on the workers.
 type planner struct {
-	ctx    context.Context // of the merge
 	m      *merge
 	src    Source
 	in     peeker
@@ -149,7 +147,7 @@ func (pl *planner) looks() bool {
 		pl.budget = 0
 	}
 	if pl.budget > 0 && pl.err == nil {
-		pl.err = pl.ctx.Err()
+		pl.err = pl.m.ctx.Err()
 	}
 	return pl.budget > 0 && pl.err == nil
 }

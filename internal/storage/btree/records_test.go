@@ -102,7 +102,7 @@ func (x *mixture) configure(t *testing.T, seed uint64, in *MergeInput) {
 			}
 			return err
 		}
-		found, err := find.Find(in.Source(), in.Base)
+		found, err := find.Find(t.Context(), in.Source(), in.Base)
 		if err != nil {
 			t.Fatal(err)
 		}

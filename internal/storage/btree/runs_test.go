@@ -36,7 +36,7 @@ func TestRunsChangeNoByte(t *testing.T) {
 				}
 				var vacuum *DeadVersions
 				if find := search(policy, 1+rng.IntN(20)); rng.IntN(2) == 0 && !root.Empty() {
-					found, err := find.Find(&scribbler{s: s}, root)
+					found, err := find.Find(t.Context(), &scribbler{s: s}, root)
 					if err != nil {
 						t.Fatal(err)
 					}

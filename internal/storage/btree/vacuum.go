@@ -2,6 +2,7 @@ package btree
 
 import (
 	"bytes"
+	"context"
 
 	"github.com/epochkv/epochkv/internal/keys"
 	"github.com/epochkv/epochkv/internal/storage/page"
@@ -46,9 +47,9 @@ func (g *DeadVersions) Has(id page.ID) bool {
 	return ok
 }
 
-// Find reads the leaves of a tree that have superseded versions or tombstones, in key order.
-func (s *VacuumSearch) Find(src Source, root Root) (*DeadVersions, error) {
-	f := vacuumFinder{VacuumSearch: s, src: src, found: &DeadVersions{pages: map[page.ID]struct{}{}}}
+// Find reads the leaves of a tree that have superseded versions or tombstones, in key order. It ends with ctx, between two pages.
+func (s *VacuumSearch) Find(ctx context.Context, src Source, root Root) (*DeadVersions, error) {
+	f := vacuumFinder{VacuumSearch: s, ctx: ctx, src: src, found: &DeadVersions{pages: map[page.ID]struct{}{}}}
 	if root.Empty() {
 		return f.found, nil
 	}
@@ -91,12 +92,16 @@ func continuesKey(p page.Leaf, s *page.Separator) bool {
 
 type vacuumFinder struct {
 	*VacuumSearch
+	ctx   context.Context // of the search
 	src   Source
 	found *DeadVersions
 }
 
 // visit searches the subtree of c and reports whether c has to be rewritten.
 func (f *vacuumFinder) visit(c *page.Child, level int) (hit bool, err error) {
+	if err := f.ctx.Err(); err != nil {
+		return false, err
+	}
 	if level == 0 {
 		hit, err = f.leaf(c)
 	} else {

@@ -1,6 +1,7 @@
 package btree
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -38,7 +39,7 @@ func search(p Policy, maxLeaves int) *VacuumSearch {
 func (s *store) vacuumAll(t testing.TB, root Root, find *VacuumSearch, stats *Stats) (Root, int) {
 	t.Helper()
 	for rounds := 1; ; rounds++ {
-		found, err := find.Find(&scribbler{s: s}, root)
+		found, err := find.Find(t.Context(), &scribbler{s: s}, root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +128,7 @@ func TestVacuumDropsWhatASnapshotRetained(t *testing.T) {
 		t.Fatalf("dead-version ratio %.2f, %v", share.Ratio(), err)
 	}
 	s.reads = 0
-	found, err := search(Policy{MinVisible: 3}, 1<<20).Find(s, root)
+	found, err := search(Policy{MinVisible: 3}, 1<<20).Find(t.Context(), s, root)
 	if leaves, inner := s.kinds(); err != nil || s.reads > leaves*2/3+inner {
 		t.Fatalf("%d pages read to find %d leaves of %d: %v", s.reads, found.Leaves, leaves, err)
 	}
@@ -149,7 +150,7 @@ func TestVacuumDropsWhatASnapshotRetained(t *testing.T) {
 	if stats.TombstonesDropped != 1000 {
 		t.Fatalf("%+v", stats)
 	}
-	if found, err := search(Policy{MinVisible: 9}, 1).Find(s, root); err != nil || found.Read != 0 {
+	if found, err := search(Policy{MinVisible: 9}, 1).Find(t.Context(), s, root); err != nil || found.Read != 0 {
 		t.Fatalf("%+v: expected no dead versions: %v", found, err)
 	}
 }
@@ -193,7 +194,7 @@ func TestWorkersDoNotChangeAByteOfAVacuum(t *testing.T) {
 			in := s.mergeInput(root, entries, Policy{MinVisible: 3})
 			find := search(in.Policy, 400)
 			find.From = page.Separator{Key: []byte("key00002"), Trailer: page.NoTrailer}
-			found, err := find.Find(s, root)
+			found, err := find.Find(t.Context(), s, root)
 			if err != nil || found.Leaves < 100 {
 				t.Fatalf("%+v, %v", found, err)
 			}
@@ -215,24 +216,24 @@ func TestVacuumSearchSkipsDamagedPages(t *testing.T) {
 	s := newStore(512)
 	root := s.apply(t, s.mergeInput(Root{}, numbered(0, 4000, 3, 12), held)).Root
 	root = s.apply(t, s.mergeInput(root, numbered(0, 4000, 4, 12), held)).Root
-	whole, err := search(Policy{MinVisible: 4}, 1<<20).Find(s, root)
+	whole, err := search(Policy{MinVisible: 4}, 1<<20).Find(t.Context(), s, root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	bad := s.levelOne(root)
 	below := page.Inner(s.pages[bad]).Count()
 	delete(s.pages, bad)
-	if _, err := search(Policy{MinVisible: 4}, 1<<20).Find(s, root); err == nil {
+	if _, err := search(Policy{MinVisible: 4}, 1<<20).Find(t.Context(), s, root); err == nil {
 		t.Fatal("the search does not mention the damage")
 	}
 	damaged := 0
 	find := &VacuumSearch{Policy: Policy{MinVisible: 4}, Max: 1 << 20, Damaged: func(error) error { damaged++; return nil }}
-	found, err := find.Find(s, root)
+	found, err := find.Find(t.Context(), s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found, %d without damage, %d damaged, %d damages: %v", found.Leaves, whole.Leaves, below, damaged, err)
 	}
 	find.Avoid = Avoided{bad: nil}
-	found, err = find.Find(s, root)
+	found, err = find.Find(t.Context(), s, root)
 	if err != nil || damaged != 1 || found.Leaves != whole.Leaves-below {
 		t.Fatalf("%d leaves found with an avoided page, %d damages: %v", found.Leaves, damaged, err)
 	}
@@ -263,8 +264,13 @@ func TestAVacuumReadsNoMoreLeavesOfAFailingDevice(t *testing.T) {
 	r := s.apply(t, s.mergeInput(Root{}, entries, Policy{MinVisible: 3, Snapshots: []keys.Epoch{3, 9}}))
 	src := &failingLeaves{store: s}
 	search := VacuumSearch{Policy: Policy{MinVisible: 9, Snapshots: []keys.Epoch{9}}, Max: 20, Damaged: func(error) error { return nil }}
-	found, err := search.Find(src, r.Root)
+	found, err := search.Find(t.Context(), src, r.Root)
 	if err != nil || src.asked != 20 || found.Read != 20 || found.Next == nil {
 		t.Errorf("%d leaves were asked for, %+v, %v", src.asked, found, err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := search.Find(ended, src, r.Root); !errors.Is(err, context.Canceled) || src.asked != 20 {
+		t.Errorf("%d leaves were asked for in all after the context has ended: %v", src.asked, err)
 	}
 }
